@@ -1,0 +1,5 @@
+//! Keyward: unique constraints across every shard of MongoDB.
+//!
+//! The modules stand in the order in which a message passes through them.
+
+pub mod raw;

@@ -1,0 +1,3 @@
+//! The `keyward` command.
+
+fn main() {}

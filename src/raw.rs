@@ -1,0 +1,407 @@
+//! BSON as bytes: walks a document's elements without decoding or copying them, and builds documents from such
+//! elements.
+//!
+//! It stands beside the `bson` crate because the server stores what that crate refuses (strings and field names that
+//! aren't UTF-8), and because keys are compared and copied byte for byte. Every length is checked before it is used;
+//! nested documents are checked when they are walked. It doesn't decode values: whoever needs one asks the element.
+
+use bson::spec::ElementType;
+
+/// Why bytes are not a BSON document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A length field disagrees with the bytes that are there.
+    #[error("a BSON length of {0} does not fit the bytes there")]
+    Length(i64),
+    /// A document or a name ends without its zero byte.
+    #[error("a BSON document or field name is not terminated")]
+    Unterminated,
+    /// An element has a type byte that BSON doesn't define.
+    #[error("BSON element type 0x{0:02x} is unknown")]
+    UnknownType(u8),
+}
+
+/// A document (or an array) whose outer length and terminator have been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doc<'a>(&'a [u8]);
+
+impl<'a> Doc<'a> {
+    /// Checks the outer length and the terminator; `bytes` is the document exactly.
+    ///
+    /// # Errors
+    /// [`Malformed`] if `bytes` is not one whole document.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let length = read_i32(bytes)?;
+        if length < 5 || length as usize != bytes.len() {
+            return Err(Malformed::Length(length.into()));
+        }
+        if bytes[bytes.len() - 1] != 0 {
+            return Err(Malformed::Unterminated);
+        }
+        Ok(Doc(bytes))
+    }
+
+    /// Takes the document at the start of `bytes`, and gives what follows it.
+    ///
+    /// # Errors
+    /// [`Malformed`] if `bytes` doesn't start with a whole document.
+    pub fn split(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), Malformed> {
+        let length = read_i32(bytes)?;
+        let size = usize::try_from(length).map_err(|_| Malformed::Length(length.into()))?;
+        let (document, rest) = bytes.split_at_checked(size).ok_or(Malformed::Length(length.into()))?;
+        Ok((Doc::new(document)?, rest))
+    }
+
+    /// The document's bytes, its length and terminator included.
+    pub fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(self) -> bool {
+        self.0.len() == 5
+    }
+
+    /// Its elements in order.
+    pub fn elements(self) -> Elements<'a> {
+        Elements {
+            rest: &self.0[4..self.0.len() - 1],
+        }
+    }
+
+    /// The first element named `name`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is.
+    pub fn get(self, name: &str) -> Result<Option<Element<'a>>, Malformed> {
+        for element in self.elements() {
+            let element = element?;
+            if element.name == name.as_bytes() {
+                return Ok(Some(element));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Checks everything down to the last nested document, as the server does on intake.
+    ///
+    /// # Errors
+    /// The first [`Malformed`] part.
+    pub fn validate(self) -> Result<(), Malformed> {
+        for element in self.elements() {
+            if let Some(nested) = element?.as_document_or_array()? {
+                nested.validate()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The elements of a document; ends after the first malformed one.
+#[derive(Debug, Clone)]
+pub struct Elements<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = Result<Element<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let result = Element::split(self.rest);
+        match result {
+            Ok((element, rest)) => {
+                self.rest = rest;
+                Some(Ok(element))
+            }
+            Err(malformed) => {
+                self.rest = &[];
+                Some(Err(malformed))
+            }
+        }
+    }
+}
+
+/// One element: its type, its name and the bytes of its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Element<'a> {
+    /// The BSON type.
+    pub kind: ElementType,
+    /// The field name, without its zero byte; any bytes but zero.
+    pub name: &'a [u8],
+    /// The value as it stands in the document, its own length fields included.
+    pub value: &'a [u8],
+}
+
+impl<'a> Element<'a> {
+    fn split(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), Malformed> {
+        let (&tag, rest) = bytes.split_first().ok_or(Malformed::Unterminated)?;
+        let kind = ElementType::from(tag).ok_or(Malformed::UnknownType(tag))?;
+        let (name, rest) = split_c_string(rest)?;
+        let size = value_size(kind, rest)?;
+        let (value, rest) = rest.split_at_checked(size).ok_or(Malformed::Length(size as i64))?;
+        if kind == ElementType::String && value[size - 1] != 0 {
+            return Err(Malformed::Unterminated);
+        }
+        Ok((Element { kind, name, value }, rest))
+    }
+
+    /// A string's (or symbol's, or code's) bytes without length and terminator.
+    pub fn as_string_bytes(&self) -> Option<&'a [u8]> {
+        matches!(
+            self.kind,
+            ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode
+        )
+        .then(|| &self.value[4..self.value.len() - 1])
+    }
+
+    /// The text, if it is a string and UTF-8.
+    pub fn as_str(&self) -> Option<&'a str> {
+        match self.kind {
+            ElementType::String => std::str::from_utf8(self.as_string_bytes()?).ok(),
+            _ => None,
+        }
+    }
+
+    /// The nested document or array.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the nested bytes are not a document.
+    pub fn as_document_or_array(&self) -> Result<Option<Doc<'a>>, Malformed> {
+        match self.kind {
+            ElementType::EmbeddedDocument | ElementType::Array => Doc::new(self.value).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// A whole number: an int32, an int64, or a double without a fraction.
+    pub fn as_whole_number(&self) -> Option<i64> {
+        match self.kind {
+            ElementType::Int32 => Some(i64::from(i32::from_le_bytes(self.value.try_into().ok()?))),
+            ElementType::Int64 => Some(i64::from_le_bytes(self.value.try_into().ok()?)),
+            ElementType::Double => {
+                let number = f64::from_le_bytes(self.value.try_into().ok()?);
+                (number.fract() == 0.0 && number.abs() < 9.0e18).then_some(number as i64)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the server would take the value for true: a non-zero number, or anything but false, null and undefined.
+    pub fn is_truthy(&self) -> bool {
+        match self.kind {
+            ElementType::Boolean => self.value != [0],
+            ElementType::Int32 | ElementType::Int64 => self.value.iter().any(|byte| *byte != 0),
+            ElementType::Double => self
+                .value
+                .try_into()
+                .is_ok_and(|bytes| f64::from_le_bytes(bytes) != 0.0),
+            ElementType::Null | ElementType::Undefined => false,
+            _ => true,
+        }
+    }
+}
+
+/// Builds a document from elements, names and bytes that need not be UTF-8.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    bytes: Vec<u8>,
+    /// Where each open document's length field stands, outermost first.
+    open: Vec<usize>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            bytes: vec![0; 4],
+            open: vec![0],
+        }
+    }
+}
+
+impl Builder {
+    /// An empty document.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends an element whose value is already encoded.
+    pub fn append(&mut self, kind: ElementType, name: &[u8], value: &[u8]) -> &mut Self {
+        debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
+        self.bytes.push(kind as u8);
+        self.bytes.extend_from_slice(name);
+        self.bytes.push(0);
+        self.bytes.extend_from_slice(value);
+        self
+    }
+
+    /// Appends `element` as it is.
+    pub fn element(&mut self, element: &Element<'_>) -> &mut Self {
+        self.append(element.kind, element.name, element.value)
+    }
+
+    /// Appends a string, which need not be UTF-8.
+    pub fn string(&mut self, name: &str, text: &[u8]) -> &mut Self {
+        let mut value = Vec::with_capacity(text.len() + 5);
+        value.extend_from_slice(&length_field(text.len() + 1));
+        value.extend_from_slice(text);
+        value.push(0);
+        self.append(ElementType::String, name.as_bytes(), &value)
+    }
+
+    /// Appends an int32.
+    pub fn int32(&mut self, name: &str, number: i32) -> &mut Self {
+        self.append(ElementType::Int32, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends a double.
+    pub fn double(&mut self, name: &str, number: f64) -> &mut Self {
+        self.append(ElementType::Double, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends a boolean.
+    pub fn boolean(&mut self, name: &str, flag: bool) -> &mut Self {
+        self.append(ElementType::Boolean, name.as_bytes(), &[flag.into()])
+    }
+
+    /// Appends a whole document.
+    pub fn document(&mut self, name: &str, document: Doc<'_>) -> &mut Self {
+        self.append(ElementType::EmbeddedDocument, name.as_bytes(), document.bytes())
+    }
+
+    /// Opens a nested document or array; what is appended next goes into it until [`Builder::close`].
+    pub fn open(&mut self, kind: ElementType, name: &[u8]) -> &mut Self {
+        self.append(kind, name, &[]);
+        self.open.push(self.bytes.len());
+        self.bytes.extend_from_slice(&[0; 4]);
+        self
+    }
+
+    /// Closes the innermost open document or array.
+    pub fn close(&mut self) -> &mut Self {
+        if let Some(start) = self.open.pop() {
+            self.bytes.push(0);
+            let length = length_field(self.bytes.len() - start);
+            self.bytes[start..start + 4].copy_from_slice(&length);
+        }
+        self
+    }
+
+    /// The document, with everything still open closed.
+    pub fn finish(mut self) -> Vec<u8> {
+        while !self.open.is_empty() {
+            self.close();
+        }
+        self.bytes
+    }
+}
+
+/// The int32 length field for `size` bytes; anything that reaches 2 GiB is a bug, messages end at 48 MB.
+fn length_field(size: usize) -> [u8; 4] {
+    i32::try_from(size)
+        .expect("a BSON document stays far below 2 GiB")
+        .to_le_bytes()
+}
+
+fn read_i32(bytes: &[u8]) -> Result<i32, Malformed> {
+    bytes
+        .first_chunk::<4>()
+        .map(|chunk| i32::from_le_bytes(*chunk))
+        .ok_or(Malformed::Length(bytes.len() as i64))
+}
+
+fn split_c_string(bytes: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let end = bytes
+        .iter()
+        .position(|byte| *byte == 0)
+        .ok_or(Malformed::Unterminated)?;
+    Ok((&bytes[..end], &bytes[end + 1..]))
+}
+
+/// How many bytes the value at the start of `bytes` takes; the caller checks that they are there.
+fn value_size(kind: ElementType, bytes: &[u8]) -> Result<usize, Malformed> {
+    // A value with its own length field: at least `minimum` by that field, plus `extra` that it doesn't count.
+    let counted = |minimum: i32, extra: usize| {
+        let length = read_i32(bytes)?;
+        match length >= minimum {
+            true => Ok(length as usize + extra),
+            false => Err(Malformed::Length(length.into())),
+        }
+    };
+    Ok(match kind {
+        ElementType::Double | ElementType::DateTime | ElementType::Timestamp | ElementType::Int64 => 8,
+        ElementType::Int32 => 4,
+        ElementType::Boolean => 1,
+        ElementType::ObjectId => 12,
+        ElementType::Decimal128 => 16,
+        ElementType::Null | ElementType::Undefined | ElementType::MinKey | ElementType::MaxKey => 0,
+        ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode => counted(1, 4)?,
+        ElementType::DbPointer => counted(1, 4 + 12)?,
+        ElementType::Binary => counted(0, 4 + 1)?,
+        ElementType::EmbeddedDocument | ElementType::Array => counted(5, 0)?,
+        ElementType::JavaScriptCodeWithScope => counted(14, 0)?,
+        ElementType::RegularExpression => {
+            let (pattern, rest) = split_c_string(bytes)?;
+            let (options, _) = split_c_string(rest)?;
+            pattern.len() + options.len() + 2
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, doc, oid::ObjectId};
+
+    use super::*;
+
+    #[test]
+    fn walks_every_type_and_rebuilds_the_same_bytes() {
+        let bytes = doc! {
+            "d": 1.5, "s": "text", "o": { "a": [1, { "b": Bson::Null }] },
+            "b": Bson::Binary(bson::Binary { subtype: bson::spec::BinarySubtype::Generic, bytes: vec![1, 2] }),
+            "u": Bson::Undefined, "oid": ObjectId::new(), "t": true, "n": Bson::Null,
+            "re": Bson::RegularExpression(bson::Regex { pattern: "a+".try_into().unwrap(), options: "i".try_into().unwrap() }),
+            "code": Bson::JavaScriptCode("f()".into()), "sym": Bson::Symbol("s".into()),
+            "scope": Bson::JavaScriptCodeWithScope(bson::JavaScriptCodeWithScope { code: "f".into(), scope: doc! { "x": 1 } }),
+            "i": 1_i32, "ts": Bson::Timestamp(bson::Timestamp { time: 1, increment: 2 }), "l": 1_i64,
+            "dec": Bson::Decimal128("1.5".parse().unwrap()), "min": Bson::MinKey, "max": Bson::MaxKey,
+        }
+        .to_vec()
+        .unwrap();
+        let document = Doc::new(&bytes).unwrap();
+        document.validate().unwrap();
+        let mut builder = Builder::new();
+        for element in document.elements() {
+            builder.element(&element.unwrap());
+        }
+        assert_eq!(builder.finish(), bytes);
+    }
+
+    #[test]
+    fn every_truncation_and_every_flipped_length_is_refused_or_harmless() {
+        let bytes = doc! { "a": { "b": ["x", 1] }, "c": "text" }.to_vec().unwrap();
+        for end in 0..bytes.len() {
+            assert!(Doc::new(&bytes[..end]).is_err(), "cut at {end}");
+        }
+        for position in 0..bytes.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut broken = bytes.clone();
+                broken[position] = value;
+                // Must not panic; whether it is an error depends on what the byte was.
+                let _ = Doc::new(&broken).and_then(Doc::validate);
+            }
+        }
+    }
+
+    #[test]
+    fn builds_nested_documents() {
+        let mut builder = Builder::new();
+        builder.open(ElementType::EmbeddedDocument, b"k");
+        builder.string("email", b"a@x").int32("n", 1);
+        builder.close().double("ok", 1.0);
+        let expected = doc! { "k": { "email": "a@x", "n": 1 }, "ok": 1.0 };
+        assert_eq!(builder.finish(), expected.to_vec().unwrap());
+    }
+}

@@ -1,0 +1,1 @@
+//! A throwaway sharded MongoDB cluster for tests and the demo.

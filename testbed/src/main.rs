@@ -1,0 +1,3 @@
+//! The `testbed` command.
+
+fn main() {}

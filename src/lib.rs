@@ -3,3 +3,4 @@
 //! The modules stand in the order in which a message passes through them.
 
 pub mod raw;
+pub mod reservation;

@@ -1,0 +1,527 @@
+//! One document's attempt at its keys: claim them all, let the write through, give back what a refused write left.
+//!
+//! It first reserves all keys at once. If a rival turns out to be in flight, it gives everything back, waits, and
+//! claims again one key at a time in the order of the list, holding what comes before: whoever waits holds only keys
+//! that sort before the one waited for, so no two attempts can wait for each other. What a crash leaves at each
+//! point is said at the state; recovery is always the same: whoever meets a reservation looks for its owner.
+
+use super::{
+    Effect, Event, Token,
+    claim::{Claim, Origin},
+};
+
+/// One document's attempt at its keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Attempt {
+    token: Token,
+    pace: Pace,
+    state: State,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ended {
+    /// The write took effect; its keys stay reserved.
+    Applied,
+    /// The write was refused by the server; its keys are given back.
+    NotApplied,
+    /// Unknown; its keys stay reserved until somebody settles them.
+    InDoubt,
+    /// It was never forwarded.
+    NotHeld(NotHeld),
+}
+
+/// Why an attempt's write was never forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NotHeld {
+    /// A document holds the key at this position.
+    Duplicate(usize),
+    /// The cluster gave no sure answer about the key at this position.
+    Unsure(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Pace {
+    /// Reserve every key in one go.
+    AllAtOnce,
+    /// Reserve a key once every key before it is held.
+    OneByOne,
+}
+
+/// One variant for each point at which an attempt waits.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    /// A crash leaves reservations without an owner; they are taken over after their lease.
+    Claiming(Vec<Claim>),
+    /// As above, for the keys before the contested one; usually none.
+    Waiting(Vec<Claim>),
+    /// A crash leaves reservations, and perhaps their owner: a conflict finds out which.
+    Forwarding(Vec<Claim>),
+    /// A crash before the releases arrive leaves reservations without an owner, as above.
+    Ended(Ended),
+}
+
+impl Attempt {
+    /// Begins an attempt at `keys` keys (positions `0..keys` of a list that the driver keeps sorted, so that every
+    /// attempt takes keys in one order). Without keys the write may be forwarded at once.
+    pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
+        let attempt = Attempt {
+            token,
+            pace: Pace::AllAtOnce,
+            state: State::Claiming(vec![Claim::Unclaimed; keys]),
+        };
+        attempt.settled()
+    }
+
+    /// The token that this attempt writes.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Whether every key is held and the write may be forwarded.
+    pub fn may_forward(&self) -> bool {
+        matches!(self.state, State::Forwarding(_))
+    }
+
+    /// Whether it waits for a rival's outcome.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting(_))
+    }
+
+    /// How it ended, once it has.
+    pub fn ended(&self) -> Option<Ended> {
+        match self.state {
+            State::Ended(ended) => Some(ended),
+            _ => None,
+        }
+    }
+
+    /// Gives back every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
+    pub fn withdraw(self) -> Vec<Effect> {
+        match self.state {
+            State::Claiming(claims) | State::Waiting(claims) | State::Forwarding(claims) => releases(&claims),
+            State::Ended(_) => Vec::new(),
+        }
+    }
+
+    /// Takes in what happened; gives the effects that it asks for next.
+    pub fn step(self, event: &Event) -> (Attempt, Vec<Effect>) {
+        let Attempt { token, pace, state } = self;
+        match state {
+            State::Claiming(claims) => Attempt {
+                token,
+                pace,
+                state: State::Claiming(claims),
+            }
+            .step_claim(event),
+            State::Waiting(claims) => match event {
+                Event::WaitOver => Attempt {
+                    token,
+                    pace,
+                    state: State::Claiming(claims),
+                }
+                .settled(),
+                _ => (
+                    Attempt {
+                        token,
+                        pace,
+                        state: State::Waiting(claims),
+                    },
+                    Vec::new(),
+                ),
+            },
+            State::Forwarding(claims) => {
+                let (ended, effects) = match event {
+                    Event::Applied => (Ended::Applied, Vec::new()),
+                    Event::NotApplied => (Ended::NotApplied, releases(&claims)),
+                    Event::InDoubt => (Ended::InDoubt, Vec::new()),
+                    _ => {
+                        return (
+                            Attempt {
+                                token,
+                                pace,
+                                state: State::Forwarding(claims),
+                            },
+                            Vec::new(),
+                        );
+                    }
+                };
+                (
+                    Attempt {
+                        token,
+                        pace,
+                        state: State::Ended(ended),
+                    },
+                    effects,
+                )
+            }
+            State::Ended(ended) => (
+                Attempt {
+                    token,
+                    pace,
+                    state: State::Ended(ended),
+                },
+                Vec::new(),
+            ),
+        }
+    }
+
+    fn step_claim(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
+        let State::Claiming(claims) = &mut self.state else {
+            return (self, Vec::new());
+        };
+        let Some(key) = event.key().filter(|key| *key < claims.len()) else {
+            return (self, Vec::new());
+        };
+        let (claim, effect) = claims[key].step(key, self.token, event);
+        claims[key] = claim;
+        match effect {
+            Some(effect) => (self, vec![effect]),
+            None => self.settled(),
+        }
+    }
+
+    /// Decides what comes next once no claim is busy any more.
+    fn settled(mut self) -> (Attempt, Vec<Effect>) {
+        let State::Claiming(claims) = &mut self.state else {
+            return (self, Vec::new());
+        };
+        if claims.iter().any(|claim| claim.is_busy()) {
+            return (self, Vec::new());
+        }
+        if let Some(key) = claims.iter().position(|claim| *claim == Claim::Duplicate) {
+            return self.give_up(NotHeld::Duplicate(key));
+        }
+        if let Some(key) = claims.iter().position(|claim| matches!(claim, Claim::Unsure(_))) {
+            return self.give_up(NotHeld::Unsure(key));
+        }
+        let contested = claims.iter().find_map(|claim| match claim {
+            Claim::Contested { rival } => Some(*rival),
+            _ => None,
+        });
+        match contested {
+            Some(rival) => self.wait_for(rival),
+            None => self.claim_more(),
+        }
+    }
+
+    fn give_up(self, why: NotHeld) -> (Attempt, Vec<Effect>) {
+        let ended = Attempt {
+            token: self.token,
+            pace: self.pace,
+            state: State::Ended(Ended::NotHeld(why)),
+        };
+        (ended, self.withdraw())
+    }
+
+    /// Waits for `rival`. The first time everything else is given back; one by one, what is held comes before the
+    /// contested key, and is kept.
+    fn wait_for(self, rival: Token) -> (Attempt, Vec<Effect>) {
+        let State::Claiming(mut claims) = self.state else {
+            return (self, Vec::new());
+        };
+        let mut effects = Vec::new();
+        if self.pace == Pace::AllAtOnce {
+            effects = releases(&claims);
+            claims.fill(Claim::Unclaimed);
+        }
+        for claim in &mut claims {
+            if matches!(claim, Claim::Contested { .. }) {
+                *claim = Claim::Unclaimed;
+            }
+        }
+        effects.push(Effect::Wait { rival });
+        let waiting = Attempt {
+            token: self.token,
+            pace: Pace::OneByOne,
+            state: State::Waiting(claims),
+        };
+        (waiting, effects)
+    }
+
+    /// Reserves what isn't claimed yet, or lets the write through.
+    fn claim_more(self) -> (Attempt, Vec<Effect>) {
+        let State::Claiming(mut claims) = self.state else {
+            return (self, Vec::new());
+        };
+        let most = match self.pace {
+            Pace::AllAtOnce => claims.len(),
+            Pace::OneByOne => 1,
+        };
+        let mut effects = Vec::new();
+        for (key, claim) in claims.iter_mut().enumerate() {
+            if *claim == Claim::Unclaimed && effects.len() < most {
+                *claim = Claim::Reserving;
+                effects.push(Effect::Reserve(key));
+            }
+        }
+        let state = match effects.is_empty() {
+            true => {
+                effects.push(Effect::Forward);
+                State::Forwarding(claims)
+            }
+            false => State::Claiming(claims),
+        };
+        (
+            Attempt {
+                token: self.token,
+                pace: self.pace,
+                state,
+            },
+            effects,
+        )
+    }
+}
+
+impl Event {
+    fn key(&self) -> Option<usize> {
+        match self {
+            Event::Reserved(key)
+            | Event::Taken(key)
+            | Event::Found(key, _)
+            | Event::Vacant(key)
+            | Event::OwnerHolds(key)
+            | Event::OwnerAbsent(key)
+            | Event::TookOver(key)
+            | Event::Changed(key)
+            | Event::Failed(key) => Some(*key),
+            Event::WaitOver | Event::Applied | Event::NotApplied | Event::InDoubt => None,
+        }
+    }
+}
+
+/// Releases for every key that is the attempt's, or may be. An adopted key stays: the first try's write may still be on
+/// its way under the same statement number, and its document needs the reservation; the lease settles it.
+fn releases(claims: &[Claim]) -> Vec<Effect> {
+    let ours = |claim: &Claim| {
+        matches!(
+            claim,
+            Claim::Held(Origin::Own)
+                | Claim::Unsure(Origin::Own)
+                | Claim::Reserving
+                | Claim::TakingOver { origin: Origin::Own }
+        )
+    };
+    claims
+        .iter()
+        .enumerate()
+        .filter(|(_, claim)| ours(claim))
+        .map(|(key, _)| Effect::Release(key))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reservation::{Age, AttemptId, Operation, Rival, Scope};
+
+    fn token(attempt: u8) -> Token {
+        Token {
+            attempt: AttemptId([attempt; 16]),
+            position: 0,
+            operation: None,
+        }
+    }
+
+    fn rival(age: Age) -> Rival {
+        Rival {
+            token: token(9),
+            same_owner: false,
+            has_route: true,
+            age,
+        }
+    }
+
+    /// Feeds `events` to a new attempt at `keys` keys; gives it with the effects of the last step.
+    fn run(keys: usize, events: &[Event]) -> (Attempt, Vec<Effect>) {
+        let mut state = Attempt::begin(token(1), keys);
+        for event in events {
+            state = state.0.step(event);
+        }
+        state
+    }
+
+    #[test]
+    fn without_conflict_it_reserves_everything_at_once_then_forwards() {
+        let (_, effects) = run(2, &[]);
+        assert_eq!(effects, [Effect::Reserve(0), Effect::Reserve(1)]);
+        let (attempt, effects) = run(2, &[Event::Reserved(1), Event::Reserved(0)]);
+        assert_eq!(effects, [Effect::Forward]);
+        assert!(attempt.may_forward());
+        let (attempt, effects) = attempt.step(&Event::Applied);
+        assert_eq!((attempt.ended(), effects), (Some(Ended::Applied), vec![]));
+    }
+
+    #[test]
+    fn without_keys_it_forwards_at_once() {
+        assert_eq!(run(0, &[]).1, [Effect::Forward]);
+    }
+
+    #[test]
+    fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
+        let held = [Event::Reserved(0), Event::Reserved(1)];
+        let (attempt, _) = run(2, &held);
+        let (ended, effects) = attempt.clone().step(&Event::NotApplied);
+        assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
+        assert_eq!(ended.ended(), Some(Ended::NotApplied));
+        let (ended, effects) = attempt.step(&Event::InDoubt);
+        assert_eq!((ended.ended(), effects), (Some(Ended::InDoubt), vec![]));
+    }
+
+    #[test]
+    fn a_key_whose_owner_is_there_is_a_duplicate_and_the_others_are_given_back() {
+        let events = [
+            Event::Reserved(0),
+            Event::Taken(1),
+            Event::Found(1, rival(Age::InLease)),
+            Event::OwnerHolds(1),
+        ];
+        let (attempt, effects) = run(2, &events);
+        assert_eq!(effects, [Effect::Release(0)]);
+        assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(1))));
+    }
+
+    #[test]
+    fn a_miss_by_route_is_confirmed_everywhere_before_anything_is_concluded() {
+        let events = [
+            Event::Taken(0),
+            Event::Found(0, rival(Age::InLease)),
+            Event::OwnerAbsent(0),
+        ];
+        let (_, effects) = run(1, &events);
+        assert_eq!(
+            effects,
+            [Effect::LookUp {
+                key: 0,
+                scope: Scope::Everywhere
+            }]
+        );
+    }
+
+    #[test]
+    fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
+        let mut events = vec![
+            Event::Reserved(0),
+            Event::Taken(1),
+            Event::Found(1, rival(Age::InLease)),
+            Event::OwnerAbsent(1),
+            Event::OwnerAbsent(1),
+        ];
+        let (attempt, effects) = run(2, &events);
+        assert_eq!(effects, [Effect::Release(0), Effect::Wait { rival: token(9) }]);
+        assert!(attempt.is_waiting());
+        // Afterwards: in order, one by one, keeping what is held.
+        events.push(Event::WaitOver);
+        assert_eq!(run(2, &events).1, [Effect::Reserve(0)]);
+        events.extend([Event::Reserved(0)]);
+        assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
+        events.extend([Event::Taken(1), Event::Found(1, rival(Age::InLease))]);
+        events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1)]);
+        assert_eq!(run(2, &events).1, [Effect::Wait { rival: token(9) }]);
+        events.extend([Event::WaitOver]);
+        assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
+    }
+
+    #[test]
+    fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
+        let mut events = vec![
+            Event::Taken(0),
+            Event::Found(0, rival(Age::Expired)),
+            Event::OwnerAbsent(0),
+        ];
+        assert_eq!(
+            run(1, &events).1,
+            [Effect::LookUp {
+                key: 0,
+                scope: Scope::Fenced
+            }]
+        );
+        events.push(Event::OwnerAbsent(0));
+        assert_eq!(
+            run(1, &events).1,
+            [Effect::TakeOver {
+                key: 0,
+                rival: token(9)
+            }]
+        );
+        let mut changed = events.clone();
+        changed.push(Event::Changed(0));
+        assert_eq!(run(1, &changed).1, [Effect::Read(0)]);
+        events.push(Event::TookOver(0));
+        assert_eq!(run(1, &events).1, [Effect::Forward]);
+    }
+
+    #[test]
+    fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
+        let operation = Operation {
+            session: [1; 16],
+            txn_number: 4,
+            statement: 0,
+        };
+        let first = Token {
+            operation: Some(operation),
+            ..token(9)
+        };
+        let me = Token {
+            operation: Some(operation),
+            ..token(1)
+        };
+        let found = Rival {
+            token: first,
+            same_owner: true,
+            ..rival(Age::InLease)
+        };
+        let (attempt, _) = Attempt::begin(me, 1);
+        let (attempt, _) = attempt.step(&Event::Taken(0));
+        let (attempt, effects) = attempt.step(&Event::Found(0, found));
+        assert_eq!(effects, [Effect::TakeOver { key: 0, rival: first }]);
+        assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
+        let (attempt, effects) = attempt.step(&Event::TookOver(0));
+        assert_eq!(effects, [Effect::Forward]);
+        assert_eq!(attempt.step(&Event::NotApplied).1, []);
+    }
+
+    #[test]
+    fn the_same_operation_for_another_document_is_a_rival() {
+        let operation = Operation {
+            session: [1; 16],
+            txn_number: 4,
+            statement: 0,
+        };
+        let me = Token {
+            operation: Some(operation),
+            ..token(1)
+        };
+        let other = Rival {
+            token: Token {
+                operation: Some(operation),
+                ..token(9)
+            },
+            ..rival(Age::InLease)
+        };
+        let (attempt, _) = Attempt::begin(me, 1);
+        let (attempt, _) = attempt.step(&Event::Taken(0));
+        let (_, effects) = attempt.step(&Event::Found(0, other));
+        assert_eq!(
+            effects,
+            [Effect::LookUp {
+                key: 0,
+                scope: Scope::Route
+            }]
+        );
+    }
+
+    #[test]
+    fn an_unsure_answer_ends_the_attempt_and_gives_back_what_may_be_there() {
+        let (attempt, effects) = run(2, &[Event::Reserved(0), Event::Failed(1)]);
+        assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
+        assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Unsure(1))));
+    }
+
+    #[test]
+    fn a_late_duplicate_of_an_event_changes_nothing() {
+        let (attempt, _) = run(2, &[Event::Reserved(0)]);
+        let (same, effects) = attempt.clone().step(&Event::Taken(0));
+        assert_eq!((same, effects), (attempt, vec![]));
+    }
+}

@@ -1,0 +1,140 @@
+//! One key of an attempt: from "reserve it" to "held", "a document holds it" or "somebody else is at it".
+//!
+//! A claim never concludes that an owner is gone from a look that could have missed it: a miss on the owner's own shard
+//! is confirmed on all shards, and before a takeover by a read that a deposed primary can't answer. It never takes a
+//! key from a rival whose lease may still run.
+
+use super::{Effect, Event, Token};
+
+/// A reservation that stands in an attempt's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rival {
+    /// Who wrote it.
+    pub token: Token,
+    /// Whether its owner is the very document that the attempt is about (`_id` and route alike).
+    pub same_owner: bool,
+    /// Whether it says where its owner lives, so that one shard can be asked first.
+    pub has_route: bool,
+    /// Whether its lease may still run.
+    pub age: Age,
+}
+
+/// How old a reservation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Age {
+    /// Its lease may still run: an owner that isn't there may yet come.
+    InLease,
+    /// Its lease has run out: an owner that isn't there won't come.
+    Expired,
+}
+
+/// How far a look for an owner reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The shard that the owner's route names: finding it there is proof, missing it isn't.
+    Route,
+    /// Every shard.
+    Everywhere,
+    /// Every shard, linearizable: only a primary that a majority still follows can answer.
+    Fenced,
+}
+
+/// How a key came to be held; decides whether it may be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Origin {
+    /// Nobody else had it, or its holder's lease was over.
+    Own,
+    /// An earlier try of the same operation had it; that try's write may still be on its way.
+    Adopted,
+}
+
+/// Where one key stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Claim {
+    /// Nothing is written and nothing is under way.
+    Unclaimed,
+    /// The reservation is being written.
+    Reserving,
+    /// The key is taken; the reservation that has it is being read.
+    Reading,
+    /// The rival's owner is being looked for.
+    LookingUp { rival: Rival, scope: Scope },
+    /// The rival's reservation is being replaced.
+    TakingOver { origin: Origin },
+    /// The reservation is the attempt's.
+    Held(Origin),
+    /// The rival may still be at it.
+    Contested { rival: Token },
+    /// A document holds the key.
+    Duplicate,
+    /// The cluster gave no sure answer; the reservation may be there under the attempt's token.
+    Unsure(Origin),
+}
+
+impl Claim {
+    /// Whether an effect of this claim is still under way.
+    pub(super) fn is_busy(self) -> bool {
+        matches!(
+            self,
+            Claim::Reserving | Claim::Reading | Claim::LookingUp { .. } | Claim::TakingOver { .. }
+        )
+    }
+
+    /// The next state and what to do, after `event` about the key at position `key`. An event that this state doesn't
+    /// wait for (a late duplicate) changes nothing.
+    pub(super) fn step(self, key: usize, me: Token, event: &Event) -> (Claim, Option<Effect>) {
+        match (self, event) {
+            (Claim::Reserving, Event::Reserved(_)) => (Claim::Held(Origin::Own), None),
+            (Claim::Reserving, Event::Taken(_)) => (Claim::Reading, Some(Effect::Read(key))),
+            (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
+            (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
+            (Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
+            (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
+            (Claim::TakingOver { origin }, Event::TookOver(_)) => (Claim::Held(origin), None),
+            (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),
+            (Claim::TakingOver { origin }, Event::Failed(_)) => (Claim::Unsure(origin), None),
+            (claim, Event::Failed(_)) if claim.is_busy() => (Claim::Unsure(Origin::Own), None),
+            (claim, _) => (claim, None),
+        }
+    }
+
+    fn confront(key: usize, me: Token, rival: Rival) -> (Claim, Option<Effect>) {
+        if rival.token == me {
+            return (Claim::Held(Origin::Own), None);
+        }
+        if rival.same_owner && me.is_retry_of(rival.token) {
+            let origin = Origin::Adopted;
+            return (
+                Claim::TakingOver { origin },
+                Some(Effect::TakeOver {
+                    key,
+                    rival: rival.token,
+                }),
+            );
+        }
+        let scope = match rival.has_route {
+            true => Scope::Route,
+            false => Scope::Everywhere,
+        };
+        (Claim::LookingUp { rival, scope }, Some(Effect::LookUp { key, scope }))
+    }
+
+    fn owner_missed(key: usize, rival: Rival, scope: Scope) -> (Claim, Option<Effect>) {
+        let look = |scope| (Claim::LookingUp { rival, scope }, Some(Effect::LookUp { key, scope }));
+        match (scope, rival.age) {
+            (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Fenced),
+            (Scope::Route, Age::InLease) => look(Scope::Everywhere),
+            (Scope::Everywhere | Scope::Fenced, Age::InLease) => (Claim::Contested { rival: rival.token }, None),
+            (Scope::Fenced, Age::Expired) => {
+                let origin = Origin::Own;
+                (
+                    Claim::TakingOver { origin },
+                    Some(Effect::TakeOver {
+                        key,
+                        rival: rival.token,
+                    }),
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Tokens: which attempt wrote a reservation, and for which of a driver's operations.
+//!
+//! Every attempt has an id of its own, so a change that names a token can only hit what that attempt wrote. A token also
+//! carries the driver's retryable operation where there is one, so that a retry, through any Keyward, recognises the
+//! reservation that its first try left behind.
+
+/// One attempt at one client command: random, never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttemptId(pub [u8; 16]);
+
+/// A statement of a retryable write: what the server itself knows a retry by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Operation {
+    /// `lsid.id`.
+    pub session: [u8; 16],
+    /// `txnNumber`.
+    pub txn_number: i64,
+    /// The statement's number: its position in the driver's command unless the driver said otherwise.
+    pub statement: i32,
+}
+
+/// Identifies the attempt that wrote a reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token {
+    /// The attempt.
+    pub attempt: AttemptId,
+    /// Which document of the command, so that two documents of one command are rivals like any others.
+    pub position: u32,
+    /// The driver's operation, if it can be retried.
+    pub operation: Option<Operation>,
+}
+
+const PLAIN: usize = 16 + 4;
+const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
+
+impl Token {
+    /// The token as it stands in a reservation: 20 bytes, or 48 with an operation; numbers little-endian.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(RETRYABLE);
+        bytes.extend_from_slice(&self.attempt.0);
+        bytes.extend_from_slice(&self.position.to_le_bytes());
+        if let Some(operation) = self.operation {
+            bytes.extend_from_slice(&operation.session);
+            bytes.extend_from_slice(&operation.txn_number.to_le_bytes());
+            bytes.extend_from_slice(&operation.statement.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The way back; `None` for anything that [`Token::to_bytes`] doesn't write.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Token> {
+        let (attempt, rest) = bytes.split_first_chunk::<16>()?;
+        let (position, rest) = rest.split_first_chunk::<4>()?;
+        let operation = match bytes.len() {
+            PLAIN => None,
+            RETRYABLE => {
+                let (session, rest) = rest.split_first_chunk::<16>()?;
+                let (txn_number, rest) = rest.split_first_chunk::<8>()?;
+                Some(Operation {
+                    session: *session,
+                    txn_number: i64::from_le_bytes(*txn_number),
+                    statement: i32::from_le_bytes(*rest.first_chunk::<4>()?),
+                })
+            }
+            _ => return None,
+        };
+        Some(Token {
+            attempt: AttemptId(*attempt),
+            position: u32::from_le_bytes(*position),
+            operation,
+        })
+    }
+
+    /// Whether both were written for the same statement of the same retryable write.
+    pub fn is_retry_of(self, other: Token) -> bool {
+        self.operation.is_some() && self.operation == other.operation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_round_trip() {
+        let plain = Token {
+            attempt: AttemptId([7; 16]),
+            position: 3,
+            operation: None,
+        };
+        let operation = Operation {
+            session: [9; 16],
+            txn_number: -2,
+            statement: 5,
+        };
+        let retryable = Token {
+            operation: Some(operation),
+            ..plain
+        };
+        for token in [plain, retryable] {
+            assert_eq!(Token::from_bytes(&token.to_bytes()), Some(token));
+        }
+        assert_eq!(Token::from_bytes(&[0; 19]), None);
+        assert_eq!(Token::from_bytes(&[0; 49]), None);
+    }
+
+    #[test]
+    fn a_retry_is_the_same_statement_of_the_same_operation() {
+        let operation = Operation {
+            session: [9; 16],
+            txn_number: 1,
+            statement: 0,
+        };
+        let first = Token {
+            attempt: AttemptId([1; 16]),
+            position: 0,
+            operation: Some(operation),
+        };
+        let retry = Token {
+            attempt: AttemptId([2; 16]),
+            ..first
+        };
+        let sibling = Token {
+            operation: Some(Operation {
+                statement: 1,
+                ..operation
+            }),
+            ..retry
+        };
+        let plain = Token {
+            operation: None,
+            ..first
+        };
+        assert!(retry.is_retry_of(first));
+        assert!(!sibling.is_retry_of(first));
+        assert!(!plain.is_retry_of(plain));
+    }
+}

@@ -4,3 +4,4 @@
 
 pub mod raw;
 pub mod reservation;
+pub mod wire;

@@ -11,15 +11,24 @@ use bson::spec::ElementType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A length field disagrees with the bytes that are there.
-    #[error("a BSON length of {0} does not fit the bytes there")]
+    #[error("Incorrect BSON length {0}")]
     Length(i64),
     /// A document or a name ends without its zero byte.
-    #[error("a BSON document or field name is not terminated")]
+    #[error("BSON object not terminated with EOO")]
     Unterminated,
     /// An element has a type byte that BSON doesn't define.
-    #[error("BSON element type 0x{0:02x} is unknown")]
+    #[error("Unrecognized BSON type {0}")]
     UnknownType(u8),
+    /// A boolean is another byte than 0 or 1.
+    #[error("BSON bool is neither false nor true")]
+    Boolean(u8),
+    /// Documents and arrays are nested deeper than [`NESTED_DOCUMENTS_MAX`].
+    #[error("BSONObj exceeds maximum nested object depth")]
+    TooDeep,
 }
+
+/// How many documents and arrays may stand inside each other below a document (the server's `maxBSONDepth`).
+pub const NESTED_DOCUMENTS_MAX: usize = 200;
 
 /// A document (or an array) whose outer length and terminator have been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,9 +97,18 @@ impl<'a> Doc<'a> {
     /// # Errors
     /// The first [`Malformed`] part.
     pub fn validate(self) -> Result<(), Malformed> {
-        for element in self.elements() {
-            if let Some(nested) = element?.as_document_or_array()? {
-                nested.validate()?;
+        // Own stack: the nesting comes from the network, and the limit must hold before the program's stack ends.
+        let mut open = vec![self.elements()];
+        while let Some(innermost) = open.last_mut() {
+            let Some(element) = innermost.next() else {
+                open.pop();
+                continue;
+            };
+            if let Some(nested) = element?.checked_inside()? {
+                if open.len() > NESTED_DOCUMENTS_MAX {
+                    return Err(Malformed::TooDeep);
+                }
+                open.push(nested.elements());
             }
         }
         Ok(())
@@ -146,6 +164,29 @@ impl<'a> Element<'a> {
             return Err(Malformed::Unterminated);
         }
         Ok((Element { kind, name, value }, rest))
+    }
+
+    /// Checks what the length alone doesn't show to be right, and gives the document inside, a code's scope too.
+    fn checked_inside(&self) -> Result<Option<Doc<'a>>, Malformed> {
+        let terminated = |text: &[u8]| match text.last() {
+            Some(0) => Ok(None),
+            _ => Err(Malformed::Unterminated),
+        };
+        match self.kind {
+            ElementType::Boolean if self.value[0] > 1 => Err(Malformed::Boolean(self.value[0])),
+            ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode => terminated(self.value),
+            ElementType::DbPointer => terminated(&self.value[..self.value.len() - 12]),
+            ElementType::JavaScriptCodeWithScope => {
+                let size = read_i32(&self.value[4..])?;
+                let (code, scope) = usize::try_from(size)
+                    .ok()
+                    .and_then(|size| self.value[8..].split_at_checked(size))
+                    .ok_or(Malformed::Length(size.into()))?;
+                terminated(code)?;
+                Doc::new(scope).map(Some)
+            }
+            _ => self.as_document_or_array(),
+        }
     }
 
     /// A string's (or symbol's, or code's) bytes without length and terminator.
@@ -393,6 +434,23 @@ mod tests {
                 let _ = Doc::new(&broken).and_then(Doc::validate);
             }
         }
+    }
+
+    #[test]
+    fn nesting_ends_at_the_limit() {
+        let nested = |levels: usize| {
+            let mut builder = Builder::new();
+            for _ in 0..levels {
+                builder.open(ElementType::EmbeddedDocument, b"a");
+            }
+            builder.finish()
+        };
+        assert_eq!(Doc::new(&nested(200)).unwrap().validate(), Ok(()));
+        assert_eq!(Doc::new(&nested(201)).unwrap().validate(), Err(Malformed::TooDeep));
+        assert_eq!(
+            Doc::new(&nested(1_000_000)).unwrap().validate(),
+            Err(Malformed::TooDeep)
+        );
     }
 
     #[test]

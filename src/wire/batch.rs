@@ -1,0 +1,108 @@
+//! The documents of a command's batch, which comes in the body as an array or as a document sequence.
+//!
+//! Both read alike here. Bounds are checked on the way, the documents' own content is not.
+
+use bson::spec::ElementType;
+
+use crate::raw::{Doc, Element, Elements, Malformed};
+
+/// The value of a batch field, wherever it stood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batch<'a> {
+    /// It came as a document sequence; these are the documents' bytes one after the other.
+    Sequence(&'a [u8]),
+    /// It came in the body; an array, if the client made no mistake.
+    InBody(Element<'a>),
+}
+
+impl<'a> Batch<'a> {
+    /// The documents in order; a field that is no array has none, see [`Batch::is_array`].
+    ///
+    /// # Errors
+    /// [`Malformed`] if the array isn't one.
+    pub fn iter(&self) -> Result<Documents<'a>, Malformed> {
+        Ok(match self {
+            Batch::Sequence(documents) => Documents::concatenated(documents),
+            Batch::InBody(element) if element.kind == ElementType::Array => match element.as_document_or_array()? {
+                Some(array) => Documents::InArray(array.elements()),
+                None => Documents::concatenated(&[]),
+            },
+            Batch::InBody(_) => Documents::concatenated(&[]),
+        })
+    }
+
+    /// Whether it is what a batch must be.
+    pub fn is_array(&self) -> bool {
+        match self {
+            Batch::Sequence(_) => true,
+            Batch::InBody(element) => element.kind == ElementType::Array,
+        }
+    }
+}
+
+/// Why a batch doesn't go on with a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BatchItemError {
+    /// The bytes are no document.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The array holds something else there.
+    #[error("a batch holds a {0:?} where a document belongs")]
+    Type(ElementType),
+}
+
+/// The documents of a batch; ends after the first error.
+#[derive(Debug, Clone)]
+pub enum Documents<'a> {
+    /// One after the other, as in a document sequence.
+    Concatenated(&'a [u8]),
+    /// The elements of an array.
+    InArray(Elements<'a>),
+}
+
+impl<'a> Documents<'a> {
+    /// Documents that stand one after the other.
+    pub fn concatenated(bytes: &'a [u8]) -> Self {
+        Documents::Concatenated(bytes)
+    }
+
+    /// Checks documents that stand one after the other, down to the last nested one.
+    ///
+    /// # Errors
+    /// The first [`Malformed`] part.
+    pub fn validate_all(mut bytes: &[u8]) -> Result<(), Malformed> {
+        while !bytes.is_empty() {
+            let (document, rest) = Doc::split(bytes)?;
+            document.validate()?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Iterator for Documents<'a> {
+    type Item = Result<Doc<'a>, BatchItemError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Documents::Concatenated([]) => None,
+            Documents::Concatenated(bytes) => match Doc::split(bytes) {
+                Ok((document, rest)) => {
+                    *bytes = rest;
+                    Some(Ok(document))
+                }
+                Err(malformed) => {
+                    *bytes = &[];
+                    Some(Err(malformed.into()))
+                }
+            },
+            Documents::InArray(elements) => elements.next().map(|element| {
+                let element = element?;
+                match element.kind {
+                    ElementType::EmbeddedDocument => Ok(Doc::new(element.value)?),
+                    other => Err(BatchItemError::Type(other)),
+                }
+            }),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The bytes that have arrived on one stream and are not dealt with yet, cut into messages.
+//!
+//! Grows as a message arrives, never to the size that its header merely states, and gives a large buffer back once it
+//! is empty. Whoever owns it reads from a stream into [`Inbox::space`]; since nothing is taken out until
+//! [`Inbox::consume`], a read that is cancelled loses nothing.
+
+use bytes::{Buf, BufMut, BytesMut};
+
+use super::{Header, Rejection};
+
+/// What an idle connection keeps.
+const IDLE_BYTES: usize = 8 * 1024;
+/// A buffer that has grown past this is given back once it is empty.
+const KEPT_BYTES_MAX: usize = 256 * 1024;
+
+/// Arrived bytes.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    bytes: BytesMut,
+}
+
+impl Inbox {
+    /// An empty one; allocates on the first read.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All that has arrived and wasn't consumed.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The first message's header, once it is there.
+    ///
+    /// # Errors
+    /// [`Rejection::Length`]; the stream can't be read on.
+    pub fn header(&self) -> Result<Option<Header>, Rejection> {
+        Header::read(&self.bytes)
+    }
+
+    /// The first message, once it is there as a whole.
+    ///
+    /// # Errors
+    /// [`Rejection::Length`]; the stream can't be read on.
+    pub fn message(&self) -> Result<Option<&[u8]>, Rejection> {
+        Ok(self.header()?.and_then(|header| self.bytes.get(..header.length)))
+    }
+
+    /// Where the next bytes go.
+    pub fn space(&mut self) -> &mut (impl BufMut + use<>) {
+        if self.bytes.capacity() - self.bytes.len() < IDLE_BYTES / 2 {
+            // Doubles what is there, so that a large message isn't copied over and over.
+            self.bytes.reserve(IDLE_BYTES.max(self.bytes.len()));
+        }
+        &mut self.bytes
+    }
+
+    /// Drops the first `count` bytes.
+    pub fn consume(&mut self, count: usize) {
+        self.bytes.advance(count);
+        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES_MAX {
+            self.bytes = BytesMut::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::OpCode;
+
+    fn message(length: usize) -> Vec<u8> {
+        let header = Header {
+            length,
+            request_id: 1,
+            response_to: 0,
+            op_code: OpCode::MSG,
+        };
+        let mut message = header.bytes().to_vec();
+        message.resize(length, 0xab);
+        message
+    }
+
+    #[test]
+    fn cuts_a_stream_into_messages_however_it_arrives() {
+        let lengths = [16, 17, 40, 9000, 16, 300_000];
+        let stream: Vec<u8> = lengths.iter().flat_map(|length| message(*length)).collect();
+        for step in [1, 15, 16, 17, 4096, 1 << 20] {
+            let mut inbox = Inbox::new();
+            let mut seen = Vec::new();
+            for arrived in stream.chunks(step) {
+                inbox.space().put_slice(arrived);
+                while let Some(message) = inbox.message().unwrap() {
+                    let length = message.len();
+                    seen.push(length);
+                    inbox.consume(length);
+                }
+            }
+            assert_eq!(seen, lengths, "in steps of {step}");
+            assert!(inbox.bytes().is_empty());
+        }
+    }
+
+    #[test]
+    fn grows_by_what_arrives_and_not_by_what_is_stated() {
+        let mut inbox = Inbox::new();
+        inbox.space().put_slice(&message(48_000_000)[..1000]);
+        inbox.space();
+        assert!(inbox.bytes.capacity() < 64 * 1024);
+    }
+
+    #[test]
+    fn gives_a_large_buffer_back() {
+        let mut inbox = Inbox::new();
+        inbox.space().put_slice(&message(1_000_000));
+        inbox.consume(1_000_000);
+        assert_eq!(inbox.bytes.capacity(), 0);
+    }
+}

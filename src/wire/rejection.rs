@@ -1,0 +1,140 @@
+//! Why a message is turned down, and what the server does then: answer with an error, close, or say nothing.
+//!
+//! Codes, names and texts are those measured on mongod 6.0.5. The text about a malformed document leaves out the name
+//! of the element that the server adds.
+
+use crate::raw::Malformed;
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// The header gives a length that no message may have.
+    #[error("a message can't have {0} bytes")]
+    Length(i32),
+    /// The op code means nothing, or a legacy write.
+    #[error("op code {0} is not served")]
+    OpCode(i32),
+    /// The message ends before the fields that its op code asks for.
+    #[error("the message is too short for its op code")]
+    TooShort,
+    /// An OP_MSG flag that must be understood is not.
+    #[error("OP_MSG flags {0:#010x} hold a required flag that is unknown")]
+    RequiredFlag(u32),
+    /// The checksum is another one than the bytes give.
+    #[error("OP_MSG checksum does not match contents")]
+    Checksum,
+    /// More than two document sequences.
+    #[error("Too many document sequences in OP_MSG")]
+    TooManySequences,
+    /// A compressed message that can't be unpacked to exactly the size it states, within the limits.
+    #[error("a compressed message can't be unpacked")]
+    Compression,
+    /// A compressed message inside a compressed one.
+    #[error("a compressed message holds another one")]
+    NestedCompression,
+    /// The checksum flag is set, but there is no room for a section and a checksum.
+    #[error("Invalid message size for an OpMsg containing a checksum")]
+    ChecksumSize,
+    /// Two sections of kind 0.
+    #[error("Multiple body sections in message")]
+    TwoBodies,
+    /// No section of kind 0.
+    #[error("OP_MSG messages must have a body")]
+    NoBody,
+    /// Two document sequences of one name.
+    #[error("Duplicate document sequence: {0}")]
+    DuplicateSequence(String),
+    /// A document sequence and a field of the body have the same name.
+    #[error("Duplicate field between body and document sequence {0}")]
+    SequenceInBody(String),
+    /// A section kind that doesn't exist.
+    #[error("Unknown section kind {0}")]
+    SectionKind(u8),
+    /// A section of kind 2, which only multi-tenant servers know.
+    #[error("Unsupported Security Token provided")]
+    SecurityToken,
+    /// A document sequence whose size or name runs past the message.
+    #[error("a document sequence runs past the end of its message")]
+    SequenceSize,
+    /// A document that is no BSON.
+    #[error("{0}")]
+    Bson(#[from] Malformed),
+    /// The body has no `$db`.
+    #[error("OP_MSG requests require a $db argument")]
+    NoDatabase,
+    /// `$db` isn't a string; holds the server's name of the type it is.
+    #[error("wrong type for field ($db) {0} != string")]
+    DatabaseType(&'static str),
+    /// `$db` stands in the body twice.
+    #[error("BSON field '$db' is a duplicate field")]
+    DuplicateDatabase,
+    /// An OP_QUERY that is no command, or an OP_GET_MORE.
+    #[error(
+        "{0} is no longer supported. The client driver may require an upgrade. For more details see \
+         https://dochub.mongodb.org/core/legacy-opcode-removal"
+    )]
+    LegacyRead(&'static str),
+    /// An OP_QUERY command other than those of a handshake.
+    #[error(
+        "Unsupported OP_QUERY command: {0}. The client driver may require an upgrade. For more details see \
+         https://dochub.mongodb.org/core/legacy-opcode-removal"
+    )]
+    LegacyCommand(String),
+}
+
+/// What the server does with a message it turns down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Treatment {
+    /// It replies with an error (nothing, if the client asked for no reply) and reads on.
+    Answer(ServerError),
+    /// It closes the connection without a word.
+    Close,
+    /// It reads on without a word.
+    Ignore,
+}
+
+/// An error as a reply carries it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerError {
+    /// MongoDB's error code.
+    pub code: i32,
+    /// MongoDB's name for the code.
+    pub code_name: &'static str,
+    /// The text.
+    pub message: String,
+}
+
+impl Rejection {
+    /// What the server would do.
+    pub fn treatment(&self) -> Treatment {
+        let (code, code_name) = match self {
+            Self::Length(_)
+            | Self::TooShort
+            | Self::RequiredFlag(_)
+            | Self::Checksum
+            | Self::TooManySequences
+            | Self::Compression
+            | Self::OpCode(_) => return Treatment::Close,
+            Self::NestedCompression => return Treatment::Ignore,
+            Self::ChecksumSize => (51252, "Location51252"),
+            Self::TwoBodies => (40430, "Location40430"),
+            Self::NoBody => (40587, "Location40587"),
+            Self::DuplicateSequence(_) => (40431, "Location40431"),
+            Self::SequenceInBody(_) => (40433, "Location40433"),
+            Self::SectionKind(_) => (40432, "Location40432"),
+            Self::SecurityToken => (13, "Unauthorized"),
+            Self::SequenceSize | Self::Bson(Malformed::TooDeep) => (15, "Overflow"),
+            Self::Bson(_) => (22, "InvalidBSON"),
+            Self::NoDatabase => (40571, "Location40571"),
+            Self::DatabaseType(_) => (13111, "Location13111"),
+            Self::DuplicateDatabase => (40413, "Location40413"),
+            Self::LegacyRead(_) => (5_739_101, "Location5739101"),
+            Self::LegacyCommand(_) => (352, "UnsupportedOpQueryCommand"),
+        };
+        Treatment::Answer(ServerError {
+            code,
+            code_name,
+            message: self.to_string(),
+        })
+    }
+}

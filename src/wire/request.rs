@@ -1,0 +1,146 @@
+//! One message of a client, unpacked and parsed, and how its reply must look.
+//!
+//! The [`Envelope`] outlives the parse: also a request that is turned down is answered in the form in which it came.
+
+use super::{
+    Compressor, Draft, Flags, Header, OpCode, OpMsg, OpQuery, OpReply, Rejection, ServerError, TooLong, compress,
+    decompress,
+};
+use crate::raw::Builder;
+
+/// How a request came, which decides how its reply goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Envelope {
+    /// The client's number for the request.
+    pub request_id: i32,
+    /// The op code, of the packed message if it came compressed.
+    pub op_code: OpCode,
+    /// The flags of an OP_MSG, none for others.
+    pub flags: Flags,
+    /// How it was packed.
+    pub compressor: Option<Compressor>,
+}
+
+/// A request as its op code has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// OP_MSG.
+    Msg(OpMsg<'a>),
+    /// OP_QUERY, a command of the handshake.
+    Query(OpQuery<'a>),
+}
+
+/// A client's message: its form and what is in it.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// How it came.
+    pub envelope: Envelope,
+    /// The message unpacked, header included: what came, or what was packed in it.
+    pub unpacked: &'a [u8],
+    /// Its structure, or why it is turned down.
+    pub parsed: Result<Message<'a>, Rejection>,
+}
+
+impl<'a> Request<'a> {
+    /// Reads a whole message; a compressed one is unpacked into `scratch`.
+    ///
+    /// # Errors
+    /// The [`Rejection`] of a message that can't be unpacked, so that nobody knows what its reply should look like.
+    pub fn read(message: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<Self, Rejection> {
+        let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
+        if outer.op_code != OpCode::COMPRESSED {
+            return Ok(Self::read_unpacked(message, outer, None));
+        }
+        let compressor = decompress(message, scratch)?;
+        let inner = Header::read(scratch)?.ok_or(Rejection::TooShort)?;
+        Ok(Self::read_unpacked(scratch, inner, Some(compressor)))
+    }
+
+    fn read_unpacked(message: &'a [u8], header: Header, compressor: Option<Compressor>) -> Self {
+        let flags = match header.op_code {
+            OpCode::MSG => Flags::of(message).unwrap_or_default(),
+            _ => Flags::default(),
+        };
+        let parsed = match header.op_code {
+            OpCode::MSG => match OpMsg::parse(message) {
+                Ok(parsed) => Ok(Message::Msg(parsed)),
+                // What the whole parse finds first is what the server would say.
+                Err(rejection) => Err(OpMsg::parse_whole(message).err().unwrap_or(rejection)),
+            },
+            OpCode::QUERY => OpQuery::parse(message).map(Message::Query),
+            OpCode::GET_MORE => Err(Rejection::LegacyRead("OP_GET_MORE")),
+            OpCode(other) => Err(Rejection::OpCode(other)),
+        };
+        Request {
+            envelope: Envelope {
+                request_id: header.request_id,
+                op_code: header.op_code,
+                flags,
+                compressor,
+            },
+            unpacked: message,
+            parsed,
+        }
+    }
+}
+
+impl Envelope {
+    /// Whether the client waits for a reply.
+    pub fn wants_reply(&self) -> bool {
+        !self.flags.has(Flags::MORE_TO_COME)
+    }
+
+    /// The whole reply with the document `body`, in the form of the request; `reply_id` is the reply's own number.
+    ///
+    /// # Errors
+    /// [`TooLong`] if no message can hold it.
+    pub fn reply(&self, body: &[u8], reply_id: i32) -> Result<Vec<u8>, TooLong> {
+        let message = match self.op_code {
+            OpCode::MSG => {
+                let draft = Draft {
+                    flags: Flags(self.flags.0 & Flags::CHECKSUM_PRESENT),
+                    ..Draft::of_body(body)
+                };
+                draft.frame(reply_id, self.request_id)?.to_vec()
+            }
+            _ => OpReply::message(OpReply::AWAIT_CAPABLE, body, reply_id, self.request_id),
+        };
+        Ok(self.packed(message))
+    }
+
+    /// The whole reply with `error`.
+    pub fn error(&self, rejection: &Rejection, error: &ServerError, reply_id: i32) -> Vec<u8> {
+        match rejection {
+            Rejection::LegacyRead(_) => {
+                let mut body = Builder::new();
+                body.string("$err", error.message.as_bytes())
+                    .int32("code", error.code)
+                    .double("ok", 0.0);
+                let message = OpReply::message(OpReply::QUERY_FAILURE, &body.finish(), reply_id, self.request_id);
+                self.packed(message)
+            }
+            _ => self
+                .reply(&error.body(), reply_id)
+                .expect("an error's text is far from the limit"),
+        }
+    }
+
+    /// Packed as the request was, where that is possible.
+    fn packed(&self, message: Vec<u8>) -> Vec<u8> {
+        self.compressor
+            .and_then(|compressor| compress(&message, compressor))
+            .unwrap_or(message)
+    }
+}
+
+impl ServerError {
+    /// The reply's body, fields in the server's order.
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Builder::new();
+        body.double("ok", 0.0)
+            .string("errmsg", self.message.as_bytes())
+            .int32("code", self.code)
+            .string("codeName", self.code_name.as_bytes());
+        body.finish()
+    }
+}

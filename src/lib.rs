@@ -3,5 +3,8 @@
 //! The modules stand in the order in which a message passes through them.
 
 pub mod raw;
-pub mod reservation;
+pub mod namespace;
 pub mod wire;
+
+pub mod constraint;
+pub mod reservation;

@@ -1,0 +1,187 @@
+//! The canonical form of a value: bytes that are equal exactly where the server calls two values equal, and that
+//! compare as an index of the server orders them.
+//!
+//! One form serves identity (which documents fight over a key), spreading (the bucket) and order (which of several
+//! violated keys is reported). Its layout follows the idea of the server's own `KeyString`: a byte for the type's rank,
+//! then bytes that order within the type; variable parts end in a zero, zeros within them are escaped, so that no
+//! form is another one's beginning. It loses what equality doesn't see (int32 or double, string or symbol, the names
+//! inside an array), so it can't be turned back into a value.
+
+use bson::spec::ElementType;
+
+use super::KeyError;
+use super::collation::Collation;
+use super::number::Number;
+use crate::raw::{Doc, Element, Malformed};
+
+/// How deep the server lets BSON nest (`BSONDepth::kDefaultMaxAllowableDepth`).
+const MAX_DEPTH: usize = 200;
+
+/// Writes canonical forms one after another into one buffer.
+pub(super) struct Canonical<'b> {
+    out: &'b mut Vec<u8>,
+    collation: Collation,
+    /// How many documents and arrays are open around what is written.
+    depth: usize,
+    deepest: usize,
+}
+
+impl<'b> Canonical<'b> {
+    pub(super) fn new(out: &'b mut Vec<u8>, collation: Collation) -> Self {
+        Canonical {
+            out,
+            collation,
+            depth: 0,
+            deepest: 0,
+        }
+    }
+
+    /// How deep the deepest value written so far nests; a value without parts has depth 0.
+    pub(super) fn deepest(&self) -> usize {
+        self.deepest
+    }
+
+    /// Appends the value of `element`, its name aside; `descending` turns its order round.
+    pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), KeyError> {
+        let start = self.out.len();
+        self.value(element)?;
+        if descending {
+            self.out[start..].iter_mut().for_each(|byte| *byte = !*byte);
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, element: &Element<'_>) -> Result<(), KeyError> {
+        self.out.push(rank(element.kind));
+        self.body(element)
+    }
+
+    fn body(&mut self, element: &Element<'_>) -> Result<(), KeyError> {
+        let value = element.value;
+        match element.kind {
+            ElementType::Double | ElementType::Int32 | ElementType::Int64 | ElementType::Decimal128 => {
+                Number::of(element)
+                    .ok_or(Malformed::Length(value.len() as i64))?
+                    .append_ordered(self.out);
+            }
+            ElementType::String | ElementType::Symbol => {
+                let text = self.collation.comparison_bytes(string_bytes(value)?.0);
+                self.escaped(text);
+            }
+            ElementType::JavaScriptCode => self.escaped(string_bytes(value)?.0),
+            ElementType::EmbeddedDocument => self.nested(Doc::new(value)?, true)?,
+            ElementType::Array => self.nested(Doc::new(value)?, false)?,
+            ElementType::Binary => self.binary(value)?,
+            ElementType::Boolean => self.out.push(u8::from(value != [0])),
+            ElementType::DateTime => {
+                let time = i64::from_le_bytes(*value.first_chunk().ok_or(Malformed::Unterminated)?);
+                self.out.extend_from_slice(&(time ^ i64::MIN).to_be_bytes());
+            }
+            ElementType::Timestamp => {
+                let time = u64::from_le_bytes(*value.first_chunk().ok_or(Malformed::Unterminated)?);
+                self.out.extend_from_slice(&time.to_be_bytes());
+            }
+            // Pattern and options, each with the zero that ends it.
+            ElementType::ObjectId | ElementType::RegularExpression => self.out.extend_from_slice(value),
+            ElementType::DbPointer => {
+                let (namespace, id) = string_bytes(value)?;
+                self.out.extend_from_slice(&(namespace.len() as u32).to_be_bytes());
+                self.out.extend_from_slice(namespace);
+                self.out.extend_from_slice(id);
+            }
+            ElementType::JavaScriptCodeWithScope => {
+                let (code, scope) = code_with_scope(value)?;
+                self.escaped(code);
+                // The server compares strings in a scope byte by byte, whatever the collation.
+                let collation = std::mem::replace(&mut self.collation, Collation);
+                let result = self.nested(scope, true);
+                self.collation = collation;
+                result?;
+            }
+            ElementType::MinKey | ElementType::MaxKey | ElementType::Null | ElementType::Undefined => {}
+        }
+        Ok(())
+    }
+
+    /// The elements of a document (with their names) or of an array (by position).
+    fn nested(&mut self, document: Doc<'_>, named: bool) -> Result<(), KeyError> {
+        self.depth += 1;
+        self.deepest = self.deepest.max(self.depth);
+        if self.depth > MAX_DEPTH {
+            return Err(KeyError::TooDeep);
+        }
+        for element in document.elements() {
+            let element = element?;
+            self.out.push(rank(element.kind));
+            if named {
+                self.out.extend_from_slice(element.name);
+                self.out.push(0);
+            }
+            self.body(&element)?;
+        }
+        self.out.push(0);
+        self.depth -= 1;
+        Ok(())
+    }
+
+    /// `bytes` with a zero at their end that sorts before anything that could go on.
+    fn escaped(&mut self, bytes: &[u8]) {
+        for part in bytes.split_inclusive(|byte| *byte == 0) {
+            self.out.extend_from_slice(part);
+            if part.ends_with(&[0]) {
+                self.out.push(0xff);
+            }
+        }
+        self.out.push(0);
+    }
+
+    fn binary(&mut self, value: &[u8]) -> Result<(), KeyError> {
+        let (_, subtype_and_bytes) = value.split_first_chunk::<4>().ok_or(Malformed::Unterminated)?;
+        self.out
+            .extend_from_slice(&((subtype_and_bytes.len() - 1) as u32).to_be_bytes());
+        self.out.extend_from_slice(subtype_and_bytes);
+        Ok(())
+    }
+}
+
+/// Where a type stands among the types, as the server orders them; types that may be equal share a rank. Never zero.
+pub(super) fn rank(kind: ElementType) -> u8 {
+    match kind {
+        ElementType::MinKey => 10,
+        ElementType::Undefined => 15,
+        ElementType::Null => 20,
+        ElementType::Double | ElementType::Int32 | ElementType::Int64 | ElementType::Decimal128 => 30,
+        ElementType::String | ElementType::Symbol => 60,
+        ElementType::EmbeddedDocument => 70,
+        ElementType::Array => 80,
+        ElementType::Binary => 90,
+        ElementType::ObjectId => 100,
+        ElementType::Boolean => 110,
+        ElementType::DateTime => 120,
+        ElementType::Timestamp => 130,
+        ElementType::RegularExpression => 140,
+        ElementType::DbPointer => 150,
+        ElementType::JavaScriptCode => 160,
+        ElementType::JavaScriptCodeWithScope => 170,
+        ElementType::MaxKey => 240,
+    }
+}
+
+/// A string without its length field and its final zero, and what follows it.
+pub(super) fn string_bytes(value: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let (length, rest) = value.split_first_chunk::<4>().ok_or(Malformed::Unterminated)?;
+    let length = i32::from_le_bytes(*length);
+    let size = usize::try_from(length).map_err(|_| Malformed::Length(length.into()))?;
+    let (text, rest) = rest.split_at_checked(size).ok_or(Malformed::Length(length.into()))?;
+    match text.split_last() {
+        Some((0, text)) => Ok((text, rest)),
+        _ => Err(Malformed::Unterminated),
+    }
+}
+
+/// A CodeWScope's code and scope.
+pub(super) fn code_with_scope(value: &[u8]) -> Result<(&[u8], Doc<'_>), Malformed> {
+    let (_, rest) = value.split_first_chunk::<4>().ok_or(Malformed::Unterminated)?;
+    let (code, scope) = string_bytes(rest)?;
+    Ok((code, Doc::new(scope)?))
+}

@@ -1,0 +1,222 @@
+//! Which tuples of values a document gives an index.
+//!
+//! It turns a document into one tuple for each key, exactly as the server's `BtreeKeyGenerator` does: arrays along a
+//! path give one tuple for each element, one array at most may be expanded, a numeric path component may mean a
+//! position. It doesn't compare values: equal tuples may come out more than once.
+//! Source: mongodb/mongo `src/mongo/db/index/btree_key_generator.cpp`; measured on 6.0.5.
+
+use bson::spec::ElementType;
+
+use super::KeyError;
+use crate::raw::{Doc, Element, Malformed};
+
+/// What stands in a tuple for a path that leads nowhere.
+const NULL: Element<'static> = Element {
+    kind: ElementType::Null,
+    name: b"",
+    value: b"",
+};
+/// What stands in a tuple for an array without elements.
+const UNDEFINED: Element<'static> = Element {
+    kind: ElementType::Undefined,
+    name: b"",
+    value: b"",
+};
+
+/// One indexed path while a document is walked.
+#[derive(Debug, Clone, Copy)]
+struct Field<'p, 'd> {
+    /// What is left of the path; empty once `value` is settled.
+    rest: &'p str,
+    value: Element<'d>,
+}
+
+/// For a path that goes on after an array with a name which that array has (a position, as a rule).
+#[derive(Debug, Clone, Copy)]
+struct Positional<'p, 'd> {
+    array: Doc<'d>,
+    element: Element<'d>,
+    /// What the path finds when the array is taken for a document, and what is left of it then.
+    found: Option<Element<'d>>,
+    rest: &'p str,
+}
+
+/// Walks one document for one index.
+struct Extraction<'f, F> {
+    sparse: bool,
+    emit: &'f mut F,
+}
+
+/// Calls `emit` with the values of every key that `document` gives the index on `paths`, in no particular order.
+///
+/// # Errors
+/// What the server refuses the document with, or whatever `emit` returns.
+pub(super) fn extract<'p, 'd, F>(
+    paths: impl Iterator<Item = &'p str>,
+    sparse: bool,
+    document: Doc<'d>,
+    emit: &mut F,
+) -> Result<(), KeyError>
+where
+    F: FnMut(&mut dyn Iterator<Item = Element<'d>>) -> Result<(), KeyError>,
+{
+    let fields: Vec<_> = paths
+        .map(|path| Field {
+            rest: path,
+            value: NULL,
+        })
+        .collect();
+    let positions = vec![None; fields.len()];
+    Extraction { sparse, emit }.walk(fields, Some(document), 0, &positions)
+}
+
+impl<F> Extraction<'_, F> {
+    /// One step: settles each field whose path ends in `document`, then goes into the array that was met, if any.
+    fn walk<'p, 'd>(
+        &mut self,
+        mut fields: Vec<Field<'p, 'd>>,
+        document: Option<Doc<'d>>,
+        mut not_found: usize,
+        positions: &[Option<Positional<'p, 'd>>],
+    ) -> Result<(), KeyError>
+    where
+        F: FnMut(&mut dyn Iterator<Item = Element<'d>>) -> Result<(), KeyError>,
+    {
+        let mut array: Option<Element<'d>> = None;
+        let mut through_array = vec![];
+        let mut expands_nested = true;
+        for (index, field) in fields.iter_mut().enumerate() {
+            if field.rest.is_empty() {
+                continue;
+            }
+            let (found, array_in_array) = next_element(document, positions[index].as_ref(), &mut field.rest)?;
+            match found {
+                None => {
+                    *field = Field { rest: "", value: NULL };
+                    not_found += 1;
+                }
+                Some(element) if element.kind == ElementType::Array => {
+                    through_array.push(index);
+                    match array {
+                        Some(earlier) if !std::ptr::eq(earlier.value, element.value) => {
+                            return Err(KeyError::ParallelArrays {
+                                later: element.name.to_owned(),
+                                earlier: earlier.name.to_owned(),
+                            });
+                        }
+                        _ => array = Some(element),
+                    }
+                    expands_nested &= !array_in_array;
+                }
+                Some(element) => field.value = element,
+            }
+        }
+        match array {
+            None if self.sparse && not_found == fields.len() => Ok(()),
+            None => (self.emit)(&mut fields.iter().map(|field| field.value)),
+            Some(array) => self.expand(&fields, array, &through_array, expands_nested, not_found),
+        }
+    }
+
+    /// Walks on from each element of `array`, through which the paths in `through_array` lead.
+    fn expand<'p, 'd>(
+        &mut self,
+        fields: &[Field<'p, 'd>],
+        array: Element<'d>,
+        through_array: &[usize],
+        expands_nested: bool,
+        not_found: usize,
+    ) -> Result<(), KeyError>
+    where
+        F: FnMut(&mut dyn Iterator<Item = Element<'d>>) -> Result<(), KeyError>,
+    {
+        let elements = Doc::new(array.value)?;
+        let step_into = |element: Element<'d>, whole_element: bool| {
+            let mut fields = fields.to_vec();
+            for index in through_array {
+                if fields[*index].rest.is_empty() {
+                    fields[*index].value = if whole_element { element } else { array };
+                }
+            }
+            fields
+        };
+        if elements.is_empty() {
+            return self.walk(step_into(UNDEFINED, true), None, not_found, &vec![None; fields.len()]);
+        }
+        let mut positions = Vec::with_capacity(fields.len());
+        for field in fields {
+            positions.push(match field.rest {
+                "" => None,
+                rest => Positional::of(elements, rest)?,
+            });
+        }
+        for element in elements.elements() {
+            let element = element?;
+            let document = match element.kind {
+                ElementType::EmbeddedDocument => Some(Doc::new(element.value)?),
+                _ => None,
+            };
+            self.walk(step_into(element, expands_nested), document, not_found, &positions)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'p, 'd> Positional<'p, 'd> {
+    fn of(array: Doc<'d>, mut rest: &'p str) -> Result<Option<Self>, KeyError> {
+        let Some(element) = array.get(split_path(rest).0)? else {
+            return Ok(None);
+        };
+        let found = element_or_array(array, &mut rest)?;
+        Ok(Some(Positional {
+            array,
+            element,
+            found,
+            rest,
+        }))
+    }
+}
+
+/// What `rest` leads to next: from `document` if that has the first component, else from the array's position.
+/// `rest` becomes what is left of the path. The second part of the result: whether the position holds an array.
+fn next_element<'p, 'd>(
+    document: Option<Doc<'d>>,
+    position: Option<&Positional<'p, 'd>>,
+    rest: &mut &'p str,
+) -> Result<(Option<Element<'d>>, bool), KeyError> {
+    let in_document = match document {
+        Some(document) if document.get(split_path(rest).0)?.is_some() => Some(document),
+        _ => None,
+    };
+    match (in_document, position) {
+        (Some(_), Some(position)) => Err(KeyError::AmbiguousField {
+            field: position.element.name.to_owned(),
+            array: super::text::document(position.array)?,
+        }),
+        (Some(document), None) => Ok((element_or_array(document, rest)?, false)),
+        (None, Some(position)) => {
+            *rest = position.rest;
+            Ok((position.found, position.element.kind == ElementType::Array))
+        }
+        (None, None) => Ok((None, false)),
+    }
+}
+
+/// The element at the end of `path`, or the first array on the way there; `path` becomes what comes after it.
+fn element_or_array<'d>(mut document: Doc<'d>, path: &mut &str) -> Result<Option<Element<'d>>, Malformed> {
+    loop {
+        let (name, rest) = split_path(path);
+        let found = document.get(name)?;
+        *path = rest;
+        match found {
+            Some(element) if element.kind == ElementType::Array || rest.is_empty() => return Ok(Some(element)),
+            Some(element) if element.kind == ElementType::EmbeddedDocument => document = Doc::new(element.value)?,
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// The first component of `path` and the rest.
+fn split_path(path: &str) -> (&str, &str) {
+    path.split_once('.').unwrap_or((path, ""))
+}

@@ -1,0 +1,139 @@
+//! Applies a filter to a document's bytes.
+//!
+//! It answers as the server's matcher does: a test holds if it holds for any element that the path leads to, through
+//! arrays and for each element of a final array and for that array itself; comparisons stay within a type's bracket.
+//! Source: mongodb/mongo `src/mongo/db/matcher/path.cpp`, `expression_leaf.cpp`; measured on 6.0.5.
+
+use std::cmp::Ordering;
+
+use bson::spec::ElementType;
+
+use super::{Expression, Operand, Operator, Test};
+use crate::constraint::KeyError;
+use crate::constraint::canonical::{Canonical, rank};
+use crate::constraint::collation::Collation;
+use crate::constraint::number::Number;
+use crate::raw::{Doc, Element};
+
+impl Expression {
+    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, KeyError> {
+        match self {
+            Expression::And(parts) => {
+                for part in parts {
+                    if !part.matches(document)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Expression::Or(parts) => {
+                for part in parts {
+                    if part.matches(document)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Expression::Test(path, test) => {
+                let path: Vec<_> = path.split('.').collect();
+                any_in_document(document, &path, test)
+            }
+        }
+    }
+}
+
+/// Whether `test` holds for anything that `path` leads to from `document`.
+fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Result<bool, KeyError> {
+    while let [name, rest @ ..] = path {
+        match document.get(name)? {
+            None => return test.holds(None),
+            Some(element) => match element.kind {
+                ElementType::Array => return any_in_array(&element, rest, test),
+                _ if rest.is_empty() => return test.holds(Some(&element)),
+                ElementType::EmbeddedDocument => document = Doc::new(element.value)?,
+                _ => return test.holds(None),
+            },
+        }
+        path = rest;
+    }
+    test.holds(None)
+}
+
+/// The same from an array on the way, where `path` is what comes after it.
+fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, KeyError> {
+    for element in Doc::new(array.value)?.elements() {
+        let element = element?;
+        if any_in_element(&element, path, test)? {
+            return Ok(true);
+        }
+    }
+    match path {
+        [] => test.holds(Some(array)),
+        _ => Ok(false),
+    }
+}
+
+fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, KeyError> {
+    let [name, rest @ ..] = path else {
+        return test.holds(Some(element));
+    };
+    let is_document = element.kind == ElementType::EmbeddedDocument;
+    if is_document && any_in_document(Doc::new(element.value)?, path, test)? {
+        return Ok(true);
+    }
+    let is_position = element.name == name.as_bytes() && name.bytes().all(|byte| byte.is_ascii_digit());
+    match (is_position, element.kind) {
+        (false, _) => Ok(false),
+        (true, _) if rest.is_empty() => test.holds(Some(element)),
+        (true, ElementType::EmbeddedDocument) => any_in_document(Doc::new(element.value)?, rest, test),
+        (true, ElementType::Array) => any_in_array(element, rest, test),
+        (true, _) => Ok(false),
+    }
+}
+
+impl Test {
+    /// Whether it holds for `element`, or for a path that leads nowhere.
+    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, KeyError> {
+        match self {
+            Test::Compare(operator, operand) => operator.holds(element, operand),
+            Test::In(operands) => {
+                for operand in operands {
+                    if Operator::Equal.holds(element, operand)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Test::Type(types) => Ok(element.is_some_and(|element| types.kinds.contains(&element.kind))),
+            Test::Exists => Ok(element.is_some()),
+        }
+    }
+}
+
+impl Operator {
+    fn holds(self, element: Option<&Element<'_>>, operand: &Operand) -> Result<bool, KeyError> {
+        let or_equal = matches!(self, Operator::Equal | Operator::LessOrEqual | Operator::GreaterOrEqual);
+        let Some(element) = element.filter(|element| rank(element.kind) == rank(operand.kind)) else {
+            return Ok(match operand.kind {
+                ElementType::Null => or_equal && element.is_none_or(|element| element.kind == ElementType::Undefined),
+                ElementType::MinKey => matches!(self, Operator::Greater | Operator::GreaterOrEqual),
+                ElementType::MaxKey => matches!(self, Operator::Less | Operator::LessOrEqual),
+                _ => false,
+            });
+        };
+        let is_nan = Number::of(element) == Some(Number::Nan);
+        if is_nan || operand.is_nan {
+            return Ok(or_equal && is_nan && operand.is_nan);
+        }
+        let mut canonical = Vec::new();
+        Canonical::new(&mut canonical, Collation).append(element, false)?;
+        let order = canonical.cmp(&operand.canonical);
+        Ok(match self {
+            Operator::Equal => order == Ordering::Equal,
+            Operator::Less => order == Ordering::Less,
+            Operator::LessOrEqual => order != Ordering::Greater,
+            Operator::Greater => order == Ordering::Greater,
+            Operator::GreaterOrEqual => order != Ordering::Less,
+        })
+    }
+}

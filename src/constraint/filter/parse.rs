@@ -1,0 +1,382 @@
+//! Takes a `partialFilterExpression` apart.
+//!
+//! It accepts what the server accepts in an index and nothing else: equality, comparisons, `$type`, `$in`, `$all`,
+//! `$exists: true`, `$and`, `$or`. The rest is refused with the server's code and text, or, where the server would take
+//! it and Keyward can't evaluate it exactly, with a reason of its own.
+//! Source: mongodb/mongo `src/mongo/db/matcher/expression_parser.cpp`; measured on 6.0.5.
+
+use bson::spec::ElementType;
+
+use super::{Expression, Operand, Operator, Test, Types};
+use crate::constraint::SpecError;
+use crate::constraint::canonical::Canonical;
+use crate::constraint::collation::Collation;
+use crate::constraint::number::Number;
+use crate::constraint::spec::CANNOT_CREATE_INDEX;
+use crate::raw::{Doc, Element};
+
+/// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
+const MAX_DEPTH: usize = 4;
+
+const BAD_VALUE: i32 = 2;
+const FAILED_TO_PARSE: i32 = 9;
+const TYPE_MISMATCH: i32 = 14;
+const QUERY_FEATURE_NOT_ALLOWED: i32 = 224;
+
+/// The filter that `expression` describes.
+pub(super) fn filter(expression: Doc<'_>) -> Result<Expression, SpecError> {
+    let root = document(expression, 0)?;
+    check_depth(&root, 1)?;
+    Ok(root)
+}
+
+fn check_depth(expression: &Expression, depth: usize) -> Result<(), SpecError> {
+    if depth > MAX_DEPTH {
+        let message = format!("partialFilterExpression depth may not exceed {MAX_DEPTH}");
+        return Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
+    }
+    match expression {
+        Expression::And(parts) | Expression::Or(parts) => {
+            parts.iter().try_for_each(|part| check_depth(part, depth + 1))
+        }
+        Expression::Test(..) => Ok(()),
+    }
+}
+
+/// A document of conditions that must all hold.
+fn document(expression: Doc<'_>, depth: usize) -> Result<Expression, SpecError> {
+    // The tree would be refused anyway: a bound on the recursion of whoever reads it.
+    if depth > 100 {
+        return Err(SpecError::refused(BAD_VALUE, "exceeded maximum query tree depth"));
+    }
+    let mut parts = Vec::new();
+    for element in elements(expression) {
+        let element = element?;
+        let name = name(&element)?;
+        match name {
+            "$comment" => {}
+            "$and" => parts.push(Expression::And(list(&element, name, depth)?)),
+            "$or" => parts.push(Expression::Or(list(&element, name, depth)?)),
+            _ if name.starts_with('$') => return Err(top_level_operator(name)),
+            _ => field(name, &element, &mut parts)?,
+        }
+    }
+    // The server, too, has no `and` around a single condition: it counts in the depth.
+    match parts.len() {
+        1 => Ok(parts.remove(0)),
+        _ => Ok(Expression::And(parts)),
+    }
+}
+
+/// The documents under `$and` or `$or`.
+fn list(element: &Element<'_>, name: &str, depth: usize) -> Result<Vec<Expression>, SpecError> {
+    let bad = |message: String| SpecError::refused(BAD_VALUE, message);
+    if element.kind != ElementType::Array {
+        return Err(bad(format!("{name} must be an array")));
+    }
+    let array = Doc::new(element.value).map_err(super::super::not_bson)?;
+    if array.is_empty() {
+        return Err(bad("$and/$or/$nor must be a nonempty array".to_owned()));
+    }
+    let mut parts = Vec::new();
+    for element in elements(array) {
+        let element = element?;
+        if element.kind != ElementType::EmbeddedDocument {
+            return Err(bad("$or/$and/$nor entries need to be full objects".to_owned()));
+        }
+        parts.push(document(
+            Doc::new(element.value).map_err(super::super::not_bson)?,
+            depth + 1,
+        )?);
+    }
+    Ok(parts)
+}
+
+fn top_level_operator(name: &str) -> SpecError {
+    match name {
+        "$nor" | "$alwaysTrue" | "$alwaysFalse" | "$sampleRate" => not_in_index(name),
+        "$expr" | "$jsonSchema" => SpecError::refused(
+            QUERY_FEATURE_NOT_ALLOWED,
+            format!("{name} is not allowed in this context"),
+        ),
+        "$where" | "$text" => SpecError::refused(BAD_VALUE, format!("{name} is not allowed in this context")),
+        _ => SpecError::refused(
+            BAD_VALUE,
+            format!(
+                "unknown top level operator: {name}. If you have a field name that starts with a '$' symbol, consider \
+                 using $getField or $setField."
+            ),
+        ),
+    }
+}
+
+/// The conditions on one field.
+fn field(path: &str, element: &Element<'_>, parts: &mut Vec<Expression>) -> Result<(), SpecError> {
+    // How the server reads such a path differs from one place to the next.
+    if path.split('.').any(str::is_empty) {
+        return Err(SpecError::FilterUnsupported {
+            what: format!("the path '{path}' with an empty component"),
+        });
+    }
+    if element.kind == ElementType::RegularExpression {
+        return Err(not_in_index(&format!("{path} regex")));
+    }
+    let Some(operators) = operators(element)? else {
+        parts.push(Expression::Test(
+            path.to_owned(),
+            Test::Compare(Operator::Equal, operand(path, element)?),
+        ));
+        return Ok(());
+    };
+    for element in elements(operators) {
+        parts.push(operator(path, &element?)?);
+    }
+    Ok(())
+}
+
+/// The operators on a field, or nothing if the value is one to be equal to.
+fn operators<'a>(element: &Element<'a>) -> Result<Option<Doc<'a>>, SpecError> {
+    if element.kind != ElementType::EmbeddedDocument {
+        return Ok(None);
+    }
+    let document = Doc::new(element.value).map_err(super::super::not_bson)?;
+    let Some(first) = document.elements().next().transpose().map_err(super::super::not_bson)? else {
+        return Ok(None);
+    };
+    Ok((first.name.starts_with(b"$") && !is_dbref(document)).then_some(document))
+}
+
+fn is_dbref(document: Doc<'_>) -> bool {
+    let has = |name| matches!(document.get(name), Ok(Some(_)));
+    has("$ref") && has("$id")
+}
+
+fn operator(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> {
+    let compare = |operator| Ok(Test::Compare(operator, operand(path, element)?));
+    let test = match name(element)? {
+        "$eq" => compare(Operator::Equal),
+        "$lt" => bounded(path, element).and_then(|()| compare(Operator::Less)),
+        "$lte" => bounded(path, element).and_then(|()| compare(Operator::LessOrEqual)),
+        "$gt" => bounded(path, element).and_then(|()| compare(Operator::Greater)),
+        "$gte" => bounded(path, element).and_then(|()| compare(Operator::GreaterOrEqual)),
+        "$in" => Ok(Test::In(choices(path, element)?)),
+        "$type" => Ok(Test::Type(types(path, element)?)),
+        "$exists" if is_true(element) => Ok(Test::Exists),
+        "$exists" => Err(not_in_index(&format!("$not\n    {path} exists\n"))),
+        "$all" => return all(path, element),
+        "$not" | "$ne" | "$nin" => Err(not_in_index("$not")),
+        name @ ("$regex" | "$elemMatch" | "$size" | "$mod") => Err(not_in_index(&format!("{path} {name}"))),
+        name @ ("$bitsAllSet" | "$bitsAllClear" | "$bitsAnySet" | "$bitsAnyClear") => {
+            Err(not_in_index(&format!("{path} {name}")))
+        }
+        "$options" => Err(SpecError::refused(BAD_VALUE, "$options needs a $regex")),
+        "$near" | "$nearSphere" | "$geoNear" => {
+            let message = "$geoNear, $near, and $nearSphere are not allowed in this context";
+            Err(SpecError::refused(5626500, message))
+        }
+        name @ ("$geoWithin" | "$geoIntersects" | "$within") => {
+            Err(SpecError::FilterUnsupported { what: name.to_owned() })
+        }
+        name if name.starts_with("$_internal") => Err(SpecError::FilterUnsupported { what: name.to_owned() }),
+        name => Err(SpecError::refused(BAD_VALUE, format!("unknown operator: {name}"))),
+    };
+    Ok(Expression::Test(path.to_owned(), test?))
+}
+
+/// Refuses a regular expression where only an equality may have one.
+fn bounded(path: &str, element: &Element<'_>) -> Result<(), SpecError> {
+    if element.kind == ElementType::RegularExpression {
+        let message = format!("Can't have RegEx as arg to predicate over field '{path}'.");
+        return Err(SpecError::refused(BAD_VALUE, message));
+    }
+    Ok(())
+}
+
+fn operand(path: &str, element: &Element<'_>) -> Result<Operand, SpecError> {
+    match element.kind {
+        ElementType::Undefined => return Err(SpecError::refused(BAD_VALUE, "cannot compare to undefined")),
+        ElementType::JavaScriptCodeWithScope => {
+            return Err(SpecError::FilterUnsupported {
+                what: format!("code with a scope (on '{path}')"),
+            });
+        }
+        _ => {}
+    }
+    let mut canonical = Vec::new();
+    Canonical::new(&mut canonical, Collation)
+        .append(element, false)
+        .map_err(|error| SpecError::refused(BAD_VALUE, error.to_string()))?;
+    Ok(Operand {
+        kind: element.kind,
+        canonical,
+        is_nan: Number::of(element) == Some(Number::Nan),
+    })
+}
+
+/// The values of an `$in`.
+fn choices(path: &str, element: &Element<'_>) -> Result<Vec<Operand>, SpecError> {
+    let mut operands = Vec::new();
+    for element in array(element, "$in needs an array")? {
+        match element.kind {
+            ElementType::RegularExpression => {
+                return Err(SpecError::FilterUnsupported {
+                    what: format!("a regular expression in $in (on '{path}')"),
+                });
+            }
+            ElementType::Undefined => {
+                return Err(SpecError::refused(
+                    BAD_VALUE,
+                    "InMatchExpression equality cannot be undefined",
+                ));
+            }
+            _ if operators(&element)?.is_some() => {
+                return Err(SpecError::refused(BAD_VALUE, "cannot nest $ under $in"));
+            }
+            _ => operands.push(operand(path, &element)?),
+        }
+    }
+    Ok(operands)
+}
+
+/// `$all`: an equality with each of its values.
+fn all(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> {
+    let mut parts = Vec::new();
+    for element in array(element, "$all needs an array")? {
+        let has_elem_match =
+            operators(&element)?.is_some_and(|operators| matches!(operators.get("$elemMatch"), Ok(Some(_))));
+        if element.kind == ElementType::RegularExpression || has_elem_match {
+            return Err(not_in_index(&format!(
+                "{path} {}",
+                if has_elem_match { "$elemMatch" } else { "regex" }
+            )));
+        }
+        parts.push(Expression::Test(
+            path.to_owned(),
+            Test::Compare(Operator::Equal, operand(path, &element)?),
+        ));
+    }
+    match parts.is_empty() {
+        true => Err(not_in_index("$alwaysFalse: 1\n")),
+        false => Ok(Expression::And(parts)),
+    }
+}
+
+/// The types of a `$type`: a name, a number or an array of those.
+fn types(path: &str, element: &Element<'_>) -> Result<Types, SpecError> {
+    let mut types = Types::default();
+    if element.kind == ElementType::Array {
+        for element in array(element, "")? {
+            types.add(&element)?;
+        }
+        if types.kinds.is_empty() {
+            return Err(SpecError::refused(
+                FAILED_TO_PARSE,
+                format!("{path} must match at least one type"),
+            ));
+        }
+    } else {
+        types.add(element)?;
+    }
+    Ok(types)
+}
+
+impl Types {
+    fn add(&mut self, element: &Element<'_>) -> Result<(), SpecError> {
+        let bad = |message: String| Err(SpecError::refused(BAD_VALUE, message));
+        if let Some(name) = element.as_str() {
+            return match (
+                name,
+                ALL_TYPES.iter().find(|kind| super::super::type_name(**kind) == name),
+            ) {
+                ("number", _) => {
+                    self.kinds.extend(NUMBERS);
+                    Ok(())
+                }
+                (_, Some(kind)) => {
+                    self.kinds.push(*kind);
+                    Ok(())
+                }
+                ("missing", None) => bad(
+                    "'missing' is not a legal type name. To query for non-existence of a field, use {$exists:false}."
+                        .to_owned(),
+                ),
+                (_, None) => bad(format!("Unknown type name alias: {name}")),
+            };
+        }
+        let Some(number) = Number::of(element) else {
+            let message = "type must be represented as a number or a string";
+            return Err(SpecError::refused(TYPE_MISMATCH, message));
+        };
+        let code = |kind: &&ElementType| i64::from(**kind as u8 as i8);
+        match ALL_TYPES.iter().find(|kind| number.is_equal_to(code(kind))) {
+            Some(kind) => self.kinds.push(*kind),
+            None if number.is_zero() => {
+                return bad("Invalid numerical type code: 0. Instead use {$exists:false}.".to_owned());
+            }
+            None => return bad("Invalid numerical type code".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+const NUMBERS: [ElementType; 4] = [
+    ElementType::Double,
+    ElementType::Int32,
+    ElementType::Int64,
+    ElementType::Decimal128,
+];
+
+const ALL_TYPES: [ElementType; 21] = [
+    ElementType::Double,
+    ElementType::String,
+    ElementType::EmbeddedDocument,
+    ElementType::Array,
+    ElementType::Binary,
+    ElementType::Undefined,
+    ElementType::ObjectId,
+    ElementType::Boolean,
+    ElementType::DateTime,
+    ElementType::Null,
+    ElementType::RegularExpression,
+    ElementType::DbPointer,
+    ElementType::JavaScriptCode,
+    ElementType::Symbol,
+    ElementType::JavaScriptCodeWithScope,
+    ElementType::Int32,
+    ElementType::Timestamp,
+    ElementType::Int64,
+    ElementType::Decimal128,
+    ElementType::MinKey,
+    ElementType::MaxKey,
+];
+
+fn is_true(element: &Element<'_>) -> bool {
+    match Number::of(element) {
+        Some(number) => !number.is_zero(),
+        None => element.is_truthy(),
+    }
+}
+
+fn array<'a>(element: &Element<'a>, otherwise: &str) -> Result<Vec<Element<'a>>, SpecError> {
+    if element.kind != ElementType::Array {
+        return Err(SpecError::refused(BAD_VALUE, otherwise));
+    }
+    elements(Doc::new(element.value).map_err(super::super::not_bson)?).collect()
+}
+
+fn elements(document: Doc<'_>) -> impl Iterator<Item = Result<Element<'_>, SpecError>> {
+    document
+        .elements()
+        .map(|element| element.map_err(super::super::not_bson))
+}
+
+fn name<'a>(element: &Element<'a>) -> Result<&'a str, SpecError> {
+    std::str::from_utf8(element.name).map_err(|_| SpecError::FilterUnsupported {
+        what: "a field name that isn't UTF-8".to_owned(),
+    })
+}
+
+fn not_in_index(expression: &str) -> SpecError {
+    let message = format!("Expression not supported in partial index: {expression}");
+    SpecError::refused(CANNOT_CREATE_INDEX, message)
+}

@@ -1,0 +1,229 @@
+//! Keys: the tuples of values that must be unique, and the reservations' `_id`s that stand for them.
+//!
+//! A key's identity is its canonical form. A reservation's `_id` is made of the values themselves, so that a reader of
+//! the proxy collection sees them, and so that the server's own comparison of `_id`s agrees with ours. What the server
+//! refuses or confuses inside an `_id` is encoded so that distinct keys stay distinct, and the encoding can be undone.
+
+use std::cmp::Ordering;
+use std::hash::{Hash, Hasher};
+
+use bson::spec::ElementType;
+use bson::{RawDocument, RawDocumentBuf};
+use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::canonical::Canonical;
+use super::rewrite::{self, Names};
+use super::{Constraint, KeyError, Sharding};
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// The longest canonical form, in bytes, whose values a reservation holds themselves.
+///
+/// The server takes an `_id` of about 8 MB at most (the oplog has it twice). Far below that, reservations want to be
+/// small: they travel many at a time, and a reply that refuses them all repeats their keys. The limit is one on the
+/// canonical form, as that is the same for all equal keys.
+pub const MAX_VERBATIM_BYTES: usize = 4096;
+/// The deepest value that a reservation holds itself: inside an `_id` it stands two levels deeper than it stood in its
+/// document, and the server refuses documents of more than 180 levels.
+pub const MAX_VERBATIM_DEPTH: usize = 100;
+/// What the canonical form of a digest starts with; no value's does.
+const DIGEST: u8 = 0;
+
+/// One key of one constraint: a value for each of its fields.
+///
+/// Equal, hashed and ordered by what the server calls equal, its number types and the like aside; the order is that of
+/// the index, except that keys too large to be held verbatim come first.
+#[derive(Debug, Clone)]
+pub struct Key {
+    canonical: Vec<u8>,
+    /// A document with the constraint's paths as names. Not there for a large key that was read from a reservation.
+    values: Option<Vec<u8>>,
+    sharding: Sharding,
+}
+
+/// Why a reservation's `_id` can't be read as a key of the constraint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReservationIdError {
+    /// It is no well-formed BSON.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// It lacks `k`, or `k` isn't a document of the constraint's paths (or a digest).
+    #[error("a reservation's _id doesn't have the constraint's fields")]
+    Shape,
+    /// Its `h` isn't the bucket of its `k`: it was written by something else than this version of Keyward.
+    #[error("a reservation's _id has h {found:?}, its key has {expected:?}")]
+    Bucket {
+        /// What it says.
+        found: Option<i64>,
+        /// What the key has.
+        expected: Option<i32>,
+    },
+    /// Its values nest deeper than any that the server stores.
+    #[error("a reservation's key nests too deep")]
+    TooDeep,
+}
+
+impl Key {
+    /// The key of `values`, and its canonical form in full, by which the keys of one document are ordered.
+    pub(super) fn new<'d>(
+        constraint: &Constraint,
+        values: &mut dyn Iterator<Item = Element<'d>>,
+    ) -> Result<(Vec<u8>, Self), KeyError> {
+        let mut full = Vec::with_capacity(64);
+        let mut copy = Builder::new();
+        let mut canonical = Canonical::new(&mut full, constraint.collation);
+        for (field, value) in constraint.fields.iter().zip(values) {
+            canonical.append(&value, field.descending)?;
+            rewrite::append(&mut copy, field.path.as_bytes(), &value, Names::Keep)?;
+        }
+        let too_deep = canonical.deepest() > MAX_VERBATIM_DEPTH;
+        let canonical = match too_deep || full.len() > MAX_VERBATIM_BYTES {
+            true => [&[DIGEST], &Sha256::digest(&full)[..]].concat(),
+            false => full.clone(),
+        };
+        let values = Some(copy.finish());
+        let sharding = constraint.sharding;
+        Ok((
+            full,
+            Key {
+                canonical,
+                values,
+                sharding,
+            },
+        ))
+    }
+
+    /// Bytes that are equal for two keys exactly where the server calls the keys equal.
+    ///
+    /// For a key over [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`]: a zero and a SHA-256.
+    pub fn canonical(&self) -> &[u8] {
+        &self.canonical
+    }
+
+    /// The values, as a document with the constraint's paths as names; nothing for a large key read from a reservation.
+    pub fn values(&self) -> Option<Doc<'_>> {
+        self.values.as_deref().and_then(|bytes| Doc::new(bytes).ok())
+    }
+
+    /// Where the key lies in a proxy collection that is spread by hash: 0 to 65,535.
+    ///
+    /// A hash of the canonical form, and so equal for all keys that are equal: no two equal keys can end up on two
+    /// shards. (A hash by whole parts of numbers, like the server's, would do that, too, but prices from 9.00 to 9.99
+    /// would all lie together.) It is stored, so neither the canonical form nor the hash may ever change for a format
+    /// of definition that is in use; see [`Constraint::definition`].
+    pub fn bucket(&self) -> i32 {
+        // The top 16 bits: they fit any int32.
+        (xxh3_64(&self.canonical) >> 48) as i32
+    }
+
+    /// The `_id` of the key's reservation: `{h: <bucket>, k: {<path>: <value>, …}}`, without `h` where the proxy
+    /// collection is a plain range.
+    ///
+    /// - Names inside the values that start with `$` or `%` get a `%` before them.
+    /// - Instead of the document, `k` is a binary with the SHA-256 of the canonical form for a key over
+    ///   [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`].
+    pub fn reservation_id(&self) -> RawDocumentBuf {
+        let mut builder = Builder::new();
+        if self.sharding == Sharding::Hashed {
+            builder.int32("h", self.bucket());
+        }
+        match (&*self.canonical, self.values()) {
+            ([DIGEST, digest @ ..], _) => append_digest(&mut builder, digest),
+            (_, Some(values)) => {
+                builder.open(ElementType::EmbeddedDocument, b"k");
+                for element in values.elements().flatten() {
+                    rewrite::append(&mut builder, element.name, &element, Names::Escape)
+                        .expect("the values were copied, so they were well-formed");
+                }
+                builder.close();
+            }
+            (_, None) => unreachable!("only a digest is without values"),
+        }
+        RawDocumentBuf::from_bytes(builder.finish()).expect("the builder made a document")
+    }
+
+    /// The key that `id`, a reservation's `_id`, stands for.
+    ///
+    /// # Errors
+    /// [`ReservationIdError`] if [`Key::reservation_id`] can't have made it for this constraint.
+    pub fn from_reservation_id(constraint: &Constraint, id: &RawDocument) -> Result<Self, ReservationIdError> {
+        let id = Doc::new(id.as_bytes())?;
+        let held = id.get("k")?.ok_or(ReservationIdError::Shape)?;
+        let key = match held.kind {
+            ElementType::EmbeddedDocument => Self::from_values(constraint, Doc::new(held.value)?)?,
+            ElementType::Binary => Self::from_digest(constraint, held.value)?,
+            _ => return Err(ReservationIdError::Shape),
+        };
+        let found = id.get("h")?.map(|bucket| bucket.as_whole_number().unwrap_or(-1));
+        let expected = (constraint.sharding == Sharding::Hashed).then(|| key.bucket());
+        match found == expected.map(i64::from) {
+            true => Ok(key),
+            false => Err(ReservationIdError::Bucket { found, expected }),
+        }
+    }
+
+    fn from_values(constraint: &Constraint, escaped: Doc<'_>) -> Result<Self, ReservationIdError> {
+        let mut copy = Builder::new();
+        for element in escaped.elements() {
+            let element = element?;
+            rewrite::append(&mut copy, element.name, &element, Names::Unescape)?;
+        }
+        let values = copy.finish();
+        let elements = Doc::new(&values)?.elements().collect::<Result<Vec<_>, _>>()?;
+        let names = elements.iter().map(|element| element.name);
+        if !names.eq(constraint.fields.iter().map(|field| field.path.as_bytes())) {
+            return Err(ReservationIdError::Shape);
+        }
+        match Key::new(constraint, &mut elements.into_iter()) {
+            Ok((_, key)) if key.canonical[0] != DIGEST => Ok(key),
+            Ok(_) => Err(ReservationIdError::Shape),
+            Err(KeyError::Malformed(malformed)) => Err(malformed.into()),
+            Err(_) => Err(ReservationIdError::TooDeep),
+        }
+    }
+
+    fn from_digest(constraint: &Constraint, binary: &[u8]) -> Result<Self, ReservationIdError> {
+        match binary {
+            [_, _, _, _, 0, digest @ ..] if digest.len() == 32 => Ok(Key {
+                canonical: [&[DIGEST], digest].concat(),
+                values: None,
+                sharding: constraint.sharding,
+            }),
+            _ => Err(ReservationIdError::Shape),
+        }
+    }
+}
+
+fn append_digest(builder: &mut Builder, digest: &[u8]) {
+    let mut value = Vec::with_capacity(digest.len() + 5);
+    value.extend_from_slice(&(digest.len() as i32).to_le_bytes());
+    value.push(0);
+    value.extend_from_slice(digest);
+    builder.append(ElementType::Binary, b"k", &value);
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.canonical == other.canonical
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.canonical.hash(state);
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.canonical.cmp(&other.canonical)
+    }
+}

@@ -1,0 +1,300 @@
+//! Constraints: what a key is, and when two are the same.
+//!
+//! It turns an index specification into a checked [`Constraint`], a document into the [`Key`]s that it holds, and a key
+//! into a reservation's `_id` or into the error that a client sees when the key is taken. All of it is what a native
+//! unique index of the server does, or it is refused when the constraint is made. Pure: no input, no output, no clock.
+
+mod canonical;
+mod collation;
+mod duplicate;
+mod extract;
+mod filter;
+mod key;
+mod number;
+mod rewrite;
+mod spec;
+mod text;
+
+use bson::{Document, RawDocument, RawDocumentBuf, doc, spec::ElementType};
+
+use self::collation::Collation;
+use self::filter::Filter;
+use crate::namespace::Namespace;
+use crate::raw::{Doc, Malformed};
+
+pub use self::duplicate::DuplicateKey;
+pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
+pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
+
+use self::spec::Field;
+
+/// What the names of proxy collections start with.
+pub const PROXY_PREFIX: &str = "keyward.";
+
+/// The version of everything that is stored: canonical form, bucket, escapes. A Keyward refuses another one's.
+const FORMAT: i32 = 1;
+
+/// A unique key on one collection, checked.
+#[derive(Debug, Clone)]
+pub struct Constraint {
+    namespace: Namespace,
+    name: String,
+    key_pattern: RawDocumentBuf,
+    fields: Vec<Field>,
+    sparse: bool,
+    filter: Option<Filter>,
+    collation: Collation,
+    sharding: Sharding,
+    strategy: Option<Strategy>,
+    definition: Document,
+}
+
+/// Why the server refuses a document before any key is compared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Two of the index's paths lead through two arrays.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    ParallelArrays {
+        /// The array that the later field of the index leads through.
+        later: Vec<u8>,
+        /// The array that an earlier one does.
+        earlier: Vec<u8>,
+    },
+    /// A numeric path component could be a position or a name.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    AmbiguousField {
+        /// The component.
+        field: Vec<u8>,
+        /// The array, as the server prints it.
+        array: Vec<u8>,
+    },
+    /// A value nests deeper than any that the server stores.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    TooDeep,
+    /// The document isn't BSON.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+impl Constraint {
+    /// Checks `spec` as the server checks an index specification, and that Keyward can keep it.
+    ///
+    /// # Errors
+    /// [`SpecError`], with the server's code and text where the server refuses it, too.
+    pub fn new(namespace: Namespace, spec: IndexSpec) -> Result<Self, SpecError> {
+        check_namespace(&namespace)?;
+        let key_pattern = raw_document(&spec.key)?;
+        let fields = spec::fields(Doc::new(key_pattern.as_bytes()).map_err(not_bson)?)?;
+        let name = spec.index_name()?;
+        spec.check_options()?;
+        let collation = Collation::new(spec.collation.as_ref())?;
+        let filter = spec.partial_filter_expression.as_ref().map(Filter::new).transpose()?;
+        let definition = definition(&namespace, &name, &spec);
+        let constraint = Constraint {
+            namespace,
+            name,
+            key_pattern,
+            fields,
+            sparse: spec.sparse,
+            filter,
+            collation,
+            sharding: spec.sharding,
+            strategy: spec.strategy,
+            definition,
+        };
+        constraint.check_proxy_collection()?;
+        Ok(constraint)
+    }
+
+    /// The protected collection.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The index's name, by which clients know it from errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The key pattern as it was written, its number types included.
+    pub fn key_pattern(&self) -> &RawDocument {
+        &self.key_pattern
+    }
+
+    /// How the proxy collection is spread.
+    pub fn sharding(&self) -> Sharding {
+        self.sharding
+    }
+
+    /// How writes are made one with their reservations, if the operator chose.
+    pub fn strategy(&self) -> Option<Strategy> {
+        self.strategy
+    }
+
+    /// The collection of this constraint's reservations, in the protected collection's database.
+    pub fn proxy_collection(&self) -> Namespace {
+        let collection = format!("{PROXY_PREFIX}{}.{}", self.namespace.collection, self.name);
+        Namespace::new(self.namespace.database.clone(), collection)
+    }
+
+    /// Every path whose change can change a document's keys: the key's fields, then those of the partial filter.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        let of_filter = self.filter.iter().flat_map(Filter::paths);
+        self.fields.iter().map(|field| field.path.as_str()).chain(of_filter)
+    }
+
+    /// The keys that `document` holds, in index order, no two of them equal; none if the index leaves it out.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the server would refuse the document, whatever else the collection holds.
+    pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
+        if let Some(filter) = &self.filter
+            && !filter.matches(document)?
+        {
+            return Ok(Vec::new());
+        }
+        let mut keys = Vec::new();
+        let paths = self.fields.iter().map(|field| field.path.as_str());
+        extract::extract(paths, self.sparse, document, &mut |values| {
+            keys.push(Key::new(self, values)?);
+            Ok(())
+        })?;
+        // Of equal keys the first in the document stays: the one that the server's set keeps.
+        keys.sort_by(|(a, _), (b, _)| a.cmp(b));
+        keys.dedup_by(|(a, _), (b, _)| a == b);
+        Ok(keys.into_iter().map(|(_, key)| key).collect())
+    }
+
+    /// What this constraint is, to be stored in the cluster and compared between Keywards: equal for two constraints
+    /// exactly if they may share a proxy collection.
+    pub fn definition(&self) -> Document {
+        self.definition.clone()
+    }
+
+    /// The error of a document whose `key` is taken.
+    ///
+    /// `key` is one that [`Constraint::keys`] gave, so that it has its values.
+    pub fn duplicate(&self, key: &Key) -> DuplicateKey {
+        DuplicateKey::new(self, key)
+    }
+
+    fn check_proxy_collection(&self) -> Result<(), SpecError> {
+        let proxy_collection = self.proxy_collection();
+        proxy_collection.check()?;
+        if proxy_collection.len() > Namespace::MAX_SHARDED_BYTES {
+            let reason = "the proxy collection's name would be longer than 235 bytes";
+            return Err(SpecError::Name {
+                name: self.name.clone(),
+                reason,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl KeyError {
+    /// The code of the server's error; none for what isn't BSON, which the server refuses before it is a document.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            KeyError::ParallelArrays { .. } => Some(171),
+            KeyError::AmbiguousField { .. } => Some(16746),
+            KeyError::TooDeep => Some(15),
+            KeyError::Malformed(_) => None,
+        }
+    }
+
+    /// The name that a command error gives the code.
+    pub fn code_name(&self) -> Option<&'static str> {
+        match self {
+            KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
+            KeyError::AmbiguousField { .. } => Some("Location16746"),
+            KeyError::TooDeep => Some("Overflow"),
+            KeyError::Malformed(_) => None,
+        }
+    }
+
+    /// The server's text, which need not be UTF-8.
+    pub fn errmsg(&self) -> Vec<u8> {
+        match self {
+            KeyError::ParallelArrays { later, earlier } => {
+                [&b"cannot index parallel arrays ["[..], later, b"] [", earlier, b"]"].concat()
+            }
+            KeyError::AmbiguousField { field, array } => {
+                let text = b"Ambiguous field name found in array (do not use numeric field names in embedded elements \
+                             in an array), field: '";
+                [&text[..], field, b"' for array: ", array].concat()
+            }
+            KeyError::TooDeep => b"cannot insert document because it exceeds 180 levels of nesting".to_vec(),
+            KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
+        }
+    }
+}
+
+fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {
+    namespace.check()?;
+    let reserved = matches!(namespace.database.as_str(), "admin" | "config" | "local")
+        || namespace.collection.starts_with("system.")
+        || namespace.collection.starts_with(PROXY_PREFIX);
+    match reserved {
+        true => Err(SpecError::ReservedNamespace(namespace.to_string())),
+        false => Ok(()),
+    }
+}
+
+fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec) -> Document {
+    let mut definition = doc! {
+        "format": FORMAT,
+        "collection": namespace.to_string(),
+        "name": name,
+        "key": spec.key.clone(),
+        "sparse": spec.sparse,
+    };
+    if let Some(filter) = &spec.partial_filter_expression {
+        definition.insert("partialFilterExpression", filter.clone());
+    }
+    if spec.sharding == Sharding::Ranged {
+        definition.insert("sharding", "ranged");
+    }
+    if spec.strategy == Some(Strategy::Transaction) {
+        definition.insert("strategy", "transaction");
+    }
+    definition
+}
+
+fn raw_document(document: &Document) -> Result<RawDocumentBuf, SpecError> {
+    RawDocumentBuf::try_from(document).map_err(|error| SpecError::refused(2, error.to_string()))
+}
+
+fn not_bson(malformed: Malformed) -> SpecError {
+    SpecError::refused(2, malformed.to_string())
+}
+
+/// The server's name of a type, as `$type` takes it.
+fn type_name(kind: ElementType) -> &'static str {
+    match kind {
+        ElementType::Double => "double",
+        ElementType::String => "string",
+        ElementType::EmbeddedDocument => "object",
+        ElementType::Array => "array",
+        ElementType::Binary => "binData",
+        ElementType::Undefined => "undefined",
+        ElementType::ObjectId => "objectId",
+        ElementType::Boolean => "bool",
+        ElementType::DateTime => "date",
+        ElementType::Null => "null",
+        ElementType::RegularExpression => "regex",
+        ElementType::DbPointer => "dbPointer",
+        ElementType::JavaScriptCode => "javascript",
+        ElementType::JavaScriptCodeWithScope => "javascriptWithScope",
+        ElementType::Int32 => "int",
+        ElementType::Timestamp => "timestamp",
+        ElementType::Int64 => "long",
+        ElementType::Symbol => "symbol",
+        ElementType::Decimal128 => "decimal",
+        ElementType::MaxKey => "maxKey",
+        ElementType::MinKey => "minKey",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Copies values with the names inside them changed, and with the details gone that an index doesn't keep.
+//!
+//! An index of the server stores a value so that it can be told what it was, but for a few details: the names inside an
+//! array become positions, every NaN becomes the plain one, every true the byte 1, a Decimal128 of more than 34 digits
+//! a zero. What the server reports of a key, and what a reservation holds, is that. A copy of a copy is the same.
+
+use std::borrow::Cow;
+
+use bson::spec::ElementType;
+
+use super::canonical::code_with_scope;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// What a copy does to the names of the fields inside documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// Leaves them.
+    Keep,
+    /// Puts a `%` before each name that starts with `$` or `%`: the server takes no `$` there inside an `_id`.
+    Escape,
+    /// Takes that `%` off again.
+    Unescape,
+}
+
+const ESCAPE: u8 = b'%';
+
+impl Names {
+    fn apply(self, name: &[u8]) -> Cow<'_, [u8]> {
+        match (self, name) {
+            (Names::Escape, [b'$' | b'%', ..]) => [&[ESCAPE], name].concat().into(),
+            (Names::Unescape, [b'%', rest @ ..]) => rest.into(),
+            _ => name.into(),
+        }
+    }
+}
+
+/// Appends a copy of `element` to `builder` under `name`, which itself stays as it is.
+///
+/// # Errors
+/// [`Malformed`] if a nested part is.
+pub(super) fn append(builder: &mut Builder, name: &[u8], element: &Element<'_>, names: Names) -> Result<(), Malformed> {
+    let value = element.value;
+    match element.kind {
+        ElementType::EmbeddedDocument => {
+            builder.open(element.kind, name);
+            append_fields(builder, Doc::new(value)?, names)?;
+            builder.close();
+        }
+        ElementType::Array => {
+            builder.open(element.kind, name);
+            let mut position = PositionName::default();
+            for element in Doc::new(value)?.elements() {
+                append(builder, position.next(), &element?, names)?;
+            }
+            builder.close();
+        }
+        ElementType::JavaScriptCodeWithScope => {
+            let (code, scope) = code_with_scope(value)?;
+            let mut copy = Builder::new();
+            append_fields(&mut copy, scope, names)?;
+            let scope = copy.finish();
+            let mut value = Vec::with_capacity(code.len() + scope.len() + 9);
+            value.extend_from_slice(&length_field(code.len() + scope.len() + 9));
+            value.extend_from_slice(&length_field(code.len() + 1));
+            value.extend_from_slice(code);
+            value.push(0);
+            value.extend_from_slice(&scope);
+            builder.append(element.kind, name, &value);
+        }
+        _ => {
+            builder.append(element.kind, name, &plain(element));
+        }
+    }
+    Ok(())
+}
+
+fn append_fields(builder: &mut Builder, document: Doc<'_>, names: Names) -> Result<(), Malformed> {
+    for element in document.elements() {
+        let element = element?;
+        append(builder, &names.apply(element.name), &element, names)?;
+    }
+    Ok(())
+}
+
+/// A value without parts as an index gives it back.
+fn plain<'a>(element: &Element<'a>) -> Cow<'a, [u8]> {
+    match (element.kind, element.value.len()) {
+        (ElementType::Double, 8) => {
+            let number = f64::from_le_bytes(element.value.try_into().unwrap_or_default());
+            if number.is_nan() {
+                f64::NAN.to_le_bytes().to_vec().into()
+            } else {
+                element.value.into()
+            }
+        }
+        (ElementType::Decimal128, 16) => {
+            let bits = u128::from_le_bytes(element.value.try_into().unwrap_or_default());
+            super::number::plain_decimal(bits).to_le_bytes().to_vec().into()
+        }
+        (ElementType::Boolean, 1) if element.value != [0] => (&[1_u8]).into(),
+        _ => element.value.into(),
+    }
+}
+
+fn length_field(size: usize) -> [u8; 4] {
+    i32::try_from(size)
+        .expect("a BSON value stays far below 2 GiB")
+        .to_le_bytes()
+}
+
+/// The names of an array's elements: 0, 1, 2 and so on, without an allocation each.
+#[derive(Debug, Default)]
+struct PositionName {
+    next: usize,
+    text: String,
+}
+
+impl PositionName {
+    fn next(&mut self) -> &[u8] {
+        use std::fmt::Write;
+        self.text.clear();
+        write!(self.text, "{}", self.next).expect("writing to a string doesn't fail");
+        self.next += 1;
+        self.text.as_bytes()
+    }
+}

@@ -1,0 +1,350 @@
+//! What an operator asks for: an index specification as `createIndex({unique: true})` takes it.
+//!
+//! It checks the parts that need no document: the key pattern, the name, how options go together. What the server
+//! refuses is refused here with the server's code and text; what the server takes but Keyward can't keep unique across
+//! shards is refused with a reason of its own, never let by.
+
+use bson::{Bson, Document};
+
+use super::number::Number;
+use crate::namespace::InvalidNamespace;
+use crate::raw::{Doc, Element};
+
+/// How a proxy collection is spread over the shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Sharding {
+    /// By a hash of the key, evenly.
+    #[default]
+    Hashed,
+    /// By the key's own order.
+    Ranged,
+}
+
+/// How a write to the protected collection and its reservations are made one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Reserve, write, and take the reservation back if the write failed.
+    Compensating,
+    /// One transaction of both.
+    Transaction,
+}
+
+/// An index specification as the operator wrote it; unchecked.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct IndexSpec {
+    /// The key pattern: `{email: 1}`.
+    pub key: Document,
+    /// The index's name; without one, the one that `createIndex` would give it.
+    pub name: Option<String>,
+    /// Documents that have none of the fields are left alone.
+    pub sparse: bool,
+    /// Documents that don't match are left alone.
+    pub partial_filter_expression: Option<Document>,
+    /// How strings are compared.
+    pub collation: Option<Document>,
+    /// How the proxy collection is spread.
+    pub sharding: Sharding,
+    /// How writes are made one with their reservations; without one, what suits the deployment.
+    pub strategy: Option<Strategy>,
+}
+
+/// Why an index specification can't be a constraint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// The server refuses such an index.
+    #[error("{message}")]
+    Refused {
+        /// The server's error code.
+        code: i32,
+        /// The server's text, without the `Error in specification … :: caused by ::` before it.
+        message: String,
+    },
+    /// A kind of index that Keyward doesn't know how to keep unique.
+    #[error("an index of type '{index_type}' can't be made unique across shards; use an ascending or descending key")]
+    IndexType {
+        /// The type in the key pattern: `text`, `2d`, `2dsphere`.
+        index_type: String,
+    },
+    /// A collation that isn't supported.
+    #[error("the collation with locale '{locale}' is not supported; use {{locale: \"simple\"}} or none")]
+    CollationUnsupported {
+        /// The locale asked for.
+        locale: String,
+    },
+    /// A partial filter that the server takes but Keyward can't evaluate exactly as the server does.
+    #[error("{what} in partialFilterExpression is not supported")]
+    FilterUnsupported {
+        /// Which part of it.
+        what: String,
+    },
+    /// No constraint can be on this collection.
+    #[error("{0} can't have a constraint: it belongs to MongoDB or to Keyward itself")]
+    ReservedNamespace(String),
+    /// The collection's name, or that of the proxy collection, is invalid.
+    #[error(transparent)]
+    Namespace(#[from] InvalidNamespace),
+    /// The proxy collection can't be named after the index.
+    #[error("the index name '{name}' can't be part of a collection's name ({reason}); give the constraint a name")]
+    Name {
+        /// The index's name.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl SpecError {
+    pub(super) fn refused(code: i32, message: impl Into<String>) -> Self {
+        SpecError::Refused {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+/// The server's CannotCreateIndex.
+pub(super) const CANNOT_CREATE_INDEX: i32 = 67;
+/// The server's InvalidIndexSpecificationOption.
+const INVALID_OPTION: i32 = 197;
+
+/// One field of a key pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Field {
+    pub(super) path: String,
+    pub(super) descending: bool,
+}
+
+impl IndexSpec {
+    /// The name that it has or that `createIndex` gives it.
+    pub(super) fn index_name(&self) -> Result<String, SpecError> {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None if self.is_on_id() => "_id_".to_owned(),
+            None => default_name(&self.key),
+        };
+        match name.as_str() {
+            "" => Err(SpecError::refused(CANNOT_CREATE_INDEX, "index name cannot be empty")),
+            "*" => Err(SpecError::refused(2, "The index name '*' is not valid.")),
+            "_id_" if !self.is_on_id() => {
+                let message =
+                    "The index name '_id_' is reserved for the _id index, which must have key pattern {_id: 1}";
+                Err(SpecError::refused(2, message))
+            }
+            _ if name.contains('\0') => Err(SpecError::refused(
+                CANNOT_CREATE_INDEX,
+                "index name cannot contain NUL bytes",
+            )),
+            _ if name.contains('$') => Err(SpecError::Name {
+                name,
+                reason: "it holds a '$'",
+            }),
+            _ => Ok(name),
+        }
+    }
+
+    /// Checks that the options go together.
+    pub(super) fn check_options(&self) -> Result<(), SpecError> {
+        let partial = self.partial_filter_expression.is_some();
+        if self.is_on_id() && (self.sparse || partial) {
+            let option = if self.sparse {
+                "sparse"
+            } else {
+                "partialFilterExpression"
+            };
+            let message = format!("The field '{option}' is not valid for an _id index specification.");
+            return Err(SpecError::refused(INVALID_OPTION, message));
+        }
+        if self.sparse && partial {
+            let message = r#"cannot mix "partialFilterExpression" and "sparse" options"#;
+            return Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
+        }
+        Ok(())
+    }
+
+    fn is_on_id(&self) -> bool {
+        self.key.len() == 1 && self.key.contains_key("_id")
+    }
+}
+
+/// `createIndex`'s name for a key pattern: `email_1`, `a_1_b_-1`.
+fn default_name(key: &Document) -> String {
+    let parts: Vec<_> = key
+        .iter()
+        .map(|(path, direction)| match direction {
+            Bson::String(text) => format!("{path}_{text}"),
+            Bson::Double(number) => format!("{path}_{number}"),
+            other => format!("{path}_{other}"),
+        })
+        .collect();
+    parts.join("_")
+}
+
+/// The fields of a key pattern, checked in the order in which the server checks them.
+pub(super) fn fields(key: Doc<'_>) -> Result<Vec<Field>, SpecError> {
+    let refused = |message: &str| Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
+    if key.bytes().len() > 2048 {
+        return refused("Index key pattern too large.");
+    }
+    if key.is_empty() {
+        return refused("Index keys cannot be empty.");
+    }
+    let mut fields = Vec::new();
+    for element in key.elements() {
+        let element = element.map_err(|malformed| SpecError::refused(CANNOT_CREATE_INDEX, malformed.to_string()))?;
+        let path = String::from_utf8_lossy(element.name).into_owned();
+        let descending = direction(&element)?;
+        check_path(&path)?;
+        fields.push(Field { path, descending });
+    }
+    if fields.len() > 32 {
+        return Err(SpecError::refused(13103, "too many compound keys"));
+    }
+    Ok(fields)
+}
+
+/// Whether the field is in descending order.
+fn direction(element: &Element<'_>) -> Result<bool, SpecError> {
+    let refused = |message: String| Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
+    match Number::of(element) {
+        Some(Number::Nan) => return refused("Values in the index key pattern cannot be NaN.".to_owned()),
+        Some(number) if number.is_zero() => {
+            return refused("Values in the index key pattern cannot be 0.".to_owned());
+        }
+        Some(number) => return Ok(number.is_negative()),
+        None => {}
+    }
+    match element.as_str() {
+        Some("") => refused("Values in the index key pattern cannot be empty strings".to_owned()),
+        Some("hashed") => {
+            let message = "Currently hashed indexes cannot guarantee uniqueness. Use a regular index.";
+            Err(SpecError::refused(16764, message))
+        }
+        Some(index_type @ ("text" | "2d" | "2dsphere")) => Err(SpecError::IndexType {
+            index_type: index_type.to_owned(),
+        }),
+        Some("geoHaystack") => refused("GeoHaystack indexes cannot be created in version 5.0 and above".to_owned()),
+        Some(other) => refused(format!("Unknown index plugin '{other}'")),
+        None => refused(format!(
+            "Values in v:2 index key pattern cannot be of type {}. Only numbers > 0, numbers < 0, and strings are \
+             allowed.",
+            super::type_name(element.kind)
+        )),
+    }
+}
+
+fn check_path(path: &str) -> Result<(), SpecError> {
+    let refused = |message: &str| Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
+    if path.is_empty() {
+        return refused("Index keys cannot be an empty field.");
+    }
+    if path == "$**" || path.ends_with(".$**") {
+        return refused("Index type 'wildcard' does not support the unique option");
+    }
+    for (position, part) in path.split('.').enumerate() {
+        if part.is_empty() {
+            return refused("Index keys cannot contain an empty field.");
+        }
+        // The fields of a DBRef may be indexed.
+        let of_a_dbref = position > 0 && matches!(part, "$id" | "$ref" | "$db");
+        if part.starts_with('$') && !of_a_dbref {
+            return refused("Index key contains an illegal field name: field name starts with '$'.");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn check(key: Document) -> Result<Vec<Field>, SpecError> {
+        fields(Doc::new(&key.to_vec().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn refuses_what_create_index_refuses_with_its_code_and_text() {
+        for (key, code, text) in [
+            (doc! {}, 67, "Index keys cannot be empty."),
+            (doc! { "a": 0 }, 67, "Values in the index key pattern cannot be 0."),
+            (doc! { "a": -0.0 }, 67, "Values in the index key pattern cannot be 0."),
+            (
+                doc! { "a": f64::NAN },
+                67,
+                "Values in the index key pattern cannot be NaN.",
+            ),
+            (
+                doc! { "a": "" },
+                67,
+                "Values in the index key pattern cannot be empty strings",
+            ),
+            (doc! { "a": "x" }, 67, "Unknown index plugin 'x'"),
+            (
+                doc! { "b": 1, "a": "hashed" },
+                16764,
+                "Currently hashed indexes cannot guarantee uniqueness. Use a regular index.",
+            ),
+            (
+                doc! { "a": true },
+                67,
+                "Values in v:2 index key pattern cannot be of type bool. Only numbers > 0, numbers < 0, and strings are allowed.",
+            ),
+            (
+                doc! { "a": [] },
+                67,
+                "Values in v:2 index key pattern cannot be of type array. Only numbers > 0, numbers < 0, and strings are allowed.",
+            ),
+            (doc! { "": 1 }, 67, "Index keys cannot be an empty field."),
+            (doc! { "a..b": 1 }, 67, "Index keys cannot contain an empty field."),
+            (doc! { ".a": 1 }, 67, "Index keys cannot contain an empty field."),
+            (doc! { "a.": 1 }, 67, "Index keys cannot contain an empty field."),
+            (
+                doc! { "$id": 1 },
+                67,
+                "Index key contains an illegal field name: field name starts with '$'.",
+            ),
+            (
+                doc! { "a.$b": 1 },
+                67,
+                "Index key contains an illegal field name: field name starts with '$'.",
+            ),
+            (
+                doc! { "a.$**": 1 },
+                67,
+                "Index type 'wildcard' does not support the unique option",
+            ),
+            (doc! { "x".repeat(3000): 1 }, 67, "Index key pattern too large."),
+            (
+                (0..33).map(|i| (format!("f{i}"), Bson::Int32(1))).collect(),
+                13103,
+                "too many compound keys",
+            ),
+        ] {
+            assert_eq!(check(key), Err(SpecError::refused(code, text)));
+        }
+        assert!(matches!(check(doc! { "a": "text" }), Err(SpecError::IndexType { .. })));
+    }
+
+    #[test]
+    fn directions_and_dbref_fields() {
+        let key = doc! { "a": 1, "b": -1.5, "c.$id": 1_i64, "d": "-2".parse::<bson::Decimal128>().unwrap() };
+        let descending: Vec<_> = check(key).unwrap().iter().map(|field| field.descending).collect();
+        assert_eq!(descending, [false, true, false, true]);
+    }
+
+    #[test]
+    fn default_names_are_the_drivers() {
+        let name = |key: Document| {
+            IndexSpec {
+                key,
+                ..Default::default()
+            }
+            .index_name()
+        };
+        assert_eq!(name(doc! { "email": 1 }).unwrap(), "email_1");
+        assert_eq!(name(doc! { "a": 1.0, "b.c": -1_i64 }).unwrap(), "a_1_b.c_-1");
+        assert_eq!(name(doc! { "_id": 1 }).unwrap(), "_id_");
+        assert!(matches!(name(doc! { "a.$id": 1 }), Err(SpecError::Name { .. })));
+    }
+}

@@ -1,0 +1,230 @@
+//! What the rest of Keyward relies on, from facts measured on a real server.
+
+use bson::{Bson, doc};
+
+use super::*;
+
+fn constraint(spec: IndexSpec) -> Constraint {
+    Constraint::new(Namespace::new("fa", "c"), spec).unwrap()
+}
+
+fn on(key: Document) -> Constraint {
+    constraint(IndexSpec {
+        key,
+        ..Default::default()
+    })
+}
+
+fn keys(constraint: &Constraint, document: Document) -> Result<Vec<Document>, KeyError> {
+    let bytes = document.to_vec().unwrap();
+    let keys = constraint.keys(Doc::new(&bytes).unwrap())?;
+    let values = keys
+        .iter()
+        .map(|key| bson::deserialize_from_slice(key.values().unwrap().bytes()).unwrap());
+    Ok(values.collect())
+}
+
+#[test]
+fn missing_null_and_undefined() {
+    let email = on(doc! { "email": 1 });
+    assert_eq!(keys(&email, doc! { "x": 1 }).unwrap(), [doc! { "email": Bson::Null }]);
+    assert_eq!(
+        keys(&email, doc! { "email": Bson::Undefined }).unwrap(),
+        [doc! { "email": Bson::Undefined }]
+    );
+    let sparse = constraint(IndexSpec {
+        key: doc! { "a": 1, "b": 1 },
+        sparse: true,
+        ..Default::default()
+    });
+    assert_eq!(keys(&sparse, doc! { "x": 1 }).unwrap(), []);
+    assert_eq!(
+        keys(&sparse, doc! { "a": 1 }).unwrap(),
+        [doc! { "a": 1, "b": Bson::Null }]
+    );
+}
+
+#[test]
+fn arrays_give_a_key_for_each_element_in_index_order() {
+    let descending = on(doc! { "b": -1 });
+    assert_eq!(
+        keys(&descending, doc! { "b": [1, 3, 2, 3.0] }).unwrap(),
+        [doc! { "b": 3 }, doc! { "b": 2 }, doc! { "b": 1 }]
+    );
+    let t = on(doc! { "t": 1 });
+    assert_eq!(keys(&t, doc! { "t": [] }).unwrap(), [doc! { "t": Bson::Undefined }]);
+    assert_eq!(keys(&t, doc! { "t": [[8, 9]] }).unwrap(), [doc! { "t": [8, 9] }]);
+    let pairs = on(doc! { "i.x": 1, "i.y": 1 });
+    assert_eq!(
+        keys(&pairs, doc! { "i": [{ "x": 5 }, { "x": 1, "y": 2 }] }).unwrap(),
+        [doc! { "i.x": 1, "i.y": 2 }, doc! { "i.x": 5, "i.y": Bson::Null }]
+    );
+}
+
+#[test]
+fn numeric_components_are_positions_or_names() {
+    let first = on(doc! { "a.0": 1 });
+    assert_eq!(keys(&first, doc! { "a": [7, 8] }).unwrap(), [doc! { "a.0": 7 }]);
+    assert_eq!(keys(&first, doc! { "a": { "0": 7 } }).unwrap(), [doc! { "a.0": 7 }]);
+    assert_eq!(keys(&first, doc! { "a": [] }).unwrap(), [doc! { "a.0": Bson::Null }]);
+    assert_eq!(
+        keys(&first, doc! { "a": [[7, 8], 9] }).unwrap(),
+        [doc! { "a.0": [7, 8] }]
+    );
+    let error = keys(&first, doc! { "a": [{ "0": 77 }] }).unwrap_err();
+    assert_eq!(error.code(), Some(16746));
+    assert_eq!(
+        error.to_string(),
+        "Ambiguous field name found in array (do not use numeric field names in embedded elements in an array), \
+         field: '0' for array: { 0: { 0: 77 } }"
+    );
+}
+
+#[test]
+fn parallel_arrays_are_refused() {
+    let error = keys(&on(doc! { "a": 1, "t": 1 }), doc! { "a": [1], "t": [] }).unwrap_err();
+    assert_eq!(
+        (error.code(), error.to_string().as_str()),
+        (Some(171), "cannot index parallel arrays [t] [a]")
+    );
+    let error = keys(&on(doc! { "p.i": 1, "p.j": 1 }), doc! { "p": { "i": [1], "j": [2] } }).unwrap_err();
+    assert_eq!(error.to_string(), "cannot index parallel arrays [j] [i]");
+}
+
+#[test]
+fn the_error_reads_as_the_servers() {
+    let email = on(doc! { "email": 1.0, "p.q": -1 });
+    let bytes = doc! { "email": "x@x" }.to_vec().unwrap();
+    let keys = email.keys(Doc::new(&bytes).unwrap()).unwrap();
+    let mut entry = crate::raw::Builder::new();
+    entry.int32("index", 1).int32("code", DuplicateKey::CODE);
+    email.duplicate(&keys[0]).append_to_write_error(&mut entry);
+    let entry: Document = bson::deserialize_from_slice(&entry.finish()).unwrap();
+    let errmsg =
+        r#"E11000 duplicate key error collection: fa.c index: email_1_p.q_-1 dup key: { email: "x@x", p.q: null }"#;
+    let expected = doc! {
+        "index": 1, "code": 11000, "errmsg": errmsg,
+        "keyPattern": { "email": 1.0, "p.q": -1 }, "keyValue": { "email": "x@x", "p.q": Bson::Null },
+    };
+    assert_eq!(entry, expected);
+}
+
+#[test]
+fn a_reservation_id_holds_the_values_and_leads_back_to_the_key() {
+    for sharding in [Sharding::Hashed, Sharding::Ranged] {
+        let v = constraint(IndexSpec {
+            key: doc! { "v": 1, "p.q": -1 },
+            sharding,
+            ..Default::default()
+        });
+        for value in [
+            Bson::from("x"),
+            doc! { "$a": 1, "%b": [{ "%$c": 1, "$ref": { "$x": 2 } }], "c": 1 }.into(),
+            "long".repeat(2000).into(),
+            (0..150).fold(Bson::from(1), |inner, _| doc! { "a": inner }.into()),
+        ] {
+            let bytes = doc! { "v": value.clone() }.to_vec().unwrap();
+            let key = v.keys(Doc::new(&bytes).unwrap()).unwrap().remove(0);
+            let id = key.reservation_id();
+            assert!(id.as_bytes().len() < 5000);
+            let back = Key::from_reservation_id(&v, &id).unwrap();
+            assert_eq!(back, key);
+            assert_eq!(back.reservation_id(), id);
+            assert_eq!(id.get("h").unwrap().is_some(), sharding == Sharding::Hashed);
+        }
+    }
+    let plain = on(doc! { "v": 1 });
+    let bytes = doc! { "v": { "$a": 1, "a": 2 } }.to_vec().unwrap();
+    let key = plain.keys(Doc::new(&bytes).unwrap()).unwrap().remove(0);
+    let id: Document = bson::deserialize_from_slice(key.reservation_id().as_bytes()).unwrap();
+    assert_eq!(id, doc! { "h": key.bucket(), "k": { "v": { "%$a": 1, "a": 2 } } });
+}
+
+#[test]
+fn a_foreign_reservation_id_is_refused() {
+    let v = on(doc! { "v": 1 });
+    for id in [
+        doc! {},
+        doc! { "h": 1 },
+        doc! { "h": 1, "k": { "v": 1 } },
+        doc! { "k": { "v": 1 } },
+        doc! { "h": 1, "k": { "w": 1 } },
+        doc! { "h": 1, "k": 5 },
+        doc! { "h": 1, "k": {} },
+    ] {
+        let id = RawDocumentBuf::try_from(&id).unwrap();
+        assert!(Key::from_reservation_id(&v, &id).is_err(), "{id:?}");
+    }
+}
+
+#[test]
+fn a_partial_filter_decides_which_documents_count() {
+    let partial = constraint(IndexSpec {
+        key: doc! { "email": 1 },
+        partial_filter_expression: Some(doc! { "status": "active", "age": { "$gte": 18 } }),
+        ..Default::default()
+    });
+    assert_eq!(partial.paths().collect::<Vec<_>>(), ["email", "status", "age"]);
+    assert_eq!(
+        keys(&partial, doc! { "email": 1, "status": "active", "age": 18.0 })
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(
+        keys(&partial, doc! { "email": 1, "status": ["x", "active"], "age": 20 })
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(
+        keys(&partial, doc! { "email": 1, "status": "active", "age": "x" })
+            .unwrap()
+            .len(),
+        0
+    );
+    assert_eq!(
+        keys(&partial, doc! { "email": 1, "status": "active" }).unwrap().len(),
+        0
+    );
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let refused =
+        |namespace: &str, spec: IndexSpec| Constraint::new(Namespace::parse(namespace).unwrap(), spec).unwrap_err();
+    let key = doc! { "a": 1 };
+    let both = IndexSpec {
+        key: key.clone(),
+        sparse: true,
+        partial_filter_expression: Some(doc! {}),
+        ..Default::default()
+    };
+    let message = r#"cannot mix "partialFilterExpression" and "sparse" options"#;
+    assert_eq!(refused("a.b", both), SpecError::refused(67, message));
+    let collated = IndexSpec {
+        key: key.clone(),
+        collation: Some(doc! { "locale": "en" }),
+        ..Default::default()
+    };
+    assert!(matches!(
+        refused("a.b", collated),
+        SpecError::CollationUnsupported { .. }
+    ));
+    let plain = IndexSpec {
+        key,
+        ..Default::default()
+    };
+    assert!(matches!(
+        refused("a.keyward.b", plain.clone()),
+        SpecError::ReservedNamespace(_)
+    ));
+    assert!(matches!(
+        refused("config.b", plain.clone()),
+        SpecError::ReservedNamespace(_)
+    ));
+    assert!(matches!(
+        refused(&format!("a.{}", "b".repeat(225)), plain),
+        SpecError::Name { .. }
+    ));
+}

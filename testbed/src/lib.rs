@@ -1,1 +1,21 @@
-//! A throwaway sharded MongoDB cluster for tests and the demo.
+//! A throwaway sharded MongoDB cluster for tests and the demo: real `mongod`s as config server and shards, and a
+//! `mongos`, the real one where it is installed, else a stand-in that runs inside the calling process.
+//!
+//! Everything started here ends with the process that started it, also when that is killed with -9. The calls block;
+//! [`mongodb::Client`]s are made anew for each caller, because a client belongs to the runtime that it was made on.
+//!
+//! Reading order: [`fetch`] finds the programs, [`process`] runs one of them, [`command`] talks to it, a
+//! [`replica_set`] is several of them, a [`cluster`] several of those and a router.
+
+pub mod cluster;
+pub mod command;
+pub mod fetch;
+pub mod process;
+pub mod replica_set;
+pub mod router;
+
+mod error;
+
+pub use cluster::{Cluster, ClusterBuilder};
+pub use error::Error;
+pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

@@ -1,0 +1,111 @@
+//! What a cluster is started with, and starting it: all processes at once, then the shards are added.
+
+use std::path::PathBuf;
+use std::thread;
+
+use super::{Cluster, Mongos};
+use crate::Error;
+use crate::process::{Port, Workspace};
+use crate::replica_set::{ReplicaSet, ReplicaSetBuilder, Role};
+
+/// What a cluster is started with.
+#[derive(Debug, Clone)]
+pub struct ClusterBuilder {
+    shards: usize,
+    replicas: usize,
+    folder: Option<PathBuf>,
+    port: Option<u16>,
+    parameters: Vec<(String, String)>,
+}
+
+impl Default for ClusterBuilder {
+    fn default() -> Self {
+        ClusterBuilder {
+            shards: 2,
+            replicas: 1,
+            folder: None,
+            port: None,
+            parameters: Vec::new(),
+        }
+    }
+}
+
+impl ClusterBuilder {
+    /// How many shards it has; 2 by default.
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// How many members each shard has; 1 by default. The config server has one.
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    /// Where data and logs lie, and stay; a temporary folder by default.
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// Where the router listens; any free port by default.
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// Sets a server parameter (`--setParameter name=value`) on every `mongod`.
+    pub fn parameter(mut self, name: &str, value: &str) -> Self {
+        self.parameters.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts the cluster, and waits until it can be used through its router.
+    ///
+    /// # Errors
+    /// [`Error`] of the first part that failed; everything started so far is ended.
+    pub fn start(self) -> Result<Cluster, Error> {
+        let port = self.port.map_or_else(Port::lease, Port::lease_exactly)?;
+        let workspace = self
+            .folder
+            .as_deref()
+            .map_or_else(Workspace::temporary, Workspace::kept)?;
+        let mut sets = self.start_replica_sets(&workspace)?;
+        let config_server = sets.remove(0);
+        let mongos = Mongos::start(port, &config_server, workspace.path())?;
+        let cluster = Cluster {
+            mongos,
+            shards: sets,
+            config_server,
+            workspace,
+        };
+        cluster.add_shards()?;
+        Ok(cluster)
+    }
+
+    /// The config server, then the shards.
+    fn start_replica_sets(&self, workspace: &Workspace) -> Result<Vec<ReplicaSet>, Error> {
+        let shards = (0..self.shards).map(|index| self.set(&format!("shard{index}"), self.replicas, Role::Shard));
+        let sets: Vec<_> = std::iter::once(self.set("config", 1, Role::ConfigServer))
+            .chain(shards)
+            .collect();
+        thread::scope(|scope| {
+            let start = |set: ReplicaSetBuilder| scope.spawn(|| set.start_in(workspace.path()));
+            let threads: Vec<_> = sets.into_iter().map(start).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("starting a set doesn't panic"))
+                .collect()
+        })
+    }
+
+    fn set(&self, name: &str, members: usize, role: Role) -> ReplicaSetBuilder {
+        ReplicaSetBuilder {
+            name: name.to_owned(),
+            members,
+            role,
+            parameters: self.parameters.clone(),
+        }
+    }
+}

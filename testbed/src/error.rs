@@ -24,6 +24,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// The testbed's own process is at fault: its output is closed, or a signal handler can't be set.
+    #[error("the testbed's own process failed")]
+    Own(#[from] std::io::Error),
     /// A deadline passed.
     #[error("{what} did not happen within {seconds} s")]
     DeadlinePassed {

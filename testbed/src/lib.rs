@@ -9,6 +9,7 @@
 
 pub mod cluster;
 pub mod command;
+pub mod fail_point;
 pub mod fetch;
 pub mod process;
 pub mod replica_set;
@@ -18,4 +19,5 @@ mod error;
 
 pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
+pub use fetch::{node_project, python};
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

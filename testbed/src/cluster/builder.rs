@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::thread;
 
 use super::{Cluster, Mongos};
+use bson::doc;
+
 use crate::Error;
+use crate::command;
 use crate::process::{Port, Workspace};
 use crate::replica_set::{ReplicaSet, ReplicaSetBuilder, Role};
 
@@ -73,15 +76,15 @@ impl ClusterBuilder {
             .map_or_else(Workspace::temporary, Workspace::kept)?;
         let mut sets = self.start_replica_sets(&workspace)?;
         let config_server = sets.remove(0);
+        add_shards(&config_server, &sets)?;
+        shard_sessions(&config_server)?;
         let mongos = Mongos::start(port, &config_server, workspace.path())?;
-        let cluster = Cluster {
+        Ok(Cluster {
             mongos,
             shards: sets,
             config_server,
             workspace,
-        };
-        cluster.add_shards()?;
-        Ok(cluster)
+        })
     }
 
     /// The config server, then the shards.
@@ -101,11 +104,27 @@ impl ClusterBuilder {
     }
 
     fn set(&self, name: &str, members: usize, role: Role) -> ReplicaSetBuilder {
-        ReplicaSetBuilder {
-            name: name.to_owned(),
-            members,
-            role,
-            parameters: self.parameters.clone(),
-        }
+        ReplicaSetBuilder::new(name, role)
+            .members(members)
+            .parameters(&self.parameters)
     }
+}
+
+/// Does on the config server what `addShard` asks of it, so that no router is needed yet.
+fn add_shards(config_server: &ReplicaSet, shards: &[ReplicaSet]) -> Result<(), Error> {
+    for shard in shards {
+        let connection_string = shard.connection_string();
+        let add = doc! {
+            "_configsvrAddShard": connection_string, "name": shard.name(), "writeConcern": command::majority(),
+        };
+        config_server.run("admin", add)?;
+    }
+    Ok(())
+}
+
+/// Makes `config.system.sessions` now; by itself the config server would in some minutes, and sessions wouldn't be kept.
+fn shard_sessions(config_server: &ReplicaSet) -> Result<(), Error> {
+    config_server
+        .run("admin", doc! { "refreshLogicalSessionCacheNow": 1 })
+        .map(drop)
 }

@@ -3,11 +3,13 @@
 mod builder;
 mod mongos;
 
-use bson::{Document, doc};
+use std::sync::OnceLock;
+
+use bson::Document;
 
 use crate::Error;
-use crate::command::{self, majority};
-use crate::process::Workspace;
+use crate::command;
+use crate::process::{Process, Workspace};
 use crate::replica_set::{ReplicaSet, direct_client};
 
 pub use builder::ClusterBuilder;
@@ -37,6 +39,17 @@ impl Cluster {
         Cluster::builder().start()
     }
 
+    /// A cluster of two shards that all tests of one binary share, started at the first call. Each test takes databases of
+    /// its own, and leaves the processes running.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn shared() -> &'static Cluster {
+        static SHARED: OnceLock<Result<Cluster, Error>> = OnceLock::new();
+        let shared = SHARED.get_or_init(Cluster::start).as_ref();
+        shared.unwrap_or_else(|error| panic!("the shared cluster can't be started: {error}"))
+    }
+
     /// The router.
     pub fn mongos(&self) -> &Mongos {
         &self.mongos
@@ -62,6 +75,22 @@ impl Cluster {
         &self.shards
     }
 
+    /// The shard called `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPart`] if there is none.
+    pub fn shard(&self, name: &str) -> Result<&ReplicaSet, Error> {
+        let shard = self.shards.iter().find(|shard| shard.name() == name);
+        shard.ok_or_else(|| Error::UnknownPart(name.to_owned()))
+    }
+
+    /// Every `mongod` of the cluster.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        std::iter::once(&self.config_server)
+            .chain(&self.shards)
+            .flat_map(ReplicaSet::members)
+    }
+
     /// Where data and logs lie.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace
@@ -72,7 +101,7 @@ impl Cluster {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn client(&self) -> mongodb::Client {
-        direct_client(&self.router_address())
+        direct_client(&self.router_address(), None)
     }
 
     /// Runs `command` on the router's `database` and gives the successful reply.
@@ -82,14 +111,10 @@ impl Cluster {
     pub fn run(&self, database: &str, command: Document) -> Result<Document, Error> {
         Ok(command::run(&self.router_address(), database, command)?)
     }
+}
 
-    fn add_shards(&self) -> Result<(), Error> {
-        for shard in &self.shards {
-            let add = doc! {
-                "_configsvrAddShard": shard.connection_string(), "name": shard.name(), "writeConcern": majority(),
-            };
-            self.config_server.run("admin", add)?;
-        }
-        Ok(())
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.processes().for_each(Process::begin_kill);
     }
 }

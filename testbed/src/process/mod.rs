@@ -140,6 +140,11 @@ impl Process {
         self.port.address()
     }
 
+    /// Gives it further arguments from its next start on.
+    pub(crate) fn add_arguments(&mut self, arguments: impl IntoIterator<Item = OsString>) {
+        self.arguments.extend(arguments);
+    }
+
     /// Its process id, if it runs.
     pub fn id(&self) -> Option<u32> {
         self.child().as_ref().map(Child::id)
@@ -275,6 +280,13 @@ impl Process {
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Process {
+    /// Tells it to be gone without waiting for that, where several are to go at once.
+    pub(crate) fn begin_kill(&self) {
+        let _ = self.signal(Signal::SIGKILL);
     }
 }
 

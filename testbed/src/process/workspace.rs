@@ -1,47 +1,52 @@
 //! The folder of one cluster's data and logs: a temporary one that is removed with the cluster, or a given one that stays.
 //!
-//! A process killed with -9, or one that ends with a cluster in a static, can't remove its temporary folder. So each
-//! holds a lock on a file in its own, and whoever makes the next one removes those that nobody holds any more.
+//! A process killed with -9, or one that ends with a cluster in a static, can't remove its temporary folder. So a small
+//! shell does it: it waits for the end of a pipe that only this process holds open.
 
-use std::fs::{self, File};
+use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-
-use nix::fcntl::{Flock, FlockArg};
-use tempfile::TempDir;
+use std::process::{Child, Command, Stdio};
 
 use super::ProcessError;
 
-const PREFIX: &str = "keyward-testbed-";
-const LOCK_FILE: &str = "in-use";
+/// Servers that are being killed may still make a file while their folder is removed: then it is tried again.
+const REMOVE_AT_END_OF_INPUT: &str =
+    r#"trap '' HUP INT TERM; cat; for try in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep 0.2; done"#;
 
 /// Where a cluster keeps its data and logs.
 #[derive(Debug)]
 pub struct Workspace {
     path: PathBuf,
-    temporary: Option<(Flock<File>, TempDir)>,
+    remover: Option<Child>,
 }
 
 impl Workspace {
-    /// A new temporary folder, removed on drop; folders of processes that are gone are removed now.
+    /// A new temporary folder, removed on drop and when this process ends, however it ends.
     ///
     /// # Errors
     /// [`ProcessError::File`] if it can't be made.
     pub fn temporary() -> Result<Workspace, ProcessError> {
         let parent = std::env::temp_dir();
-        remove_abandoned(&parent);
         let failed = |source| ProcessError::File {
             path: parent.clone(),
             source,
         };
         let folder = tempfile::Builder::new()
-            .prefix(PREFIX)
+            .prefix("keyward-testbed-")
             .tempdir_in(&parent)
             .map_err(failed)?;
-        let file = File::create(folder.path().join(LOCK_FILE)).map_err(failed)?;
-        let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(errno.into()))?;
+        let mut remover = Command::new("sh");
+        remover.args(["-c", REMOVE_AT_END_OF_INPUT]).arg(folder.path());
+        remover
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // Out of reach of a terminal's Ctrl-C, which is meant for the testbed.
+        let remover = remover.process_group(0).spawn().map_err(failed)?;
         Ok(Workspace {
-            path: folder.path().to_owned(),
-            temporary: Some((lock, folder)),
+            path: folder.keep(),
+            remover: Some(remover),
         })
     }
 
@@ -60,7 +65,7 @@ impl Workspace {
         }
         Ok(Workspace {
             path: path.canonicalize().map_err(failed)?,
-            temporary: None,
+            remover: None,
         })
     }
 
@@ -68,29 +73,15 @@ impl Workspace {
     pub fn path(&self) -> &Path {
         &self.path
     }
-
-    /// Whether the folder goes when this value is dropped.
-    pub fn is_temporary(&self) -> bool {
-        self.temporary.is_some()
-    }
 }
 
-/// Removes the temporary folders below `parent` whose maker is gone. What can't be removed is left: it is a nuisance,
-/// not an error.
-fn remove_abandoned(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_abandoned(&entry.path()) {
-            let _ = fs::remove_dir_all(entry.path());
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if let Some(remover) = &mut self.remover {
+            drop(remover.stdin.take());
+            let _ = remover.wait();
         }
     }
-}
-
-/// A folder without the lock file is one that is being made right now (or no workspace at all).
-fn is_abandoned(folder: &Path) -> bool {
-    let Ok(file) = File::open(folder.join(LOCK_FILE)) else {
-        return false;
-    };
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok()
 }
 
 #[cfg(test)]
@@ -98,30 +89,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn abandoned_folders_go_and_others_stay() {
-        let parent = tempfile::tempdir().unwrap();
-        let folder = |name: &str| {
-            let path = parent.path().join(name);
-            fs::create_dir(&path).unwrap();
-            path
-        };
-        let (abandoned, held, new, foreign) = (
-            folder("keyward-testbed-1"),
-            folder("keyward-testbed-2"),
-            folder("keyward-testbed-3"),
-            folder("something-else"),
-        );
-        File::create(abandoned.join(LOCK_FILE)).unwrap();
-        File::create(foreign.join(LOCK_FILE)).unwrap();
-        let lock = Flock::lock(
-            File::create(held.join(LOCK_FILE)).unwrap(),
-            FlockArg::LockExclusiveNonblock,
-        )
-        .unwrap();
-        remove_abandoned(parent.path());
-        assert!(!abandoned.exists());
-        assert!(held.exists() && new.exists() && foreign.exists());
-        drop(lock);
+    fn a_temporary_folder_goes_with_what_is_in_it() {
+        let workspace = Workspace::temporary().unwrap();
+        let path = workspace.path().to_owned();
+        fs::write(path.join("x"), "x").unwrap();
+        drop(workspace);
+        assert!(!path.exists());
     }
 
     #[test]
@@ -130,7 +103,7 @@ mod tests {
         let path = parent.path().join("a/b");
         drop(Workspace::kept(&path).unwrap());
         assert!(path.exists());
-        File::create(path.join("x")).unwrap();
+        fs::write(path.join("x"), "x").unwrap();
         assert!(matches!(Workspace::kept(&path), Err(ProcessError::FolderInUse(_))));
     }
 }

@@ -1,0 +1,202 @@
+//! What a replica set is started with, and starting it: all members at once, then initiated, then waited for.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+use bson::{Bson, Document, doc};
+
+use super::{ReplicaSet, User};
+use crate::Error;
+use crate::command;
+use crate::fetch;
+use crate::process::{Process, ProcessError, Workspace};
+
+/// What a replica set is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Plain,
+    Shard,
+    ConfigServer,
+}
+
+/// What a replica set is started with.
+#[derive(Debug, Clone)]
+pub struct ReplicaSetBuilder {
+    name: String,
+    members: usize,
+    role: Role,
+    parameters: Vec<(String, String)>,
+    root: Option<User>,
+}
+
+impl ReplicaSetBuilder {
+    pub(crate) fn new(name: &str, role: Role) -> Self {
+        ReplicaSetBuilder {
+            name: name.to_owned(),
+            members: 1,
+            role,
+            parameters: Vec::new(),
+            root: None,
+        }
+    }
+
+    /// How many members it has; 1 by default.
+    pub fn members(mut self, members: usize) -> Self {
+        self.members = members;
+        self
+    }
+
+    /// Sets a server parameter (`--setParameter name=value`) on every member.
+    pub fn parameter(mut self, name: &str, value: &str) -> Self {
+        self.parameters.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn parameters(mut self, parameters: &[(String, String)]) -> Self {
+        self.parameters.extend_from_slice(parameters);
+        self
+    }
+
+    /// Turns access control on, with one user who may do everything; it is off by default.
+    ///
+    /// What needs a privilege then goes through a client ([`ReplicaSet::client`] has the user's), not through
+    /// [`ReplicaSet::run`], which doesn't authenticate.
+    pub fn root_user(mut self, name: &str, password: &str) -> Self {
+        self.root = Some(User {
+            name: name.to_owned(),
+            password: password.to_owned(),
+        });
+        self
+    }
+
+    /// Starts it in a temporary folder of its own, and waits until it has a primary that takes majority writes and every
+    /// other member follows it.
+    ///
+    /// # Errors
+    /// [`Error`] if a member doesn't start, or one isn't ready within a minute.
+    pub fn start(self) -> Result<ReplicaSet, Error> {
+        let workspace = Workspace::temporary()?;
+        let mut set = self.start_in(workspace.path())?;
+        set.workspace = Some(workspace);
+        Ok(set)
+    }
+
+    /// Starts it in `folder`, which somebody else keeps and removes.
+    pub(crate) fn start_in(self, folder: &Path) -> Result<ReplicaSet, Error> {
+        let members = self.start_members(folder)?;
+        let mut set = ReplicaSet {
+            name: self.name.clone(),
+            members,
+            root: None,
+            workspace: None,
+        };
+        command::run(
+            &set.members[0].address(),
+            "admin",
+            doc! { "replSetInitiate": self.configuration(&set) },
+        )?;
+        set.wait_until_whole()?;
+        if let Some(root) = &self.root {
+            create_root(&set, root)?;
+            self.turn_access_control_on(&mut set, folder)?;
+            set.root = self.root;
+        }
+        Ok(set)
+    }
+
+    fn start_members(&self, folder: &Path) -> Result<Vec<Process>, Error> {
+        let program = fetch::mongod()?;
+        let started: Vec<_> = thread::scope(|scope| {
+            let start = |index| self.start_member(&program, folder, index);
+            let threads: Vec<_> = (0..self.members)
+                .map(|index| scope.spawn(move || start(index)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("starting a member doesn't panic"))
+                .collect()
+        });
+        Ok(started.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    fn start_member(&self, program: &Path, folder: &Path, index: usize) -> Result<Process, ProcessError> {
+        let name = format!("{}-{index}", self.name);
+        let folder = folder.join(&name);
+        fs::create_dir_all(&folder).map_err(|source| ProcessError::File {
+            path: folder.clone(),
+            source,
+        })?;
+        Process::start(&name, program, self.arguments(&folder), &folder, None)
+    }
+
+    fn arguments(&self, folder: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["--replSet".into(), self.name.as_str().into()];
+        match self.role {
+            Role::Plain => {}
+            Role::Shard => arguments.push("--shardsvr".into()),
+            Role::ConfigServer => arguments.push("--configsvr".into()),
+        }
+        arguments.extend([
+            "--dbpath".into(),
+            folder.into(),
+            "--logpath".into(),
+            folder.join("log").into(),
+        ]);
+        arguments.extend(["--logappend", "--bind_ip", "127.0.0.1", "--nounixsocket"].map(OsString::from));
+        // Small, as several of these share a machine: by default each would set 300 MB of journal aside.
+        arguments.extend(["--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "256"].map(OsString::from));
+        arguments.extend(["--wiredTigerEngineConfigString", "log=(file_max=16MB,prealloc=false)"].map(OsString::from));
+        let preset = [
+            ("diagnosticDataCollectionEnabled", "false"),
+            ("enableTestCommands", "1"),
+            // Chunks may move back to where they came from at once.
+            ("orphanCleanupDelaySecs", "0"),
+        ];
+        let preset = preset.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        for (name, value) in preset.iter().chain(&self.parameters) {
+            arguments.extend(["--setParameter".into(), format!("{name}={value}").into()]);
+        }
+        arguments
+    }
+
+    fn configuration(&self, set: &ReplicaSet) -> Document {
+        let member = |(id, host): (i32, String)| Bson::from(doc! { "_id": id, "host": host });
+        let members: Vec<Bson> = (0..).zip(set.addresses()).map(member).collect();
+        // Short, so that elections in tests are.
+        let settings = doc! { "heartbeatIntervalMillis": 200, "electionTimeoutMillis": 2000 };
+        let mut configuration = doc! { "_id": &self.name, "members": members, "settings": settings };
+        if self.role == Role::ConfigServer {
+            configuration.insert("configsvr", true);
+        }
+        configuration
+    }
+
+    /// The members ask for authentication only after a restart, so all that had to be set up was, without any.
+    fn turn_access_control_on(&self, set: &mut ReplicaSet, folder: &Path) -> Result<(), Error> {
+        let path = folder.join("key");
+        let failed = |source| ProcessError::File {
+            path: path.clone(),
+            source,
+        };
+        fs::write(&path, "dGhlIG1lbWJlcnMnIHNlY3JldA==").map_err(failed)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        for member in &mut set.members {
+            member.terminate()?;
+            member.add_arguments(["--keyFile".into(), path.clone().into()]);
+        }
+        for member in &set.members {
+            member.restart()?;
+        }
+        set.wait_for_primary().map(drop)
+    }
+}
+
+fn create_root(set: &ReplicaSet, root: &User) -> Result<(), Error> {
+    let create = doc! {
+        "createUser": &root.name, "pwd": &root.password, "roles": ["root"], "writeConcern": command::majority(),
+    };
+    set.run("admin", create).map(drop)
+}

@@ -19,5 +19,5 @@ mod error;
 
 pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
-pub use fetch::{node_project, python};
+pub use fetch::{NodeProject, node_project, python};
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

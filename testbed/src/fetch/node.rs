@@ -1,7 +1,7 @@
 //! Node projects for tests that drive real drivers and shells: a folder with a `package.json` and scripts, made runnable.
 //!
 //! What npm installs for a `package.json` stays in the cache; the scripts are copied afresh each time. Node itself is the
-//! PATH's, or one from PyPI where that is missing or older than the drivers want.
+//! PATH's (or `NODE` and `NPM`), or one from PyPI where that is missing or older than the drivers want.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,12 +34,14 @@ impl NodeProject {
         self.folder.path()
     }
 
-    /// `node script`, to be given arguments and run; `script` is a path inside the project.
+    /// `node script`, to be given arguments and run; `script` is a path inside the project, which is also its home: what
+    /// a shell logs or remembers goes there.
     pub fn script(&self, script: &str) -> Command {
         let mut command = Command::new(&self.node);
         command
             .arg(self.folder.path().join(script))
-            .current_dir(self.folder.path());
+            .current_dir(self.folder.path())
+            .env("HOME", self.folder.path());
         command
     }
 
@@ -69,6 +71,7 @@ pub fn node_project(source: &Path) -> Result<NodeProject, FetchError> {
     })?;
     let folder = TempDir::with_prefix("keyward-node-").map_err(failed)?;
     copy_files(source, folder.path()).map_err(failed)?;
+    keep_to_itself(folder.path()).map_err(failed)?;
     symlink(entry.join("node_modules"), folder.path().join("node_modules")).map_err(failed)?;
     Ok(NodeProject {
         node: node.program,
@@ -84,8 +87,8 @@ struct Node {
 
 impl Node {
     fn find() -> Result<Node, FetchError> {
-        if let (Some(program), Some(npm)) = (installed("NODE", "node"), installed("NPM", "npm"))
-            && is_recent(&program)
+        if let (Some(node), Some(npm)) = (installed("NODE", "node"), installed("NPM", "npm"))
+            && let Some(program) = recent(&node)
         {
             return Ok(Node {
                 program,
@@ -126,7 +129,7 @@ impl Node {
         }
         let mut npm = Command::new(&self.npm[0]);
         npm.args(&self.npm[1..])
-            .args([verb, "--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev"]);
+            .args([verb, "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional"]);
         npm.current_dir(folder);
         progress::announced("fetching Node packages from npm (once)", || {
             run(npm, "fetching Node packages")
@@ -136,14 +139,29 @@ impl Node {
     }
 }
 
-fn is_recent(program: &Path) -> bool {
-    let version = Command::new(program).arg("--version").output();
-    version.is_ok_and(|output| major(&String::from_utf8_lossy(&output.stdout)).is_some_and(|major| major >= MAJOR_MIN))
+/// The executable behind `node` (which may be a version manager's shim), if it is recent enough.
+fn recent(node: &Path) -> Option<PathBuf> {
+    let about = Command::new(node)
+        .args(["-p", "process.version + ' ' + process.execPath"])
+        .output()
+        .ok()?;
+    let about = String::from_utf8_lossy(&about.stdout);
+    let (version, executable) = about.trim().split_once(' ')?;
+    (major(version)? >= MAJOR_MIN).then(|| executable.into())
 }
 
 /// The 20 of `v20.11.1`.
 fn major(version: &str) -> Option<u32> {
-    version.trim().strip_prefix('v')?.split('.').next()?.parse().ok()
+    version.strip_prefix('v')?.split('.').next()?.parse().ok()
+}
+
+/// Tells `mongosh` to call nobody but the server that it is given.
+fn keep_to_itself(home: &Path) -> io::Result<()> {
+    fs::create_dir_all(home.join(".mongodb/mongosh"))?;
+    fs::write(
+        home.join(".mongodb/mongosh/config"),
+        r#"{"enableTelemetry": false, "updateURL": ""}"#,
+    )
 }
 
 fn copy_files(source: &Path, target: &Path) -> io::Result<()> {
@@ -162,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_version_has_a_major_part() {
-        assert_eq!(major("v20.11.1\n"), Some(20));
+        assert_eq!(major("v20.11.1"), Some(20));
         assert_eq!(major("node 20"), None);
     }
 }

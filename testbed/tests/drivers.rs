@@ -1,0 +1,55 @@
+//! Real drivers, fetched where they are missing, work against what the testbed starts.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+
+use testbed::{NodeProject, ReplicaSet, node_project, python};
+
+const WITH_PYMONGO: &str = "
+import pymongo, sys
+users = pymongo.MongoClient(sys.argv[1]).python.users
+users.insert_one({'_id': 1, 'name': 'Ada'})
+print(users.find_one({'_id': 1})['name'])
+";
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn drivers() -> NodeProject {
+    node_project(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drivers")).unwrap()
+}
+
+#[test]
+fn pymongo_writes_and_reads() {
+    let mut python = Command::new(python().unwrap());
+    assert_eq!(
+        output(python.args(["-c", WITH_PYMONGO, &ReplicaSet::shared().uri()])),
+        "Ada"
+    );
+}
+
+#[test]
+fn the_node_driver_writes_and_reads() {
+    assert_eq!(
+        output(drivers().script("insert.mjs").arg(ReplicaSet::shared().uri())),
+        "Ada"
+    );
+}
+
+#[test]
+fn mongosh_evaluates() {
+    let drivers = drivers();
+    let mut mongosh = drivers.program("mongosh");
+    let script = "db.users.insertOne({_id: 1, name: 'Ada'}); print(db.users.findOne().name)";
+    mongosh.args(["--quiet", "--norc", &ReplicaSet::shared().uri(), "--eval", script]);
+    assert!(output(&mut mongosh).ends_with("Ada"));
+}

@@ -1,10 +1,13 @@
 //! Keyward: unique constraints across every shard of MongoDB.
 //!
-//! The modules stand in the order in which a message passes through them.
+//! The modules stand in the order in which a message passes through them; what is about the process comes last.
 
-pub mod raw;
 pub mod namespace;
+pub mod raw;
 pub mod wire;
 
 pub mod constraint;
 pub mod reservation;
+
+pub mod cli;
+pub mod config;

@@ -1,3 +1,7 @@
-//! The `keyward` command.
+//! The `keyward` command; what it does is in [`keyward::cli`].
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    keyward::cli::main()
+}

@@ -1,0 +1,67 @@
+//! The command line: which words `keyward` understands, and what each of its exit codes means.
+//!
+//! One file a subcommand. Results go to standard output, the log and errors to standard error.
+
+mod check;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Unique constraints across every shard of MongoDB: a proxy between drivers and mongos.
+#[derive(Debug, Parser)]
+#[command(name = "keyward", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check a configuration file, and say what it would have Keyward do; connects to nothing
+    Check(ConfigFile),
+}
+
+#[derive(Debug, Args)]
+struct ConfigFile {
+    /// The configuration file; see config.example.yaml
+    #[arg(long, value_name = "FILE", default_value = "keyward.yaml")]
+    config: PathBuf,
+}
+
+/// How a command ended; the numbers are those of `sysexits.h` where it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Exit {
+    /// All is well.
+    Success = 0,
+    /// The configuration is wrong, or can't be read.
+    Config = 78,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  all is well
+   2  the command line is wrong
+  78  the configuration is wrong, or can't be read";
+
+/// Runs the command of this process's command line.
+pub fn main() -> ExitCode {
+    let exit = match Cli::parse().command {
+        Command::Check(file) => check::run(&file.config),
+    };
+    ExitCode::from(exit as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,377 @@
+//! What the settings mean together: a `RawConfig` into a [`Config`], with the defaults filled in.
+//!
+//! Every setting is looked at even where another one is wrong already, so that all problems are found. Nothing is read
+//! but the file that `upstream_file` names.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::positions::Positions;
+use super::problem::{Problem, SettingPath};
+use super::raw::{RawConfig, RawLimits, RawLog, RawLogFormat};
+use super::{Config, Host, Limits, Log, LogFormat, UPSTREAM_VARIABLE, Upstream, constraints};
+
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
+const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
+const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+const DEFAULT_LEVEL: &str = "info";
+const DEFAULT_MAX_CONNECTIONS: usize = 10_000;
+
+/// Shorter, and a slow majority write would outlive it; longer, and a crash would hold a key hostage.
+const LEASE_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
+const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
+const MAX_CONNECTIONS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
+
+/// The problems found so far in one file.
+pub struct Found<'a> {
+    positions: Positions<'a>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Found<'a> {
+    /// None yet, in the file with this `text`.
+    pub fn new(text: &'a str) -> Self {
+        Found {
+            positions: Positions::new(text),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Notes that the setting at `path` is refused; of several reasons for one setting, the first stays.
+    pub fn refuse(&mut self, path: SettingPath, reason: impl ToString) {
+        // What couldn't be read isn't missing, too.
+        if !self.problems.iter().any(|known| known.path == path) {
+            self.problems.push(Problem {
+                position: self.positions.find(&path),
+                path,
+                reason: reason.to_string(),
+            });
+        }
+    }
+
+    /// All of them, in the file's order.
+    pub fn into_problems(mut self) -> Vec<Problem> {
+        self.problems.sort_by_key(|problem| problem.position);
+        self.problems
+    }
+}
+
+/// Everything is looked at even where something is wrong already; `None` only where a `Config` can't be made.
+pub fn config(
+    raw: RawConfig,
+    directory: &Path,
+    upstream_variable: Option<&str>,
+    found: &mut Found<'_>,
+) -> Option<Config> {
+    let top = SettingPath::top();
+    let listen = raw.listen.unwrap_or(DEFAULT_LISTEN);
+    let admin = raw.admin.unwrap_or(DEFAULT_ADMIN);
+    if overlap(listen, admin) {
+        found.refuse(
+            top.field("admin"),
+            format!("clients connect to {listen} already (listen)"),
+        );
+    }
+    let uri = upstream_uri(&raw, directory, upstream_variable, found);
+    let upstream = uri.and_then(|(path, uri)| checked_upstream(&uri, path, listen, found));
+    let constraints = match raw.constraints {
+        Some(raw) => constraints::check(raw, found),
+        None => {
+            found.refuse(
+                top.field("constraints"),
+                "missing; `constraints: []` protects nothing, only forwards",
+            );
+            vec![]
+        }
+    };
+    Some(Config {
+        listen,
+        admin,
+        lease: duration_in("lease", raw.lease.unwrap_or(DEFAULT_LEASE), LEASE_RANGE, found),
+        drain: duration_in("drain", raw.drain.unwrap_or(DEFAULT_DRAIN), DRAIN_RANGE, found),
+        log: checked_log(raw.log.unwrap_or_default(), found),
+        limits: checked_limits(&raw.limits.unwrap_or_default(), found),
+        constraints,
+        upstream: upstream?,
+    })
+}
+
+/// The connection string, which must stand in just one of the three places, and the setting to blame if it is wrong.
+fn upstream_uri(
+    raw: &RawConfig,
+    directory: &Path,
+    variable: Option<&str>,
+    found: &mut Found<'_>,
+) -> Option<(SettingPath, String)> {
+    let setting = SettingPath::top().field("upstream");
+    let file_setting = SettingPath::top().field("upstream_file");
+    match (&raw.upstream, &raw.upstream_file, variable) {
+        (Some(uri), None, None) => Some((setting, uri.clone())),
+        (None, Some(file), None) => match std::fs::read_to_string(directory.join(file)) {
+            Ok(content) => Some((file_setting, content.trim().to_owned())),
+            Err(error) => {
+                found.refuse(file_setting, format!("{} cannot be read: {error}", file.display()));
+                None
+            }
+        },
+        (None, None, Some(uri)) => Some((setting, uri.to_owned())),
+        (None, None, None) => {
+            let reason =
+                format!("missing; give upstream, upstream_file or the environment variable {UPSTREAM_VARIABLE}");
+            found.refuse(setting, reason);
+            None
+        }
+        (written, file, variable) => {
+            let places = [
+                written.as_ref().map(|_| "upstream"),
+                file.as_ref().map(|_| "upstream_file"),
+                variable.map(|_| "the environment variable KEYWARD_UPSTREAM"),
+            ];
+            let places: Vec<&str> = places.into_iter().flatten().collect();
+            let path = if written.is_some() { setting } else { file_setting };
+            found.refuse(path, format!("given more than once: by {}", places.join(" and ")));
+            None
+        }
+    }
+}
+
+fn checked_upstream(uri: &str, path: SettingPath, listen: SocketAddr, found: &mut Found<'_>) -> Option<Upstream> {
+    match Upstream::new(uri) {
+        Ok(upstream) if upstream.hosts().iter().any(|host| is_same(host, listen)) => {
+            found.refuse(path, format!("names {listen}, where Keyward itself listens"));
+            None
+        }
+        Ok(upstream) => Some(upstream),
+        Err(error) => {
+            found.refuse(path, error);
+            None
+        }
+    }
+}
+
+fn is_same(host: &Host, listen: SocketAddr) -> bool {
+    let address = match host.name.as_str() {
+        "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        name => name.parse(),
+    };
+    address.is_ok_and(|address| address == listen.ip()) && host.port == listen.port()
+}
+
+/// Whether the two can't be bound side by side; port 0 stands for any free one.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let shares_ip = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == other.port() && one.port() != 0 && shares_ip
+}
+
+fn duration_in(setting: &str, duration: Duration, range: RangeInclusive<Duration>, found: &mut Found<'_>) -> Duration {
+    if !range.contains(&duration) {
+        found.refuse(
+            SettingPath::top().field(setting),
+            format!("must be {}", in_words(range)),
+        );
+    }
+    duration
+}
+
+fn in_words(range: RangeInclusive<Duration>) -> String {
+    let (least, most) = range.into_inner();
+    format!(
+        "{} to {}",
+        humantime::format_duration(least),
+        humantime::format_duration(most)
+    )
+}
+
+fn checked_log(raw: RawLog, found: &mut Found<'_>) -> Log {
+    let level = raw.level.unwrap_or_else(|| DEFAULT_LEVEL.to_owned());
+    if !is_log_filter(&level) {
+        let reason = "neither a level such as info nor directives such as keyward=debug,mongodb=warn";
+        found.refuse(SettingPath::top().field("log").field("level"), reason);
+    }
+    let format = match raw.format {
+        None | Some(RawLogFormat::Text) => LogFormat::Text,
+        Some(RawLogFormat::Json) => LogFormat::Json,
+    };
+    Log { format, level }
+}
+
+/// A lone word that is no level would pass as the name of a module: more likely it is a level misspelt.
+fn is_log_filter(level: &str) -> bool {
+    let words_are_levels = level
+        .split(',')
+        .filter(|directive| !directive.contains('='))
+        .all(|directive| directive.parse::<LevelFilter>().is_ok());
+    words_are_levels && EnvFilter::builder().parse(level).is_ok()
+}
+
+fn checked_limits(raw: &RawLimits, found: &mut Found<'_>) -> Limits {
+    let max_connections = raw.max_connections.unwrap_or(DEFAULT_MAX_CONNECTIONS);
+    if !MAX_CONNECTIONS_RANGE.contains(&max_connections) {
+        let (least, most) = MAX_CONNECTIONS_RANGE.into_inner();
+        let path = SettingPath::top().field("limits").field("max_connections");
+        found.refuse(path, format!("must be {least} to {most}"));
+    }
+    Limits { max_connections }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Problems;
+
+    const EXAMPLE: &str = include_str!("../../config.example.yaml");
+
+    fn read(text: &str) -> Result<Config, Problems> {
+        Config::from_text(Path::new("keyward.yaml"), text, None)
+    }
+
+    /// `text` with the two settings that must be there.
+    fn with_required(text: &str) -> String {
+        format!("upstream: mongodb://db.example:27017\nconstraints: []\n{text}")
+    }
+
+    /// The one problem of `text`, without the place.
+    fn refusal(text: &str) -> String {
+        let problems = read(text).unwrap_err().problems;
+        let [problem] = problems.as_slice() else {
+            panic!("{problems:?} in {text}")
+        };
+        format!("{}: {}", problem.path, problem.reason)
+    }
+
+    #[test]
+    fn the_example_is_valid_and_says_what_the_defaults_are() {
+        let example = read(EXAMPLE).unwrap();
+        let defaults = read(&with_required("")).unwrap();
+        assert_eq!(example.constraints.len(), 3);
+        assert_eq!(
+            (
+                example.listen,
+                example.admin,
+                example.lease,
+                example.drain,
+                example.log,
+                example.limits
+            ),
+            (
+                defaults.listen,
+                defaults.admin,
+                defaults.lease,
+                defaults.drain,
+                defaults.log,
+                defaults.limits
+            )
+        );
+        assert_eq!(example.constraints[0].name(), "email_1");
+    }
+
+    #[test]
+    fn the_examples_ranges_are_those_that_are_checked() {
+        for range in [
+            format!("# Default: 30s; {}", in_words(LEASE_RANGE)),
+            format!("# Default: 30s; {}", in_words(DRAIN_RANGE)),
+            format!(
+                "# Default: 10000; {} to {}",
+                MAX_CONNECTIONS_RANGE.start(),
+                MAX_CONNECTIONS_RANGE.end()
+            ),
+        ] {
+            assert!(EXAMPLE.contains(&range), "{range}");
+        }
+    }
+
+    #[test]
+    fn what_is_required_is_missed() {
+        let problems = read("").unwrap_err().problems;
+        let paths: Vec<String> = problems.iter().map(|problem| problem.path.to_string()).collect();
+        assert_eq!(paths, ["upstream", "constraints"]);
+    }
+
+    #[test]
+    fn bounds_are_kept_on_both_sides() {
+        for (setting, fits) in [
+            ("lease: 999ms", false),
+            ("lease: 1s", true),
+            ("lease: 10m", true),
+            ("lease: 601s", false),
+            ("drain: 0s", true),
+            ("drain: 61m", false),
+            ("limits: { max_connections: 0 }", false),
+            ("limits: { max_connections: 1 }", true),
+            ("limits: { max_connections: 1000001 }", false),
+        ] {
+            assert_eq!(read(&with_required(setting)).is_ok(), fits, "{setting}");
+        }
+        assert_eq!(refusal(&with_required("lease: 20m")), "lease: must be 1s to 10m");
+    }
+
+    #[test]
+    fn addresses_must_not_meet() {
+        for (listen, admin, fits) in [
+            ("127.0.0.1:1000", "127.0.0.1:1000", false),
+            ("127.0.0.1:1000", "0.0.0.0:1000", false),
+            ("127.0.0.1:1000", "127.0.0.2:1000", true),
+            ("127.0.0.1:0", "127.0.0.1:0", true),
+        ] {
+            let text = with_required(&format!("listen: {listen}\nadmin: {admin}"));
+            assert_eq!(read(&text).is_ok(), fits, "{listen} and {admin}");
+        }
+        assert_eq!(
+            refusal("listen: 127.0.0.1:27017\nupstream: mongodb://other,localhost\nconstraints: []"),
+            "upstream: names 127.0.0.1:27017, where Keyward itself listens"
+        );
+    }
+
+    #[test]
+    fn the_connection_string_stands_in_one_place_only() {
+        let file = Path::new("keyward.yaml");
+        let from_variable = Config::from_text(file, "constraints: []", Some("mongodb://elsewhere")).unwrap();
+        assert_eq!(from_variable.upstream.to_string(), "mongodb://elsewhere:27017");
+        let twice = Config::from_text(file, &with_required(""), Some("mongodb://elsewhere")).unwrap_err();
+        let reason = "given more than once: by upstream and the environment variable KEYWARD_UPSTREAM";
+        assert_eq!(twice.problems[0].reason, reason);
+    }
+
+    #[test]
+    fn the_connection_string_may_stand_in_a_file_beside_the_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("secret"), "mongodb://u:p@db\n").unwrap();
+        let text = "upstream_file: secret\nconstraints: []\n";
+        let config = Config::from_text(&folder.path().join("keyward.yaml"), text, None).unwrap();
+        assert_eq!(config.upstream.uri(), "mongodb://u:p@db");
+        assert!(refusal(&text.replace("secret", "missing")).starts_with("upstream_file: missing cannot be read: "));
+    }
+
+    #[test]
+    fn a_log_level_is_a_level_or_a_list_of_them() {
+        for (level, fits) in [
+            ("info", true),
+            ("off", true),
+            ("info,keyward=debug", true),
+            ("inof", false),
+            ("keyward=loud", false),
+        ] {
+            let text = with_required(&format!("log: {{ level: '{level}' }}"));
+            assert_eq!(read(&text).is_ok(), fits, "{level}");
+        }
+    }
+
+    #[test]
+    fn problems_are_told_in_the_files_order_with_their_places() {
+        let problems = read("lease: 0s\nupstream: http://x\nconstraints:\n  - {}\nlog: { level: 3, colour: 1 }\n");
+        let expected = "\
+            keyward.yaml:1:1: lease: must be 1s to 10m\n\
+            keyward.yaml:2:1: upstream: not a MongoDB connection string: unsupported connection string scheme: http\n\
+            keyward.yaml:4:5: constraints[0].collection: missing; which collection, as database.collection?\n\
+            keyward.yaml:4:5: constraints[0].key: missing; which fields must be unique, as createIndex writes it: { email: 1 }\n\
+            keyward.yaml:5:8: log.level: invalid type: integer `3`, expected a string\n\
+            keyward.yaml:5:18: log.colour: unknown field `colour`, expected `format` or `level`";
+        assert_eq!(problems.unwrap_err().to_string(), expected);
+    }
+}

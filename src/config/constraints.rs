@@ -1,0 +1,193 @@
+//! The `constraints` of the file: each checked by itself, then against the others.
+//!
+//! What one constraint may be is for [`Constraint::new`] to say; what is added here is the place in the file, and that
+//! no two of a collection have the same name or mean the same.
+
+use std::sync::Arc;
+
+use super::check::Found;
+use super::problem::SettingPath;
+use super::raw::{RawConstraint, RawSharding};
+use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError};
+use crate::namespace::Namespace;
+
+/// A constraint that is right by itself, and what was asked for.
+struct Accepted {
+    path: SettingPath,
+    constraint: Constraint,
+    spec: IndexSpec,
+}
+
+/// Checks `raw`; what is wrong goes to `found`, what is right into the result, in the file's order.
+pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut Found<'_>) -> Vec<Arc<Constraint>> {
+    let list = SettingPath::top().field("constraints");
+    let mut accepted: Vec<Accepted> = Vec::new();
+    for (index, raw) in raw.into_iter().enumerate() {
+        let Some(one) = raw.and_then(|raw| check_one(raw, list.item(index), found)) else {
+            continue;
+        };
+        match accepted.iter().find_map(|other| clash(&one, other)) {
+            Some((setting, reason)) => found.refuse(one.path.field(setting), reason),
+            None => accepted.push(one),
+        }
+    }
+    accepted.into_iter().map(|one| Arc::new(one.constraint)).collect()
+}
+
+fn check_one(raw: RawConstraint, path: SettingPath, found: &mut Found<'_>) -> Option<Accepted> {
+    let namespace = match &raw.collection {
+        Some(text) => Namespace::parse(text)
+            .map_err(|error| found.refuse(path.field("collection"), error))
+            .ok(),
+        None => {
+            found.refuse(
+                path.field("collection"),
+                "missing; which collection, as database.collection?",
+            );
+            None
+        }
+    };
+    if raw.key.is_none() {
+        found.refuse(
+            path.field("key"),
+            "missing; which fields must be unique, as createIndex writes it: { email: 1 }",
+        );
+    }
+    let spec = IndexSpec {
+        key: raw.key?,
+        name: raw.name,
+        sparse: raw.sparse.unwrap_or_default(),
+        partial_filter_expression: raw.partial_filter_expression,
+        collation: raw.collation,
+        sharding: match raw.sharding {
+            None | Some(RawSharding::Hashed) => Sharding::Hashed,
+            Some(RawSharding::Ranged) => Sharding::Ranged,
+        },
+        strategy: None,
+    };
+    match Constraint::new(namespace?, spec.clone()) {
+        Ok(constraint) => Some(Accepted { path, constraint, spec }),
+        Err(error) => {
+            found.refuse(blamed(&error, &path), error);
+            None
+        }
+    }
+}
+
+/// The setting that a refusal is about.
+fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
+    match error {
+        SpecError::Refused { .. } => path.clone(),
+        SpecError::IndexType { .. } => path.field("key"),
+        SpecError::CollationUnsupported { .. } => path.field("collation"),
+        SpecError::FilterUnsupported { .. } => path.field("partialFilterExpression"),
+        SpecError::ReservedNamespace(_) | SpecError::Namespace(_) => path.field("collection"),
+        SpecError::Name { .. } => path.field("name"),
+    }
+}
+
+/// Whether two constraints of one collection get in each other's way: the setting to blame, and the reason.
+fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
+    if one.constraint.namespace() != other.constraint.namespace() {
+        return None;
+    }
+    if one.constraint.name() == other.constraint.name() {
+        return Some((
+            "name",
+            format!("the same name on the same collection as {}", other.path),
+        ));
+    }
+    // Documents are compared without regard to the order of their fields, but a key's order is part of it.
+    let same_key = one.constraint.key_pattern() == other.constraint.key_pattern();
+    let options = |spec: &IndexSpec| {
+        (
+            spec.sparse,
+            spec.partial_filter_expression.clone(),
+            spec.collation.clone(),
+        )
+    };
+    (same_key && options(&one.spec) == options(&other.spec)).then(|| {
+        (
+            "key",
+            format!("the same constraint under another name as {}", other.path),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::Config;
+
+    /// The problems of a file with these constraints, one a line.
+    fn problems(constraints: &str) -> String {
+        let text = format!("upstream: mongodb://db\nconstraints:\n{constraints}");
+        match Config::from_text(Path::new("f"), &text, None) {
+            Ok(_) => String::new(),
+            Err(problems) => problems.to_string(),
+        }
+    }
+
+    #[test]
+    fn two_constraints_of_a_collection_differ_in_name_and_meaning() {
+        assert_eq!(
+            problems(
+                "  - { collection: a.b, key: { x: 1 } }\n  - { collection: a.b, key: { y: 1 }, name: x_1 }\n  - { \
+                 collection: a.b, key: { x: 1 }, name: z, sharding: ranged }\n"
+            ),
+            "f:4:39: constraints[1].name: the same name on the same collection as constraints[0]\n\
+             f:5:24: constraints[2].key: the same constraint under another name as constraints[0]"
+        );
+    }
+
+    #[test]
+    fn constraints_that_only_look_alike_are_taken() {
+        assert_eq!(
+            problems(
+                "  - { collection: a.b, key: { x: 1, y: 1 } }\n  - { collection: a.c, key: { x: 1, y: 1 } }\n  - { \
+                 collection: a.b, key: { y: 1, x: 1 } }\n  - { collection: a.b, key: { x: 1, y: 1 }, sparse: true, \
+                 name: s }\n"
+            ),
+            ""
+        );
+    }
+
+    #[test]
+    fn a_refusal_names_the_setting_it_is_about() {
+        for (constraint, start) in [
+            (
+                "{ collection: users, key: { x: 1 } }",
+                "f:3:7: constraints[0].collection: ",
+            ),
+            (
+                "{ collection: admin.users, key: { x: 1 } }",
+                "f:3:7: constraints[0].collection: ",
+            ),
+            (
+                "{ collection: a.keyward.b.c, key: { x: 1 } }",
+                "f:3:7: constraints[0].collection: ",
+            ),
+            ("{ collection: a.b, key: { x: text } }", "f:3:24: constraints[0].key: "),
+            (
+                "{ collection: a.b, key: { x: 0 } }",
+                "f:3:5: constraints[0]: Values in the index key pattern",
+            ),
+            (
+                "{ collection: a.b, key: { x: 1 }, name: a$b }",
+                "f:3:39: constraints[0].name: ",
+            ),
+            (
+                "{ collection: a.b, key: { x: 1 }, collation: { locale: en } }",
+                "f:3:39: constraints[0].collation: ",
+            ),
+            (
+                "{ collection: a.b, key: { x: 1 }, sparse: true, partialFilterExpression: { x: { $exists: true } } }",
+                "f:3:5: constraints[0]: cannot mix",
+            ),
+        ] {
+            let found = problems(&format!("  - {constraint}\n"));
+            assert!(found.starts_with(start), "{found} for {constraint}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What the operator wants, checked: a YAML file into a [`Config`], or into every [`Problem`] found in it.
+//!
+//! A `Config` that exists is one that can be run: unknown, contradictory and unsafe settings are refused here, with
+//! their place in the file and the reason, never warned about. Nothing is connected to and no port is bound.
+
+mod check;
+mod constraints;
+mod positions;
+mod problem;
+mod raw;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::check::Found;
+pub use self::problem::{Position, Problem, Problems, SettingPath, Step};
+pub use self::upstream::{Host, Upstream, UpstreamError};
+use crate::constraint::Constraint;
+
+/// The environment variable that may hold the connection string in place of the file.
+pub const UPSTREAM_VARIABLE: &str = "KEYWARD_UPSTREAM";
+
+/// Everything that `keyward run` needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where clients connect to.
+    pub listen: SocketAddr,
+    /// The deployment whose constraints are kept.
+    pub upstream: Upstream,
+    /// Where `/metrics`, `/livez` and `/readyz` are answered.
+    pub admin: SocketAddr,
+    /// How long a reservation whose owner isn't there yet is presumed in flight; 1 s to 10 min.
+    pub lease: Duration,
+    /// How long connections may go on after the first signal to stop; up to 1 h.
+    pub drain: Duration,
+    /// What is logged, and how.
+    pub log: Log,
+    /// What clients can use up at most.
+    pub limits: Limits,
+    /// The constraints, in the order of the file.
+    pub constraints: Vec<Arc<Constraint>>,
+}
+
+/// What is logged, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// How a line looks.
+    pub format: LogFormat,
+    /// A level (`info`) or directives of `tracing` (`keyward=debug,mongodb=warn`).
+    pub level: String,
+}
+
+/// How a line of the log looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What clients can use up at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How many clients may be connected at the same time; 1 to 1,000,000.
+    pub max_connections: usize,
+}
+
+impl Config {
+    /// Reads `file`, and the connection string from wherever it is.
+    ///
+    /// # Errors
+    /// [`Problems`] with everything that is wrong, also when the file can't be read.
+    pub fn load(file: &Path) -> Result<Self, Problems> {
+        let text = std::fs::read_to_string(file).map_err(|error| Problems {
+            file: file.to_owned(),
+            problems: vec![Problem {
+                position: None,
+                path: SettingPath::top(),
+                reason: format!("cannot be read: {error}"),
+            }],
+        })?;
+        // A variable that isn't UTF-8 is a mistake to be told, not a variable that isn't there.
+        let from_environment = std::env::var_os(UPSTREAM_VARIABLE).map(|uri| uri.to_string_lossy().into_owned());
+        Self::from_text(file, &text, from_environment.as_deref())
+    }
+
+    /// Checks `text`, the content of `file`; `upstream_variable` is the value of [`UPSTREAM_VARIABLE`], if it is set.
+    ///
+    /// # Errors
+    /// [`Problems`] with everything that is wrong.
+    pub fn from_text(file: &Path, text: &str, upstream_variable: Option<&str>) -> Result<Self, Problems> {
+        let refused = |problems| Problems {
+            file: file.to_owned(),
+            problems,
+        };
+        let (raw, unread) = raw::read(text).map_err(|error| {
+            refused(vec![Problem {
+                position: error.position,
+                path: SettingPath::top(),
+                reason: error.reason,
+            }])
+        })?;
+        let mut found = Found::new(text);
+        for (path, reason) in unread {
+            found.refuse(path, reason);
+        }
+        let directory = file.parent().unwrap_or(Path::new(""));
+        let config = check::config(raw, directory, upstream_variable, &mut found);
+        match (config, found.into_problems()) {
+            (Some(config), problems) if problems.is_empty() => Ok(config),
+            (_, problems) => Err(refused(problems)),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What is wrong with a configuration file: where, which setting, and why.
+//!
+//! Problems are collected, not thrown one by one, so that one run of `keyward check` shows all of them. They never
+//! quote a setting's value where that could be a secret.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// One step from the top of the file to a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// The value of a mapping's field.
+    Field(String),
+    /// An item of a list, counted from 0.
+    Item(usize),
+}
+
+/// The way from the top of the file to a setting, as in `constraints[0].key`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SettingPath(Vec<Step>);
+
+impl SettingPath {
+    /// The whole file.
+    pub fn top() -> Self {
+        Self::default()
+    }
+
+    /// The field `name` of the mapping at this path.
+    pub fn field(&self, name: &str) -> Self {
+        self.followed_by(Step::Field(name.to_owned()))
+    }
+
+    /// Item `index` of the list at this path, counted from 0.
+    pub fn item(&self, index: usize) -> Self {
+        self.followed_by(Step::Item(index))
+    }
+
+    /// The steps from the top.
+    pub fn steps(&self) -> &[Step] {
+        &self.0
+    }
+
+    fn followed_by(&self, step: Step) -> Self {
+        SettingPath(self.0.iter().cloned().chain([step]).collect())
+    }
+}
+
+impl FromIterator<Step> for SettingPath {
+    fn from_iter<I: IntoIterator<Item = Step>>(steps: I) -> Self {
+        SettingPath(steps.into_iter().collect())
+    }
+}
+
+impl fmt::Display for SettingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Field(name) if index == 0 => write!(f, "{name}")?,
+                Step::Field(name) => write!(f, ".{name}")?,
+                Step::Item(item) => write!(f, "[{item}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A place in the file; both numbers count from 1, the column in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The line.
+    pub line: usize,
+    /// The column.
+    pub column: usize,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where in the file, if it is there at all.
+    pub position: Option<Position>,
+    /// Which setting; the top of the file for what concerns no single one.
+    pub path: SettingPath,
+    /// Why it is refused.
+    pub reason: String,
+}
+
+/// All that is wrong with one file, in the file's order; printed as `file:line:column: setting: reason`, one a line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Problems {
+    /// The file as the user named it.
+    pub file: PathBuf,
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{}:", self.file.display())?;
+            if let Some(Position { line, column }) = problem.position {
+                write!(f, "{line}:{column}:")?;
+            }
+            if !problem.path.steps().is_empty() {
+                write!(f, " {}:", problem.path)?;
+            }
+            write!(f, " {}", problem.reason)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! A YAML mapping into the BSON document that the same text would mean in the shell.
+//!
+//! Whole numbers become int32 where they fit, else int64; numbers with a point become doubles; extended JSON
+//! (`{$date: …}`, `{$numberLong: …}`, …) becomes the type it names. The order of fields is kept.
+
+use bson::{Bson, Document};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_yaml::{Mapping, Value};
+
+/// The wrappers of extended JSON that stand for one value of a type that YAML doesn't have.
+const EXTENDED_JSON: [&str; 14] = [
+    "$oid",
+    "$date",
+    "$numberInt",
+    "$numberLong",
+    "$numberDouble",
+    "$numberDecimal",
+    "$binary",
+    "$uuid",
+    "$timestamp",
+    "$regularExpression",
+    "$symbol",
+    "$minKey",
+    "$maxKey",
+    "$undefined",
+];
+
+/// Why a YAML value has no BSON counterpart.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum NotBson {
+    #[error("field names must be text: put {0} in quotes")]
+    NameNotText(String),
+    #[error("{0} fits no BSON integer")]
+    TooLarge(u64),
+    #[error("YAML tags such as {0} have no counterpart in BSON")]
+    Tag(String),
+    #[error("{name} is not valid extended JSON: {reason}")]
+    ExtendedJson { name: String, reason: String },
+}
+
+/// Reads a mapping as a document; for `#[serde(deserialize_with)]`.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Document>, D::Error> {
+    Option::<Mapping>::deserialize(deserializer)?
+        .map(|mapping| document(&mapping).map_err(D::Error::custom))
+        .transpose()
+}
+
+fn document(mapping: &Mapping) -> Result<Document, NotBson> {
+    mapping
+        .iter()
+        .map(|(name, value)| match name {
+            Value::String(name) => Ok((name.clone(), bson(value)?)),
+            other => Err(NotBson::NameNotText(plain(other))),
+        })
+        .collect()
+}
+
+fn bson(value: &Value) -> Result<Bson, NotBson> {
+    Ok(match value {
+        Value::Null => Bson::Null,
+        Value::Bool(flag) => Bson::Boolean(*flag),
+        Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(whole), _, _) => i32::try_from(whole).map_or(Bson::Int64(whole), Bson::Int32),
+            (None, Some(whole), _) => return Err(NotBson::TooLarge(whole)),
+            (None, None, double) => Bson::Double(double.unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => Bson::String(text.clone()),
+        Value::Sequence(items) => Bson::Array(items.iter().map(bson).collect::<Result<_, _>>()?),
+        Value::Mapping(mapping) => match extended_name(mapping) {
+            Some(name) => extended(name, mapping)?,
+            None => Bson::Document(document(mapping)?),
+        },
+        Value::Tagged(tagged) => return Err(NotBson::Tag(tagged.tag.to_string())),
+    })
+}
+
+fn extended_name(mapping: &Mapping) -> Option<&str> {
+    mapping
+        .keys()
+        .filter_map(Value::as_str)
+        .find(|name| EXTENDED_JSON.contains(name))
+}
+
+fn extended(name: &str, mapping: &Mapping) -> Result<Bson, NotBson> {
+    let refused = |reason: String| NotBson::ExtendedJson {
+        name: name.to_owned(),
+        reason,
+    };
+    if mapping.len() > 1 {
+        return Err(refused("it must be the only field".to_owned()));
+    }
+    Bson::deserialize(&Value::Mapping(mapping.clone())).map_err(|error: serde_yaml::Error| refused(error.to_string()))
+}
+
+/// A value that stands where text should, as short text for a message.
+fn plain(value: &Value) -> String {
+    serde_yaml::to_string(value).map_or_else(|_| "them".to_owned(), |text| text.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{DateTime, Decimal128, doc, oid::ObjectId};
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Document, NotBson> {
+        document(&serde_yaml::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn numbers_have_the_types_that_the_shell_gives_them() {
+        assert_eq!(
+            read("{ a: 1, b: -1, c: 2147483648, d: 1.0, e: -0.5, f: 1e3 }"),
+            Ok(doc! { "a": 1, "b": -1, "c": 2_147_483_648_i64, "d": 1.0, "e": -0.5, "f": 1000.0 })
+        );
+        assert_eq!(read("{ a: 9223372036854775808 }"), Err(NotBson::TooLarge(1 << 63)));
+    }
+
+    #[test]
+    fn fields_keep_their_order_and_nest() {
+        let read = read("{ z: 1, a: { y: null, b: [x, true] }, 'm.n': -1 }").unwrap();
+        let written = doc! { "z": 1, "a": { "y": null, "b": ["x", true] }, "m.n": -1 };
+        assert_eq!(read.to_vec().unwrap(), written.to_vec().unwrap());
+    }
+
+    #[test]
+    fn extended_json_gives_the_type_it_names() {
+        assert_eq!(
+            read(
+                "at: { $gte: { $date: 2024-01-01T00:00:00Z } }\nlong: { $numberLong: '5' }\n\
+                 price: { $numberDecimal: '1.50' }\nid: { $oid: 0123456789abcdef01234567 }\n"
+            ),
+            Ok(doc! {
+                "at": { "$gte": DateTime::from_millis(1_704_067_200_000) },
+                "long": 5_i64,
+                "price": "1.50".parse::<Decimal128>().unwrap(),
+                "id": ObjectId::parse_str("0123456789abcdef01234567").unwrap(),
+            })
+        );
+        assert_eq!(
+            read("{ at: { $date: { $numberLong: '7' } } }"),
+            Ok(doc! { "at": DateTime::from_millis(7) })
+        );
+    }
+
+    #[test]
+    fn operators_stay_what_they_are() {
+        let filter = "{ $and: [ { age: { $gt: 17 } }, { email: { $exists: true, $type: string } } ] }";
+        assert_eq!(
+            read(filter),
+            Ok(doc! { "$and": [ { "age": { "$gt": 17 } }, { "email": { "$exists": true, "$type": "string" } } ] })
+        );
+    }
+
+    #[test]
+    fn what_bson_cannot_say_is_refused() {
+        assert_eq!(read("{ 1: 1 }"), Err(NotBson::NameNotText("1".to_owned())));
+        assert_eq!(
+            read("{ a: !!binary x }").map(|_| ()),
+            Ok(()),
+            "a core tag is read as the text it is"
+        );
+        assert_eq!(read("{ a: !thing x }"), Err(NotBson::Tag("!thing".to_owned())));
+        assert!(matches!(
+            read("{ a: { $date: soon } }"),
+            Err(NotBson::ExtendedJson { .. })
+        ));
+        assert!(matches!(
+            read("{ a: { $oid: x, b: 1 } }"),
+            Err(NotBson::ExtendedJson { .. })
+        ));
+    }
+}

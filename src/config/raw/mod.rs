@@ -1,0 +1,347 @@
+//! The configuration file as it is written: YAML text into `RawConfig`, which mirrors it field by field.
+//!
+//! Settings that don't exist and values of the wrong type are refused here, all of them in one go; what the values mean
+//! together is for [`super`] to say. Every field is optional here, so that one that is wrong can be set aside and the
+//! rest still be read. Nothing outside this folder knows `serde_yaml`.
+
+mod document;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bson::Document;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_yaml::Value;
+
+use super::problem::{Position, SettingPath, Step};
+
+/// The top of the file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    #[serde(default, deserialize_with = "address")]
+    pub listen: Option<SocketAddr>,
+    pub upstream: Option<String>,
+    pub upstream_file: Option<PathBuf>,
+    #[serde(default, deserialize_with = "address")]
+    pub admin: Option<SocketAddr>,
+    #[serde(default, deserialize_with = "duration")]
+    pub lease: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub drain: Option<Duration>,
+    pub log: Option<RawLog>,
+    pub limits: Option<RawLimits>,
+    pub constraints: Option<Vec<Option<RawConstraint>>>,
+}
+
+/// `log`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLog {
+    pub format: Option<RawLogFormat>,
+    pub level: Option<String>,
+}
+
+/// `log.format`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RawLogFormat {
+    Text,
+    Json,
+}
+
+/// `limits`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLimits {
+    pub max_connections: Option<usize>,
+}
+
+/// One item of `constraints`; the fields that `createIndex` has are named as `createIndex` names them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct RawConstraint {
+    pub collection: Option<String>,
+    #[serde(default, deserialize_with = "document::deserialize")]
+    pub key: Option<Document>,
+    pub name: Option<String>,
+    pub sparse: Option<bool>,
+    #[serde(default, deserialize_with = "document::deserialize")]
+    pub partial_filter_expression: Option<Document>,
+    #[serde(default, deserialize_with = "document::deserialize")]
+    pub collation: Option<Document>,
+    pub sharding: Option<RawSharding>,
+}
+
+/// `constraints[].sharding`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RawSharding {
+    Hashed,
+    Ranged,
+}
+
+/// Text that is no YAML document at all.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SyntaxError {
+    pub position: Option<Position>,
+    pub reason: String,
+}
+
+/// Reads `text`; gives what could be read and why the rest could not.
+///
+/// # Errors
+/// [`SyntaxError`] if `text` is not one YAML document without duplicate fields.
+pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), SyntaxError> {
+    let mut value: Value = serde_yaml::from_str(text).map_err(syntax_error)?;
+    let mut problems = Vec::new();
+    let empty = empty_settings(&value);
+    let raw = loop {
+        match serde_path_to_error::deserialize::<_, Option<RawConfig>>(value.clone()) {
+            Ok(raw) => break raw,
+            Err(error) => {
+                let path = setting_path(error.path());
+                let set_aside = set_aside(&mut value, path.steps());
+                add_once(&mut problems, path, error.into_inner().to_string());
+                if !set_aside {
+                    break None;
+                }
+            }
+        }
+    };
+    for path in empty {
+        add_once(
+            &mut problems,
+            path,
+            "has no value: give one, or leave the setting out".to_owned(),
+        );
+    }
+    Ok((raw.unwrap_or_default(), problems))
+}
+
+/// Keeps what was said of a setting first: what follows on from it would only confuse.
+fn add_once(problems: &mut Vec<(SettingPath, String)>, path: SettingPath, reason: String) {
+    if !problems.iter().any(|(known, _)| *known == path) {
+        problems.push((path, reason));
+    }
+}
+
+/// Takes the value at `steps` out of the way of the next try: empties it, or removes it with its name if it is empty
+/// already (then it is the name that was refused). Each call makes the document smaller, so the tries come to an end.
+fn set_aside(value: &mut Value, steps: &[Step]) -> bool {
+    match (steps, value) {
+        ([], value) if !value.is_null() => {
+            *value = Value::Null;
+            true
+        }
+        ([Step::Field(name)], Value::Mapping(fields)) if fields.get(name).is_some_and(Value::is_null) => {
+            fields.shift_remove(name).is_some()
+        }
+        ([Step::Field(name), rest @ ..], Value::Mapping(fields)) => {
+            fields.get_mut(name).is_some_and(|field| set_aside(field, rest))
+        }
+        ([Step::Item(index), rest @ ..], Value::Sequence(items)) => {
+            items.get_mut(*index).is_some_and(|item| set_aside(item, rest))
+        }
+        _ => false,
+    }
+}
+
+/// The settings with a name and no value: they would be read as absent, though whoever wrote them meant something.
+fn empty_settings(top: &Value) -> Vec<SettingPath> {
+    let mut empty = Vec::new();
+    let mut unseen = match top {
+        Value::Null => vec![],
+        value => vec![(SettingPath::top(), value)],
+    };
+    while let Some((path, value)) = unseen.pop() {
+        match value {
+            Value::Null => empty.push(path),
+            Value::Mapping(fields) => unseen.extend(fields.iter().filter_map(|(name, field)| {
+                let name = name.as_str()?;
+                // Inside a document of MongoDB's, null is a value like any other.
+                let holds_nulls = ["key", "partialFilterExpression", "collation"].contains(&name) && !field.is_null();
+                (!holds_nulls).then(|| (path.field(name), field))
+            })),
+            Value::Sequence(items) => {
+                unseen.extend(items.iter().enumerate().map(|(index, item)| (path.item(index), item)));
+            }
+            _ => {}
+        }
+    }
+    empty
+}
+
+fn setting_path(path: &serde_path_to_error::Path) -> SettingPath {
+    use serde_path_to_error::Segment;
+    path.iter()
+        .map_while(|segment| match segment {
+            Segment::Seq { index } => Some(Step::Item(*index)),
+            Segment::Map { key } => Some(Step::Field(key.clone())),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        })
+        .collect()
+}
+
+fn syntax_error(error: serde_yaml::Error) -> SyntaxError {
+    SyntaxError {
+        position: error.location().map(|location| Position {
+            line: location.line(),
+            column: location.column(),
+        }),
+        reason: error.to_string(),
+    }
+}
+
+// The two readers below don't quote what they refuse: a connection string that got into the wrong line holds a password.
+
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    match Option::<String>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(text) => text
+            .parse()
+            .map(Some)
+            .map_err(|_| D::Error::custom("not an IP address with a port, such as 127.0.0.1:27117 or [::1]:27117")),
+    }
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::String(text) => humantime::parse_duration(&text)
+            .map(Some)
+            .map_err(|error| D::Error::custom(format!("not a duration such as 30s or 2m: {error}"))),
+        _ => Err(D::Error::custom("not a duration with its unit, such as 30s or 2m")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::Visitor;
+
+    use super::*;
+
+    fn problems(text: &str) -> Vec<String> {
+        let (_, problems) = read(text).unwrap();
+        problems
+            .into_iter()
+            .map(|(path, reason)| format!("{path}: {reason}"))
+            .collect()
+    }
+
+    #[test]
+    fn every_unknown_setting_and_wrong_type_is_found_in_one_go() {
+        let found = problems(
+            "listen: nowhere\nlisteb: 1\nlease: 30\nlog: { format: xml, colour: red }\nlimits: many\nconstraints:\n  - 7\n  - { key: 1, unique: true, sparse: maybe }\n",
+        );
+        assert_eq!(found.len(), 10, "{found:#?}");
+        for (path, reason) in [
+            ("listen", "not an IP address with a port"),
+            ("listeb", "unknown field"),
+            ("lease", "not a duration with its unit"),
+            ("log.format", "unknown variant `xml`"),
+            ("log.colour", "unknown field `colour`"),
+            ("limits", "invalid type"),
+            ("constraints[0]", "invalid type: integer `7`"),
+            ("constraints[1].key", "invalid type: integer `1`"),
+            ("constraints[1].unique", "unknown field `unique`"),
+            ("constraints[1].sparse", "invalid type: string"),
+        ] {
+            let start = format!("{path}: {reason}");
+            assert!(
+                found.iter().any(|problem| problem.starts_with(&start)),
+                "{start} in {found:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_is_read_beside_what_cannot() {
+        let (raw, _) = read("lease: 1m 30s\nadmin: x\n").unwrap();
+        assert_eq!(raw.lease, Some(Duration::from_secs(90)));
+        assert_eq!(raw.admin, None);
+    }
+
+    #[test]
+    fn a_setting_without_a_value_is_no_default() {
+        assert_eq!(
+            problems("lease:\nconstraints:\n  - key:\n    partialFilterExpression: { gone: null }\n").len(),
+            2
+        );
+    }
+
+    #[test]
+    fn text_that_is_not_one_yaml_document_has_a_place() {
+        for text in ["a: [", "a: 1\na: 2\n", "a: 1\n---\nb: 2\n"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+        let error = read("lease: 30s\nlog: {\n").unwrap_err();
+        assert!(error.position.is_some_and(|position| position.line >= 2), "{error:?}");
+    }
+
+    #[test]
+    fn an_empty_file_is_an_empty_configuration() {
+        assert!(problems("").is_empty());
+        assert!(problems("# only a comment\n").is_empty());
+    }
+
+    #[test]
+    fn a_misplaced_connection_string_is_not_quoted() {
+        for field in ["listen", "lease", "admin"] {
+            let found = problems(&format!("{field}: mongodb://root:s3cret@db:27017\n"));
+            assert!(!found.concat().contains("s3cret"), "{found:?}");
+        }
+    }
+
+    /// The names under which a struct's fields are read.
+    struct FieldNames<'a>(&'a mut Vec<&'static str>);
+
+    impl<'de> Deserializer<'de> for FieldNames<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Self::Error::custom("not a struct"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            self.0.extend(fields);
+            Err(Self::Error::custom("only the names are wanted"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    fn field_names<T: for<'de> Deserialize<'de>>() -> Vec<&'static str> {
+        let mut names = Vec::new();
+        assert!(T::deserialize(FieldNames(&mut names)).is_err());
+        assert!(!names.is_empty());
+        names
+    }
+
+    #[test]
+    fn the_example_shows_every_setting() {
+        let example = include_str!("../../../config.example.yaml");
+        let names = [
+            field_names::<RawConfig>(),
+            field_names::<RawLog>(),
+            field_names::<RawLimits>(),
+            field_names::<RawConstraint>(),
+        ];
+        for name in names.concat() {
+            let shown = example.lines().any(|line| {
+                line.trim_start_matches(['#', ' ', '-'])
+                    .starts_with(&format!("{name}:"))
+            });
+            assert!(shown, "config.example.yaml doesn't show {name}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The connection string of the deployment behind Keyward: checked, and never shown with its password.
+//!
+//! It serves Keyward's own driver as it stands; of it, clients' connections take only the addresses. Options that
+//! Keyward decides itself are refused where they contradict it, for they would be ignored in silence.
+
+use std::fmt;
+
+use mongodb::error::ErrorKind;
+use mongodb::options::{
+    Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, ServerAddress, Tls,
+};
+
+/// The port of a host that names none.
+const DEFAULT_PORT: u16 = 27017;
+
+/// Where the deployment is and how Keyward logs in there; `Display` and `Debug` leave the password out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Upstream {
+    uri: String,
+    username: Option<String>,
+    hosts: Vec<Host>,
+    replica_set: Option<String>,
+}
+
+/// One address of the connection string.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Host {
+    /// A name or an IP address, as written.
+    pub name: String,
+    /// The TCP port.
+    pub port: u16,
+}
+
+/// Why a connection string is refused; never quotes it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UpstreamError {
+    /// The driver can't read it.
+    #[error("not a MongoDB connection string: {0}")]
+    Malformed(String),
+    /// It asks for what Keyward can't do.
+    #[error("{0} is not supported yet")]
+    NotSupported(&'static str),
+    /// It sets what Keyward sets itself.
+    #[error("{option} must be left out or be {instead}: {because}")]
+    Contradictory {
+        /// The option's name in the connection string.
+        option: &'static str,
+        /// The one value that does no harm.
+        instead: &'static str,
+        /// Why no other will do.
+        because: &'static str,
+    },
+}
+
+impl Upstream {
+    /// Checks a MongoDB connection string.
+    ///
+    /// # Errors
+    /// [`UpstreamError`] with the first thing that is wrong with it.
+    pub fn new(uri: &str) -> Result<Self, UpstreamError> {
+        let parsed = ConnectionString::parse(uri).map_err(|error| malformed(uri, &error))?;
+        refuse_unsupported(&parsed)?;
+        refuse_contradictory(&parsed)?;
+        Ok(Upstream {
+            uri: uri.to_owned(),
+            username: parsed.credential.and_then(|credential| credential.username),
+            hosts: hosts(parsed.host_info)?,
+            replica_set: parsed.replica_set,
+        })
+    }
+
+    /// The whole connection string, password included: for the driver, never for a log.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The addresses in the order in which they are written; at least one.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// `replicaSet`, if it is given: then the hosts are members of it rather than `mongos` processes.
+    pub fn replica_set(&self) -> Option<&str> {
+        self.replica_set.as_deref()
+    }
+}
+
+impl fmt::Display for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("mongodb://")?;
+        if let Some(username) = &self.username {
+            write!(f, "{username}:***@")?;
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{host}")?;
+        }
+        match &self.replica_set {
+            Some(name) => write!(f, "/?replicaSet={name}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Upstream({self})")
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.contains(':') {
+            true => write!(f, "[{}]:{}", self.name, self.port),
+            false => write!(f, "{}:{}", self.name, self.port),
+        }
+    }
+}
+
+fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamError> {
+    if matches!(parsed.host_info, HostInfo::DnsRecord(_)) {
+        return Err(UpstreamError::NotSupported("mongodb+srv"));
+    }
+    if matches!(parsed.tls, Some(Tls::Enabled(_))) {
+        return Err(UpstreamError::NotSupported("TLS to the deployment"));
+    }
+    if parsed.load_balanced == Some(true) {
+        return Err(UpstreamError::NotSupported("loadBalanced"));
+    }
+    Ok(())
+}
+
+fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamError> {
+    let contradictory = |option, instead, because| {
+        Err(UpstreamError::Contradictory {
+            option,
+            instead,
+            because,
+        })
+    };
+    let acknowledgment = parsed.write_concern.as_ref().and_then(|concern| concern.w.as_ref());
+    if acknowledgment.is_some_and(|w| *w != Acknowledgment::Majority) {
+        return contradictory(
+            "w",
+            "majority",
+            "a reservation that can be rolled back protects nothing",
+        );
+    }
+    if !matches!(parsed.read_preference, None | Some(ReadPreference::Primary)) {
+        return contradictory(
+            "readPreference",
+            "primary",
+            "a secondary may not know yet who owns a key",
+        );
+    }
+    let level = parsed.read_concern.as_ref().map(|concern| &concern.level);
+    if level.is_some_and(|level| *level != ReadConcernLevel::Majority) {
+        return contradictory(
+            "readConcernLevel",
+            "majority",
+            "what is read may be rolled back otherwise",
+        );
+    }
+    if parsed.retry_writes == Some(false) {
+        return contradictory("retryWrites", "true", "a reservation must survive an election");
+    }
+    Ok(())
+}
+
+fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamError> {
+    let HostInfo::HostIdentifiers(addresses) = info else {
+        return Err(UpstreamError::NotSupported("mongodb+srv"));
+    };
+    addresses
+        .into_iter()
+        .map(|address| match address {
+            ServerAddress::Tcp { host, port } => Ok(Host {
+                name: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+                port: port.unwrap_or(DEFAULT_PORT),
+            }),
+            _ => Err(UpstreamError::NotSupported("a Unix domain socket")),
+        })
+        .collect()
+}
+
+/// The driver's own words, unless they could repeat a part of what stands before the `@`.
+fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamError {
+    let reason = match &*error.kind {
+        ErrorKind::InvalidArgument { message, .. } => message.clone(),
+        other => other.to_string(),
+    };
+    let credentials = uri.rsplit_once('@').map_or("", |(before, _)| before);
+    let repeats = credentials
+        .split([':', '/', '@'])
+        .any(|part| part.len() > 2 && part != "mongodb" && reason.contains(part));
+    UpstreamError::Malformed(match repeats {
+        true => "its user name or password is not written as a URI wants it (percent-encoded)".to_owned(),
+        false => reason,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_read_in_order_with_the_default_port() {
+        let upstream = Upstream::new("mongodb://a:1,b,[::1]:3/?replicaSet=rs0").unwrap();
+        let hosts: Vec<String> = upstream.hosts().iter().map(Host::to_string).collect();
+        assert_eq!(hosts, ["a:1", "b:27017", "[::1]:3"]);
+        assert_eq!(upstream.replica_set(), Some("rs0"));
+    }
+
+    #[test]
+    fn the_password_is_never_shown() {
+        let upstream = Upstream::new("mongodb://keyward:s3cret@db:27017/?authSource=admin").unwrap();
+        assert_eq!(upstream.to_string(), "mongodb://keyward:***@db:27017");
+        assert_eq!(format!("{upstream:?}"), "Upstream(mongodb://keyward:***@db:27017)");
+        assert!(upstream.uri().contains("s3cret"));
+        for broken in [
+            "mongodb://keyward:s3cret@@db",
+            "mongodb://key:ward:s3cret@db",
+            "mongodb://keyward:s3cret/@db",
+            "mongodb://keyward:s3cret%@db",
+            "mongodb://keyward:s3cret@db/?w=s3",
+            "mongo://keyward:s3cret@db",
+            "keyward:s3cret@db",
+        ] {
+            let shown = format!("{:?}", Upstream::new(broken));
+            assert!(!shown.contains("s3cret"), "{broken} gives {shown}");
+        }
+    }
+
+    #[test]
+    fn options_that_an_application_usually_has_are_taken() {
+        let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20";
+        assert!(Upstream::new(usual).is_ok());
+    }
+
+    #[test]
+    fn what_would_be_ignored_in_silence_is_refused() {
+        for (uri, part) in [
+            ("mongodb://a/?w=1", "w must"),
+            ("mongodb://a/?readPreference=secondary", "readPreference must"),
+            ("mongodb://a/?readConcernLevel=local", "readConcernLevel must"),
+            ("mongodb://a/?retryWrites=false", "retryWrites must"),
+            ("mongodb://a/?loadBalanced=true", "loadBalanced is not"),
+            ("mongodb://a/?tls=true", "TLS to the deployment is not"),
+            ("mongodb+srv://a.example.com", "mongodb+srv is not"),
+            ("mongodb://%2Ftmp%2Fmongodb.sock", "a Unix domain socket is not"),
+            (
+                "mongodb://a/?wibble=1",
+                "not a MongoDB connection string: wibble is an invalid option",
+            ),
+            ("http://a", "not a MongoDB connection string"),
+            ("", "not a MongoDB connection string"),
+        ] {
+            let error = Upstream::new(uri).unwrap_err().to_string();
+            assert!(error.contains(part), "{uri} gives {error}");
+        }
+    }
+}

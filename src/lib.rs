@@ -9,5 +9,9 @@ pub mod wire;
 pub mod constraint;
 pub mod reservation;
 
+pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod metrics;
+pub mod readiness;
+pub mod telemetry;

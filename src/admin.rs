@@ -1,0 +1,135 @@
+//! The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts, watches and routes.
+//!
+//! It shows and changes nothing, and asks nobody who they are: it belongs on the loopback interface or behind a
+//! network policy. `/livez` says only that this process answers; what the deployment does is for `/readyz`.
+
+use std::future::Future;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+
+use crate::metrics::Metrics;
+use crate::readiness::Readiness;
+
+/// What the pages show.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    /// For `/metrics`.
+    pub metrics: Metrics,
+    /// For `/readyz`.
+    pub readiness: Readiness,
+}
+
+impl Admin {
+    /// Answers on `listener` until `stop` completes.
+    ///
+    /// # Errors
+    /// If the listener fails for good.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        axum::serve(listener, self.pages()).with_graceful_shutdown(stop).await
+    }
+
+    fn pages(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/livez", get(|| async { "alive\n" }))
+            .route("/readyz", get(readyz))
+            .with_state(self)
+    }
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    match admin.metrics.text() {
+        Ok((text, content_type)) => ([(header::CONTENT_TYPE, content_type)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// `ready`, or a line for each thing that stands in the way.
+async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
+    let obstacles = admin.readiness.obstacles();
+    if obstacles.is_empty() {
+        return (StatusCode::OK, "ready\n".to_owned());
+    }
+    let lines = obstacles
+        .iter()
+        .map(|(obstacle, reason)| format!("{obstacle}: {reason}\n"));
+    (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::readiness::Obstacle;
+
+    /// The whole answer to `GET path`.
+    async fn get(admin: &Admin, path: &str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let served = tokio::spawn(admin.clone().serve(listener, std::future::pending()));
+        let request = format!("GET {path} HTTP/1.1\r\nhost: keyward\r\nconnection: close\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        served.abort();
+        answer
+    }
+
+    fn admin() -> Admin {
+        Admin {
+            metrics: Metrics::new(&[]),
+            readiness: Readiness::starting(),
+        }
+    }
+
+    #[tokio::test]
+    async fn readyz_names_what_stands_in_the_way() {
+        let admin = admin();
+        admin.readiness.block(Obstacle::Upstream, "connection refused");
+        let answer = get(&admin, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(
+            answer.ends_with("\r\n\r\nstartup: starting\nupstream: connection refused\n"),
+            "{answer}"
+        );
+        admin.readiness.unblock(&Obstacle::Startup);
+        admin.readiness.unblock(&Obstacle::Upstream);
+        let answer = get(&admin, "/readyz").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\nready\n"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn livez_doesnt_depend_on_readiness() {
+        let answer = get(&admin(), "/livez").await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn metrics_come_as_prometheus_reads_them() {
+        let answer = get(&admin(), "/metrics").await;
+        assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+        assert!(
+            answer.contains("\nkeyward_client_connections_opened_total 0\n"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn any_other_page_is_not_found() {
+        assert!(get(&admin(), "/").await.starts_with("HTTP/1.1 404 "));
+    }
+}

@@ -4,7 +4,15 @@
 
 pub mod namespace;
 pub mod raw;
+pub mod stream;
 pub mod wire;
+
+pub mod server;
+pub mod session;
+
+pub mod classify;
+pub mod hello;
+pub mod upstream;
 
 pub mod constraint;
 pub mod reservation;

@@ -4,14 +4,16 @@
 //! is empty. Whoever owns it reads from a stream into [`Inbox::space`]; since nothing is taken out until
 //! [`Inbox::consume`], a read that is cancelled loses nothing.
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Header, Rejection};
 
 /// What an idle connection keeps.
 const IDLE_BYTES: usize = 8 * 1024;
+/// The most that is read at once while nothing has arrived yet.
+const READ_BYTES_MAX: usize = 128 * 1024;
 /// A buffer that has grown past this is given back once it is empty.
-const KEPT_BYTES_MAX: usize = 256 * 1024;
+const KEPT_BYTES_MAX: usize = 32 * 1024;
 
 /// Arrived bytes.
 #[derive(Debug, Default)]
@@ -46,13 +48,20 @@ impl Inbox {
         Ok(self.header()?.and_then(|header| self.bytes.get(..header.length)))
     }
 
-    /// Where the next bytes go.
-    pub fn space(&mut self) -> &mut (impl BufMut + use<>) {
-        if self.bytes.capacity() - self.bytes.len() < IDLE_BYTES / 2 {
-            // Doubles what is there, so that a large message isn't copied over and over.
-            self.bytes.reserve(IDLE_BYTES.max(self.bytes.len()));
+    /// Where the next bytes go, with room for up to `wanted` of them, or a little if nobody knows.
+    ///
+    /// Grows to twice what has arrived at most, so that what a header states costs nothing until it is there.
+    pub fn space(&mut self, wanted: usize) -> &mut (impl BufMut + use<>) {
+        if self.bytes.capacity() - self.bytes.len() < wanted.clamp(1, IDLE_BYTES / 2) {
+            let reach = self.bytes.len().max(READ_BYTES_MAX);
+            self.bytes.reserve(wanted.clamp(IDLE_BYTES, reach));
         }
         &mut self.bytes
+    }
+
+    /// Takes the first `count` bytes out.
+    pub fn take(&mut self, count: usize) -> Bytes {
+        self.bytes.split_to(count).freeze()
     }
 
     /// Drops the first `count` bytes.
@@ -89,7 +98,7 @@ mod tests {
             let mut inbox = Inbox::new();
             let mut seen = Vec::new();
             for arrived in stream.chunks(step) {
-                inbox.space().put_slice(arrived);
+                inbox.space(arrived.len()).put_slice(arrived);
                 while let Some(message) = inbox.message().unwrap() {
                     let length = message.len();
                     seen.push(length);
@@ -104,15 +113,15 @@ mod tests {
     #[test]
     fn grows_by_what_arrives_and_not_by_what_is_stated() {
         let mut inbox = Inbox::new();
-        inbox.space().put_slice(&message(48_000_000)[..1000]);
-        inbox.space();
-        assert!(inbox.bytes.capacity() < 64 * 1024);
+        inbox.space(0).put_slice(&message(48_000_000)[..1000]);
+        inbox.space(47_999_000);
+        assert!(inbox.bytes.capacity() < 256 * 1024);
     }
 
     #[test]
     fn gives_a_large_buffer_back() {
         let mut inbox = Inbox::new();
-        inbox.space().put_slice(&message(1_000_000));
+        inbox.space(1_000_000).put_slice(&message(1_000_000));
         inbox.consume(1_000_000);
         assert_eq!(inbox.bytes.capacity(), 0);
     }

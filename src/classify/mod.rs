@@ -1,0 +1,98 @@
+//! From a parsed request to what Keyward must do with it.
+//!
+//! Only the command's name, `$db` and the namespaces that the command can write to are looked at, byte for byte as the
+//! server takes them. It fails closed: a command that names a protected collection and isn't known to be harmless is
+//! refused, and so is one that two readers could read differently. What the server itself will turn down is forwarded,
+//! so that the error is the server's own.
+
+mod command;
+mod refusal;
+mod rule;
+mod target;
+
+pub use refusal::Refusal;
+pub use target::{Kind, Target};
+
+use crate::raw::Malformed;
+use crate::wire::Message;
+use command::Command;
+use rule::Rule;
+
+/// The look-ups that classification needs of the catalog of constraints. Names are the bytes on the wire.
+pub trait Protection {
+    /// Whether a constraint holds on this collection.
+    fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// Whether a constraint holds on any collection of this database.
+    fn protects_any_in(&self, database: &[u8]) -> bool;
+    /// Whether this is a proxy collection, or a name kept for one.
+    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool;
+}
+
+/// What to do with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    /// The bytes go on as they came.
+    Forward,
+    /// The bytes go on as they came; the reply is edited.
+    Hello,
+    /// The write path takes it.
+    Write(Write<'a>),
+    /// The client gets this error.
+    Refuse(Refusal),
+}
+
+/// A command on protected data, for the write path to serve or refuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write<'a> {
+    /// `insert` into a protected collection.
+    Insert(Target<'a>),
+    /// `update` of a protected collection.
+    Update(Target<'a>),
+    /// `delete` from a protected collection.
+    Delete(Target<'a>),
+    /// `findAndModify` on a protected collection, in either spelling.
+    FindAndModify(Target<'a>),
+    /// `bulkWrite` that lists at least one protected collection and no proxy collection in `nsInfo`.
+    BulkWrite,
+    /// `drop` of a protected collection.
+    Drop(Target<'a>),
+    /// `dropDatabase` of a database with a protected collection.
+    DropDatabase {
+        /// The database.
+        database: &'a [u8],
+    },
+}
+
+/// Decides what to do with `message`.
+///
+/// # Errors
+/// [`Malformed`] if a part that must be read is no BSON; the server would say so too.
+pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    match message {
+        Message::Query(query) => match query.name {
+            "hello" | "isMaster" | "ismaster" => hello(query.command),
+            _ => Ok(Verdict::Forward),
+        },
+        Message::Msg(message) => match Command::read(message)? {
+            None => Ok(Verdict::Forward),
+            Some(command) if command.has_two_databases => Ok(Verdict::Refuse(Refusal::TwoDatabases)),
+            Some(command) => match Rule::of(command.name) {
+                Some(Rule::Hello) => hello(message.body),
+                Some(Rule::Harmless) => Ok(Verdict::Forward),
+                Some(rule) => rule.apply(&command, protection),
+                None => rule::unknown(&command, protection),
+            },
+        },
+    }
+}
+
+/// Through a load balancer, a driver would need the server's own support for it, which no proxy can stand in for.
+fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
+    match body.get("loadBalanced")? {
+        Some(flag) if flag.is_truthy() => Ok(Verdict::Refuse(Refusal::LoadBalanced)),
+        _ => Ok(Verdict::Hello),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What Keyward refuses because it can't be protected, and the words that it says so in.
+//!
+//! Each text names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't retry.
+
+use super::{Kind, Target};
+use crate::wire::ServerError;
+
+/// Why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The command would write to a protected collection in a way that Keyward can't check.
+    #[error(
+        "{command} can't be used on {namespace}, because Keyward keeps unique constraints on it and can't check what \
+         this command writes; use insert, update and delete commands, or take the constraint out of Keyward's \
+         configuration first"
+    )]
+    Unprotectable {
+        /// The command or pipeline stage.
+        command: String,
+        /// The protected collection.
+        namespace: String,
+    },
+    /// The command would change a proxy collection.
+    #[error(
+        "{command} can't be used on {namespace}, because this is a proxy collection that Keyward itself keeps; clients \
+         may only read it"
+    )]
+    ProxyCollection {
+        /// The command or pipeline stage.
+        command: String,
+        /// The proxy collection.
+        namespace: String,
+    },
+    /// The command could write to any collection.
+    #[error(
+        "{command} isn't served through Keyward, because it could write past the unique constraints; use insert, \
+         update and delete commands"
+    )]
+    Anywhere {
+        /// The command.
+        command: String,
+    },
+    /// The collection to write to is given by its UUID.
+    #[error("{command} must name its collection when it is sent through Keyward, not give its UUID")]
+    Uuid {
+        /// The command.
+        command: String,
+    },
+    /// `$db` stands in the command twice.
+    #[error("BSON field '$db' is a duplicate field")]
+    TwoDatabases,
+    /// A handshake with `loadBalanced: true`.
+    #[error(
+        "Keyward doesn't serve connections in load balancer mode; remove loadBalanced=true from the connection string"
+    )]
+    LoadBalanced,
+}
+
+impl Refusal {
+    /// `command` on a target that the catalog knows.
+    pub fn of(command: &[u8], target: Target<'_>, kind: Kind) -> Self {
+        let command = String::from_utf8_lossy(command).into_owned();
+        let namespace = target.display();
+        match kind {
+            Kind::Protected => Refusal::Unprotectable { command, namespace },
+            Kind::ProxyCollection => Refusal::ProxyCollection { command, namespace },
+        }
+    }
+
+    /// The error for the client.
+    pub fn error(&self) -> ServerError {
+        let (code, code_name) = match self {
+            Refusal::TwoDatabases => (40413, "Location40413"),
+            Refusal::LoadBalanced => (72, "InvalidOptions"),
+            _ => (20, "IllegalOperation"),
+        };
+        ServerError {
+            code,
+            code_name,
+            message: self.to_string(),
+        }
+    }
+}

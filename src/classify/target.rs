@@ -1,0 +1,103 @@
+//! The collections that a command names, in every way in which a server may read the names.
+//!
+//! A name is taken byte for byte. Where it holds a zero byte, a reader that stops there is allowed for.
+
+use bson::spec::ElementType;
+
+use super::Protection;
+use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
+
+/// A collection that a command names; bytes as they came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// The database.
+    pub database: &'a [u8],
+    /// The collection.
+    pub collection: &'a [u8],
+}
+
+/// Why a target matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A constraint holds on it.
+    Protected,
+    /// It holds a constraint's reservations.
+    ProxyCollection,
+}
+
+impl<'a> Target<'a> {
+    /// What the catalog knows of it.
+    pub fn kind(self, protection: &impl Protection) -> Option<Kind> {
+        if protection.protects(self.database, self.collection) {
+            Some(Kind::Protected)
+        } else if protection.is_proxy_collection(self.database, self.collection) {
+            Some(Kind::ProxyCollection)
+        } else {
+            None
+        }
+    }
+
+    /// The first of `targets` that the catalog knows.
+    pub fn find(
+        targets: impl IntoIterator<Item = Target<'a>>,
+        protection: &impl Protection,
+    ) -> Option<(Target<'a>, Kind)> {
+        targets
+            .into_iter()
+            .find_map(|target| Some((target, target.kind(protection)?)))
+    }
+
+    /// `collection` in `database`.
+    pub fn in_database(database: &'a [u8], collection: &Element<'a>) -> impl Iterator<Item = Self> + use<'a> {
+        readings(collection).map(move |collection| Target { database, collection })
+    }
+
+    /// A whole namespace, `database.collection`.
+    pub fn whole(namespace: &Element<'a>) -> impl Iterator<Item = Self> + use<'a> {
+        readings(namespace).filter_map(|text| {
+            let dot = text.iter().position(|byte| *byte == b'.')?;
+            Some(Target {
+                database: &text[..dot],
+                collection: &text[dot + 1..],
+            })
+        })
+    }
+
+    /// `database.collection`, readable in a message to the client.
+    pub fn display(self) -> String {
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        format!("{}.{}", text(self.database), text(self.collection))
+    }
+}
+
+/// The ways to read a name: whole, and up to its first zero byte. A symbol is a string to the server.
+fn readings<'a>(element: &Element<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    let text = match element.kind {
+        ElementType::String | ElementType::Symbol => element.as_string_bytes(),
+        _ => None,
+    };
+    let cut = text.and_then(|text| Some(&text[..text.iter().position(|byte| *byte == 0)?]));
+    text.into_iter().chain(cut)
+}
+
+/// Calls `visit` for each element of `document` at any depth, outer ones first.
+///
+/// # Errors
+/// [`Malformed`] if a part isn't BSON or is nested deeper than the server accepts.
+pub fn visit_all<'a>(document: Doc<'a>, mut visit: impl FnMut(&Element<'a>)) -> Result<(), Malformed> {
+    let mut open = vec![document.elements()];
+    while let Some(innermost) = open.last_mut() {
+        let Some(element) = innermost.next().transpose()? else {
+            open.pop();
+            continue;
+        };
+        visit(&element);
+        if let Some(nested) = element.as_document_or_array()? {
+            if open.len() > NESTED_DOCUMENTS_MAX {
+                return Err(Malformed::TooDeep);
+            }
+            open.push(nested.elements());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! Each line of the tables is a command and what must become of it.
+
+use bson::{Bson, Document, doc};
+
+use super::*;
+use crate::wire::{Draft, OpMsg, OutSequence};
+
+/// `shop.users` is protected, `shop.keyward.*` are proxy collections.
+struct Shop;
+
+impl Protection for Shop {
+    fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
+        database == b"shop" && collection == b"users"
+    }
+
+    fn protects_any_in(&self, database: &[u8]) -> bool {
+        database == b"shop"
+    }
+
+    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
+        database == b"shop" && collection.starts_with(b"keyward.")
+    }
+}
+
+/// What became of a command, without its details.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Outcome {
+    Forward,
+    Hello,
+    Write,
+    Unprotectable,
+    ProxyCollection,
+    OtherRefusal,
+}
+use Outcome::*;
+
+fn outcome(verdict: &Verdict<'_>) -> Outcome {
+    match verdict {
+        Verdict::Forward => Forward,
+        Verdict::Hello => Hello,
+        Verdict::Write(_) => Write,
+        Verdict::Refuse(Refusal::Unprotectable { .. }) => Unprotectable,
+        Verdict::Refuse(Refusal::ProxyCollection { .. }) => ProxyCollection,
+        Verdict::Refuse(_) => OtherRefusal,
+    }
+}
+
+/// Classifies a body of raw bytes with at most one sequence.
+fn check_bytes(body: &[u8], sequence: Option<(&str, &[Document])>, expected: Outcome) {
+    let documents: Vec<Vec<u8>> = sequence
+        .iter()
+        .flat_map(|(_, documents)| documents.iter().map(|document| document.to_vec().unwrap()))
+        .collect();
+    let mut draft = Draft::of_body(body);
+    if let Some((name, _)) = sequence {
+        draft.sequences.push(OutSequence {
+            name: name.as_bytes(),
+            documents: documents.iter().map(|bytes| &bytes[..]).collect(),
+        });
+    }
+    let bytes = draft.frame(1, 0).unwrap().to_vec();
+    let message = Message::Msg(OpMsg::parse(&bytes).unwrap());
+    let verdict = classify(&message, &Shop).unwrap();
+    assert_eq!(outcome(&verdict), expected, "{message:?}");
+}
+
+fn check_in(database: &str, mut command: Document, expected: Outcome) {
+    command.insert("$db", database);
+    check_bytes(&command.to_vec().unwrap(), None, expected);
+}
+
+/// Classifies a command whose batch `field` comes in the body, and then as a document sequence.
+fn check_batch(database: &str, mut body: Document, field: &str, batch: &[Document], expected: Outcome) {
+    body.insert("$db", database);
+    check_bytes(&body.to_vec().unwrap(), Some((field, batch)), expected);
+    body.insert(field, batch);
+    check_bytes(&body.to_vec().unwrap(), None, expected);
+}
+
+fn check(command: Document, expected: Outcome) {
+    check_in("shop", command, expected);
+}
+
+#[test]
+fn reads_and_unprotected_writes_go_on() {
+    for name in [
+        "find",
+        "count",
+        "distinct",
+        "listIndexes",
+        "collStats",
+        "createIndexes",
+        "collMod",
+    ] {
+        check(doc! { name: "users" }, Forward);
+    }
+    for name in ["find", "count", "aggregate"] {
+        check(doc! { name: "keyward.users.email_1" }, Forward);
+    }
+    for name in ["insert", "update", "delete", "findAndModify", "drop", "unheardOf"] {
+        check(doc! { name: "orders" }, Forward);
+        check(doc! { name: "Users" }, Forward);
+        check_in("Shop", doc! { name: "users" }, Forward);
+        check_in("admin", doc! { name: "users" }, Forward);
+    }
+    check(doc! { "explain": { "insert": "users" } }, Forward);
+    check(doc! { "unheardOf": 1 }, Forward);
+    check(doc! { "create": "users" }, Forward);
+    check_in(
+        "admin",
+        doc! { "shardCollection": "shop.users", "key": { "_id": 1 } },
+        Forward,
+    );
+    check_in("other", doc! { "dropDatabase": 1 }, Forward);
+}
+
+#[test]
+fn writes_to_protected_collections_go_to_the_write_path() {
+    for name in ["insert", "update", "delete", "findAndModify", "findandmodify", "drop"] {
+        check(doc! { name: "users" }, Write);
+        check(doc! { name: Bson::Symbol("users".into()) }, Write);
+        check(doc! { name: "users\0x" }, Unprotectable);
+        check(doc! { name: "keyward.users.email_1" }, ProxyCollection);
+        check(doc! { name: bson::Uuid::new() }, OtherRefusal);
+        // The server refuses these itself.
+        check(doc! { name: 1 }, Forward);
+    }
+    check(doc! { "dropDatabase": 1 }, Write);
+}
+
+#[test]
+fn bulk_write_is_judged_by_its_namespaces() {
+    for (namespaces, expected) in [
+        (&["shop.orders"][..], Forward),
+        (&["shop.orders", "shop.users"], Write),
+        (&["shop.users", "shop.keyward.users.a"], ProxyCollection),
+        (&["users"], Forward),
+    ] {
+        let entries: Vec<_> = namespaces.iter().map(|ns| doc! { "ns": *ns }).collect();
+        let body = doc! { "bulkWrite": 1, "ops": [] };
+        check_batch("admin", body, "nsInfo", &entries, expected);
+    }
+}
+
+#[test]
+fn pipelines_may_not_end_in_protected_collections() {
+    for (database, stage, expected) in [
+        ("shop", doc! { "$out": "users" }, Unprotectable),
+        ("shop", doc! { "$out": "others" }, Forward),
+        ("other", doc! { "$out": "users" }, Forward),
+        (
+            "other",
+            doc! { "$out": { "db": "shop", "coll": "users" } },
+            Unprotectable,
+        ),
+        ("shop", doc! { "$out": { "coll": "users" } }, Unprotectable),
+        ("shop", doc! { "$merge": "users" }, Unprotectable),
+        ("shop", doc! { "$merge": { "into": "users" } }, Unprotectable),
+        ("shop", doc! { "$merge": { "into": "orders", "on": "users" } }, Forward),
+        (
+            "other",
+            doc! { "$merge": { "into": { "db": "shop", "coll": "users" }, "on": "_id" } },
+            Unprotectable,
+        ),
+        (
+            "other",
+            doc! { "$merge": { "into": { "coll": "keyward.users.a", "db": "shop" } } },
+            ProxyCollection,
+        ),
+        ("shop", doc! { "$facet": { "a": [{ "$out": "users" }] } }, Unprotectable),
+        (
+            "shop",
+            doc! { "$lookup": { "from": "x", "pipeline": [{ "$merge": { "into": "users" } }], "as": "y" } },
+            Unprotectable,
+        ),
+        ("shop", doc! { "$match": { "out": "users" } }, Forward),
+    ] {
+        let pipeline = [doc! { "$match": {} }, stage];
+        let body = doc! { "aggregate": "orders", "cursor": {} };
+        check_batch(database, body, "pipeline", &pipeline, expected);
+    }
+}
+
+#[test]
+fn map_reduce_may_not_write_into_protected_collections() {
+    for (database, out, expected) in [
+        ("shop", Bson::from("users"), Unprotectable),
+        ("shop", Bson::from("others"), Forward),
+        ("shop", doc! { "inline": 1 }.into(), Forward),
+        ("shop", doc! { "merge": "users" }.into(), Unprotectable),
+        ("other", doc! { "reduce": "users" }.into(), Forward),
+        ("other", doc! { "reduce": "users", "db": "shop" }.into(), Unprotectable),
+        (
+            "other",
+            doc! { "db": "shop", "replace": "keyward.users.a" }.into(),
+            ProxyCollection,
+        ),
+    ] {
+        for name in ["mapReduce", "mapreduce"] {
+            check_in(database, doc! { name: "orders", "out": out.clone() }, expected);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_protected_is_refused() {
+    for (database, command, expected) in [
+        (
+            "admin",
+            doc! { "renameCollection": "shop.users", "to": "shop.x" },
+            Unprotectable,
+        ),
+        (
+            "admin",
+            doc! { "renameCollection": "shop.x", "to": "shop.users" },
+            Unprotectable,
+        ),
+        ("admin", doc! { "renameCollection": "shop.x", "to": "shop.y" }, Forward),
+        (
+            "admin",
+            doc! { "renameCollection": "shop.keyward.users.a", "to": "shop.y" },
+            ProxyCollection,
+        ),
+        (
+            "admin",
+            doc! { "reshardCollection": "shop.users", "key": {} },
+            Unprotectable,
+        ),
+        (
+            "admin",
+            doc! { "refineCollectionShardKey": "shop.users", "key": {} },
+            Unprotectable,
+        ),
+        (
+            "admin",
+            doc! { "shardCollection": "shop.keyward.users.a" },
+            ProxyCollection,
+        ),
+        ("shop", doc! { "convertToCapped": "users" }, Unprotectable),
+        (
+            "shop",
+            doc! { "cloneCollectionAsCapped": "x", "toCollection": "users" },
+            Unprotectable,
+        ),
+        ("shop", doc! { "create": "users", "viewOn": "x" }, Unprotectable),
+        ("shop", doc! { "create": "users", "timeseries": {} }, Unprotectable),
+        ("shop", doc! { "create": "keyward.users.a" }, ProxyCollection),
+        ("shop", doc! { "collMod": "keyward.users.a" }, ProxyCollection),
+        ("shop", doc! { "createIndexes": "keyward.users.a" }, ProxyCollection),
+        ("admin", doc! { "applyOps": [] }, OtherRefusal),
+        ("shop", doc! { "eval": "f()" }, OtherRefusal),
+        ("shop", doc! { "unheardOf": "users" }, Unprotectable),
+        ("admin", doc! { "unheardOf": "shop.users" }, Unprotectable),
+        (
+            "admin",
+            doc! { "unheardOf": 1, "x": [{ "to": "shop.users" }] },
+            Unprotectable,
+        ),
+        ("shop", doc! { "clusterInsert": "users" }, Unprotectable),
+        ("shop", doc! { "unheardOf": "keyward.users.a" }, ProxyCollection),
+    ] {
+        check_in(database, command, expected);
+    }
+    let entries = [doc! { "ns": "shop.users" }];
+    let body = doc! { "unheardOf": 1, "$db": "admin" }.to_vec().unwrap();
+    check_bytes(&body, Some(("things", &entries)), Unprotectable);
+}
+
+#[test]
+fn two_databases_are_refused_and_none_is_the_servers_to_refuse() {
+    let twice = bson::RawDocumentBuf::from_iter([
+        (bson::cstr!("insert"), "users"),
+        (bson::cstr!("$db"), "other"),
+        (bson::cstr!("$db"), "shop"),
+    ]);
+    check_bytes(twice.as_bytes(), None, OtherRefusal);
+    check_bytes(&doc! { "insert": "users" }.to_vec().unwrap(), None, Forward);
+    check_bytes(&doc! { "insert": "users", "$db": 1 }.to_vec().unwrap(), None, Forward);
+    check_bytes(&doc! {}.to_vec().unwrap(), None, Forward);
+}
+
+#[test]
+fn the_handshake_is_known_in_all_spellings() {
+    for name in ["hello", "isMaster", "ismaster"] {
+        for value in [Bson::from(1), Bson::from(true), Bson::from(1.0), Bson::from(0)] {
+            check_in("admin", doc! { name: value }, Hello);
+        }
+        check_in("admin", doc! { name: 1, "loadBalanced": false }, Hello);
+        check_in("admin", doc! { name: 1, "loadBalanced": true }, OtherRefusal);
+    }
+}

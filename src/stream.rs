@@ -1,0 +1,91 @@
+//! The two directions of a socket: what comes in is cut into messages, what goes out is written piece by piece.
+//!
+//! Every read and every single write may be cancelled without losing or repeating a byte. This is the only place that
+//! knows that a stream is TCP: encryption goes in here.
+
+use std::io::{self, IoSlice};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::wire::Inbox;
+
+/// How many pieces go into one write; the system's own limit is 1024.
+const PIECES_MAX: usize = 64;
+
+/// Takes a socket apart; small messages must not wait for more, so Nagle's algorithm is turned off.
+///
+/// # Errors
+/// What the system says if the socket is dead already.
+pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
+    socket.set_nodelay(true)?;
+    let (read, write) = socket.into_split();
+    let incoming = Incoming {
+        socket: read,
+        inbox: Inbox::new(),
+    };
+    Ok((incoming, Outgoing { socket: write }))
+}
+
+/// The receiving direction and what has arrived in it.
+#[derive(Debug)]
+pub struct Incoming {
+    socket: OwnedReadHalf,
+    /// What has arrived and is not dealt with yet.
+    pub inbox: Inbox,
+}
+
+impl Incoming {
+    /// Reads once; `wanted` is how many bytes are still expected, as far as one knows. 0 means the peer has closed.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
+        self.socket.read_buf(self.inbox.space(wanted)).await
+    }
+}
+
+/// The sending direction.
+#[derive(Debug)]
+pub struct Outgoing {
+    socket: OwnedWriteHalf,
+}
+
+impl Outgoing {
+    /// Writes some of `bytes` and says how many.
+    ///
+    /// # Errors
+    /// What the system says, also if it takes nothing any more.
+    pub async fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.socket.write(bytes).await? {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            written => Ok(written),
+        }
+    }
+
+    /// Writes all pieces in order. If this is cancelled, part of them may have been written.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub async fn write_pieces(&mut self, pieces: impl Iterator<Item = &[u8]>) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            let count = left.len().min(PIECES_MAX);
+            match self.socket.write_vectored(&left[..count]).await? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                written => IoSlice::advance_slices(&mut left, written),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the peer that nothing more will come, once what was written has gone.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub async fn finish(&mut self) -> io::Result<()> {
+        self.socket.shutdown().await
+    }
+}

@@ -1,0 +1,147 @@
+//! One connection to upstream, which belongs to one client's connection for life.
+//!
+//! The session's pumps use its two directions; while nothing is owed to the client, the write path has it exclusively
+//! and sends commands of its own. It knows when it is out of step (a command sent whose reply wasn't read, because the
+//! caller gave up waiting): such a connection is closed, never used on.
+
+use std::io;
+
+use bytes::Bytes;
+use mongodb::options::ServerAddress;
+use tokio::net::TcpStream;
+
+use crate::raw::Doc;
+use crate::stream::{self, Incoming, Outgoing};
+use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
+
+/// Why a command of ours has no reply.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command is too long to send; nothing was sent.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+    /// The connection broke; whether upstream ran the command is unknown.
+    #[error("the upstream connection broke: {0}")]
+    Io(#[from] io::Error),
+    /// Upstream closed the connection; whether it ran the command is unknown.
+    #[error("upstream closed the connection")]
+    Closed,
+    /// What upstream sent isn't a reply.
+    #[error("upstream sent what is no reply: {0}")]
+    Malformed(#[from] Rejection),
+    /// What upstream sent answers something else.
+    #[error("upstream's reply answers message {got}, not {expected}")]
+    OutOfStep {
+        /// The number of our command.
+        expected: i32,
+        /// The number that the reply answers.
+        got: i32,
+    },
+}
+
+/// A reply to a command of ours.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    message: Bytes,
+}
+
+impl Reply {
+    /// The reply's document.
+    pub fn body(&self) -> Doc<'_> {
+        OpMsg::parse(&self.message).expect("parsed when it was received").body
+    }
+}
+
+/// A connection to one server of the deployment.
+#[derive(Debug)]
+pub struct Connection {
+    pub(crate) incoming: Incoming,
+    pub(crate) outgoing: Outgoing,
+    address: ServerAddress,
+    last_id: i32,
+    /// Numbers of commands sent and not answered, oldest first.
+    unanswered: Vec<i32>,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: TcpStream, address: ServerAddress) -> io::Result<Self> {
+        let (incoming, outgoing) = stream::split(socket)?;
+        Ok(Connection {
+            incoming,
+            outgoing,
+            address,
+            last_id: 0,
+            unanswered: Vec::new(),
+        })
+    }
+
+    /// The server at the other end.
+    pub fn address(&self) -> &ServerAddress {
+        &self.address
+    }
+
+    /// Whether every command of ours was answered, so that the next reply is for the next command.
+    pub fn is_in_step(&self) -> bool {
+        self.unanswered.is_empty()
+    }
+
+    /// Sends a command and waits for its reply, without a limit of its own.
+    ///
+    /// - Cancel: leaves the connection out of step, and the session closes it.
+    ///
+    /// # Errors
+    /// [`Error`]; all but `TooLong` mean that the connection is done for.
+    pub async fn request(&mut self, command: &Draft<'_>) -> Result<Reply, Error> {
+        self.send(command).await?;
+        self.receive().await
+    }
+
+    /// Sends a command without waiting for its reply, which [`Connection::receive`] fetches later. With
+    /// [`Flags::MORE_TO_COME`] there will be none.
+    ///
+    /// # Errors
+    /// [`Error`]; all but `TooLong` mean that the connection is done for.
+    pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), Error> {
+        self.last_id = self.last_id.wrapping_add(1);
+        let frame = command.frame(self.last_id, 0)?;
+        // Noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
+        self.unanswered.push(self.last_id);
+        self.outgoing.write_pieces(frame.pieces()).await?;
+        if command.flags.has(Flags::MORE_TO_COME) {
+            self.unanswered.pop();
+        }
+        Ok(())
+    }
+
+    /// Waits for the reply to the oldest command that has none yet.
+    ///
+    /// # Errors
+    /// [`Error`]; the connection is done for.
+    pub async fn receive(&mut self) -> Result<Reply, Error> {
+        let header = loop {
+            let inbox = &self.incoming.inbox;
+            let wanted = match inbox.header()? {
+                Some(header) if inbox.bytes().len() >= header.length => break header,
+                Some(header) => header.length - inbox.bytes().len(),
+                None => Header::SIZE,
+            };
+            if self.incoming.fill(wanted).await? == 0 {
+                return Err(Error::Closed);
+            }
+        };
+        let expected = self.unanswered.first().copied().unwrap_or_default();
+        if header.response_to != expected {
+            return Err(Error::OutOfStep {
+                expected,
+                got: header.response_to,
+            });
+        }
+        if header.op_code != OpCode::MSG {
+            return Err(Rejection::OpCode(header.op_code.0).into());
+        }
+        let message = self.incoming.inbox.take(header.length);
+        OpMsg::parse(&message)?;
+        self.unanswered.remove(0);
+        Ok(Reply { message })
+    }
+}

@@ -1,0 +1,130 @@
+//! The deployment behind Keyward: where it is, Keyward's own client of it, and connections for clients.
+//!
+//! Who may be connected to is followed by the driver's own monitoring ([`topology`]); a client's connection is plain
+//! TCP to one of those, and for life ([`Connection`]). Connecting ends after a limit: nobody waits for ever.
+
+mod connection;
+mod topology;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use mongodb::Client;
+use mongodb::event::EventHandler;
+use mongodb::options::{ClientOptions, ServerAddress, Tls};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+pub use connection::{Connection, Error, Reply};
+pub use topology::Targets;
+
+/// How long a client may wait for an upstream connection: below the 10 s that drivers give a handshake, so that the
+/// client hears why.
+const SELECTION: Duration = Duration::from_secs(8);
+/// How long one address may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long to leave it when no address accepted one.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Why the upstream can't be used at all.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The URI can't be read, or its hosts can't be looked up.
+    #[error("the upstream URI can't be used: {0}")]
+    Uri(#[from] mongodb::error::Error),
+    /// The URI asks for encryption.
+    #[error("the upstream URI asks for TLS, which Keyward's connections don't speak yet")]
+    Tls,
+    /// The URI asks for load balancer mode.
+    #[error("the upstream URI asks for loadBalanced=true, which Keyward doesn't speak")]
+    LoadBalanced,
+}
+
+/// No upstream connection came about within the limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no upstream connection within {} s: {reason}", SELECTION.as_secs())]
+pub struct NoConnection {
+    reason: String,
+}
+
+/// The deployment behind Keyward.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    client: Client,
+    targets: watch::Receiver<Targets>,
+    turn: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    /// Starts to follow the deployment at `uri`: one or several `mongos`, or a replica set.
+    ///
+    /// # Errors
+    /// [`SetupError`] if the URI can't be used; a deployment that can't be reached yet is no error.
+    pub async fn new(uri: &str) -> Result<Self, SetupError> {
+        let mut options = ClientOptions::parse(uri).await?;
+        if matches!(options.tls, Some(Tls::Enabled(_))) {
+            return Err(SetupError::Tls);
+        }
+        if options.load_balanced == Some(true) {
+            return Err(SetupError::LoadBalanced);
+        }
+        options.app_name.get_or_insert_with(|| "keyward".into());
+        let (publish, targets) = watch::channel(Targets::default());
+        options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
+        Ok(Upstream {
+            client: Client::with_options(options)?,
+            targets,
+            turn: Arc::default(),
+        })
+    }
+
+    /// Keyward's own client, under the user in the URI.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Who may be connected to, as it changes.
+    pub fn targets(&self) -> watch::Receiver<Targets> {
+        self.targets.clone()
+    }
+
+    /// Connects to a `mongos` (each in turn) or to the primary.
+    ///
+    /// # Errors
+    /// [`NoConnection`] if none accepts within 8 s.
+    pub async fn connect(&self) -> Result<Connection, NoConnection> {
+        let deadline = Instant::now() + SELECTION;
+        let mut targets = self.targets.clone();
+        let mut reason = "no mongos or primary is known".to_owned();
+        loop {
+            let addresses = targets.borrow_and_update().addresses().to_vec();
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            for offset in 0..addresses.len() {
+                let address = &addresses[(turn + offset) % addresses.len()];
+                match timeout_at(deadline, connect_to(address)).await {
+                    Ok(Ok(connection)) => return Ok(connection),
+                    Ok(Err(error)) => reason = format!("{address}: {error}"),
+                    Err(_) => return Err(NoConnection { reason }),
+                }
+            }
+            let pause = if addresses.is_empty() { SELECTION } else { RETRY };
+            let changed = timeout(pause, targets.changed());
+            if timeout_at(deadline, changed).await.is_err() {
+                return Err(NoConnection { reason });
+            }
+        }
+    }
+}
+
+async fn connect_to(address: &ServerAddress) -> std::io::Result<Connection> {
+    let ServerAddress::Tcp { host, port } = address else {
+        return Err(std::io::ErrorKind::Unsupported.into());
+    };
+    let connecting = TcpStream::connect((host.as_str(), port.unwrap_or(27017)));
+    let socket = timeout(CONNECT, connecting)
+        .await
+        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    Connection::new(socket, address.clone())
+}

@@ -16,6 +16,7 @@ pub mod upstream;
 
 pub mod constraint;
 pub mod reservation;
+pub mod write;
 
 pub mod admin;
 pub mod cli;

@@ -1,0 +1,63 @@
+//! The direction from client to upstream: reads a whole message, then passes it on as it came.
+//!
+//! A message is read whole before any of it goes on, because what it is may only be known at its end. What mustn't go
+//! on stays in the client's inbox until the session deals with it.
+
+use super::End;
+use crate::stream::{Incoming, Outgoing};
+use crate::wire::Header;
+
+/// Where this direction stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// The next message is arriving.
+    Reading,
+    /// So many bytes of the first message in the inbox are still to go to upstream.
+    Sending {
+        /// Bytes left.
+        left: usize,
+    },
+    /// The first message in the inbox waits until nothing is owed any more.
+    Waiting,
+}
+
+impl Requests {
+    /// Goes one step on; true once a whole message has arrived that the session must look at.
+    ///
+    /// - Cancel: loses nothing.
+    ///
+    /// # Errors
+    /// [`End`] if one of the two connections ends, or the client's stream can't be read on.
+    pub async fn step(&mut self, client: &mut Incoming, upstream: &mut Outgoing) -> Result<bool, End> {
+        match self {
+            Requests::Waiting => std::future::pending().await,
+            Requests::Sending { left } => {
+                let written = upstream
+                    .write_some(&client.inbox.bytes()[..*left])
+                    .await
+                    .map_err(End::Upstream)?;
+                client.inbox.consume(written);
+                *left -= written;
+                if *left == 0 {
+                    *self = Requests::Reading;
+                }
+                Ok(false)
+            }
+            Requests::Reading => read_message(client).await,
+        }
+    }
+}
+
+/// Reads once, unless a whole message is there already; says whether one is.
+pub async fn read_message(client: &mut Incoming) -> Result<bool, End> {
+    let arrived = client.inbox.bytes().len();
+    let wanted = match client.inbox.header()? {
+        Some(header) if arrived >= header.length => return Ok(true),
+        Some(header) => header.length - arrived,
+        None => Header::SIZE,
+    };
+    match client.fill(wanted).await.map_err(End::Client)? {
+        0 => Err(End::ClientClosed),
+        _ => Ok(false),
+    }
+}

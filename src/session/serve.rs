@@ -1,0 +1,113 @@
+//! Serves the message that mustn't simply go on: turns it down, refuses it, or has the write path do it.
+//!
+//! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
+
+use super::{End, forwarded};
+use super::{Owed, Requests, Session};
+use crate::classify::{Verdict, classify};
+use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
+use crate::write;
+
+/// What to do once the message has been dealt with.
+enum Outcome {
+    /// The client gets this message.
+    Answer(Vec<u8>),
+    /// The client gets nothing.
+    Silence,
+    /// The message goes on after all, and this reply will be owed.
+    Forward(Option<Owed>),
+}
+
+impl Session {
+    /// Serves the first message in the client's inbox.
+    pub(super) async fn serve_waiting(&mut self) -> Result<(), End> {
+        let message = self.client_in.inbox.message()?.unwrap_or_default();
+        let length = message.len();
+        self.last_reply_id = self.last_reply_id.wrapping_add(1);
+        let outcome = match Request::read(message, &mut self.scratch) {
+            Ok(request) => serve_one(&request, self.last_reply_id, &self.service.writes, &mut self.upstream).await?,
+            Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
+            Err(rejection) => return Err(rejection.into()),
+        };
+        if !self.upstream.is_in_step() {
+            return Err(End::OutOfStep);
+        }
+        self.requests = Requests::Reading;
+        match outcome {
+            Outcome::Forward(reply) => {
+                if let Some(reply) = reply {
+                    self.replies.owe(reply);
+                }
+                self.requests = Requests::Sending { left: length };
+                return Ok(());
+            }
+            Outcome::Silence => {}
+            Outcome::Answer(reply) => {
+                let pieces = [&reply[..]].into_iter();
+                self.client_out.write_pieces(pieces).await.map_err(End::Client)?;
+            }
+        }
+        self.client_in.inbox.consume(length);
+        Ok(())
+    }
+}
+
+/// Deals with one message, by the constraints that hold now.
+async fn serve_one(
+    request: &Request<'_>,
+    reply_id: i32,
+    writes: &write::Context,
+    upstream: &mut crate::upstream::Connection,
+) -> Result<Outcome, End> {
+    let envelope = &request.envelope;
+    let message = match &request.parsed {
+        Ok(message) => message,
+        Err(rejection) => return turn_down(envelope, rejection, reply_id),
+    };
+    let catalog = writes.catalog();
+    let verdict = match classify(message, &**catalog) {
+        Ok(verdict) => verdict,
+        Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
+    };
+    match (verdict, message) {
+        (Verdict::Refuse(refusal), _) => answer(envelope, &refusal.error().body(), reply_id),
+        (Verdict::Write(write), Message::Msg(_)) => {
+            // The server checks a message whole before it runs any of it; so does the write path.
+            let parsed = match OpMsg::parse_whole(request.unpacked) {
+                Ok(parsed) => parsed,
+                Err(rejection) => return turn_down(envelope, &rejection, reply_id),
+            };
+            let body = write::serve(&write, &parsed, writes, upstream).await?;
+            answer(envelope, &body, reply_id)
+        }
+        // The constraints have changed since the message arrived, and it needs no care any more.
+        _ => match forwarded(request, &**catalog) {
+            Some(reply) => Ok(Outcome::Forward(reply)),
+            None => Err(End::OutOfStep),
+        },
+    }
+}
+
+fn answer(envelope: &Envelope, body: &[u8], reply_id: i32) -> Result<Outcome, End> {
+    if !envelope.wants_reply() {
+        return Ok(Outcome::Silence);
+    }
+    let reply = envelope.reply(body, reply_id).map_err(upstream_too_long)?;
+    Ok(Outcome::Answer(reply))
+}
+
+/// Does with a message that is turned down what the server does.
+fn turn_down(envelope: &Envelope, rejection: &Rejection, reply_id: i32) -> Result<Outcome, End> {
+    match rejection.treatment() {
+        Treatment::Close => Err(rejection.clone().into()),
+        Treatment::Answer(error) if envelope.wants_reply() => {
+            Ok(Outcome::Answer(envelope.error(rejection, &error, reply_id)))
+        }
+        Treatment::Answer(_) | Treatment::Ignore => Ok(Outcome::Silence),
+    }
+}
+
+/// A reply past the limit ends the connection, as it does on the server.
+fn upstream_too_long(too_long: crate::wire::TooLong) -> End {
+    End::Command(too_long.into())
+}

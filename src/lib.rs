@@ -14,9 +14,16 @@ pub mod classify;
 pub mod hello;
 pub mod upstream;
 
+pub mod catalog;
 pub mod constraint;
 pub mod reservation;
+
+pub mod claims;
+pub mod proxy_collection;
+pub mod reply;
 pub mod write;
+
+pub mod prepare;
 
 pub mod admin;
 pub mod cli;

@@ -38,7 +38,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, limits: Limits, s
     let mut next_id = 0_u64;
     loop {
         tokio::select! {
-            _ = stopping.wait_for(|stop| *stop) => break,
+            () = session::stop_asked(&mut stopping) => break,
             // Ended tasks are collected here, so that the set doesn't grow with every client that ever came.
             Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_panic(ended),
             accepted = listener.accept() => match accepted {

@@ -3,6 +3,7 @@
 //! One file a subcommand. Results go to standard output, the log and errors to standard error.
 
 mod check;
+mod run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
+    /// Run the proxy; once it takes clients it prints a line of JSON with the addresses it listens on
+    Run(ConfigFile),
 }
 
 #[derive(Debug, Args)]
@@ -36,6 +39,12 @@ struct ConfigFile {
 enum Exit {
     /// All is well.
     Success = 0,
+    /// Documents that are there violate a constraint.
+    Duplicates = 65,
+    /// The deployment can't be reached, or doesn't do as it is asked.
+    Upstream = 69,
+    /// An address can't be listened on, or another part of the process failed.
+    System = 71,
     /// The configuration is wrong, or can't be read.
     Config = 78,
 }
@@ -44,12 +53,16 @@ const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
    2  the command line is wrong
+  65  documents that are there violate a constraint
+  69  the deployment can't be reached, or doesn't do as it is asked
+  71  an address can't be listened on, or another part of the process failed
   78  the configuration is wrong, or can't be read";
 
 /// Runs the command of this process's command line.
 pub fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         Command::Check(file) => check::run(&file.config),
+        Command::Run(file) => run::run(&file.config),
     };
     ExitCode::from(exit as u8)
 }

@@ -64,6 +64,9 @@ pub enum ReservationIdError {
 }
 
 impl Key {
+    /// How many buckets there are.
+    pub const BUCKETS: usize = 1 << 16;
+
     /// The key of `values`, and its canonical form in full, by which the keys of one document are ordered.
     pub(super) fn new<'d>(
         constraint: &Constraint,

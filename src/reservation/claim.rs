@@ -29,7 +29,7 @@ pub enum Age {
 }
 
 /// How far a look for an owner reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The shard that the owner's route names: finding it there is proof, missing it isn't.
     Route,

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::upstream;
 use crate::wire::Rejection;
+use crate::write;
 
 /// Why a client's connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,9 @@ pub enum End {
     /// A command of Keyward's own on this connection failed on the way.
     #[error("a command on the upstream connection failed: {0}")]
     Command(#[from] upstream::Error),
+    /// A write's parts could not be followed to their end.
+    #[error("a write could not be followed to its end: {0}")]
+    Write(#[from] write::ForwardError),
     /// A reply answers something else than what was asked.
     #[error("upstream's replies are out of step")]
     OutOfStep,

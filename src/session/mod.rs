@@ -76,7 +76,7 @@ impl Session {
         let (mut client_in, mut client_out) = stream::split(client).map_err(End::Client)?;
         let upstream = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return Err(End::Stopping),
+            () = stop_asked(&mut stop) => return Err(End::Stopping),
             upstream = greeting::connect(&mut client_in, &mut client_out, &service.upstream) => upstream?,
         };
         Ok(Session {
@@ -190,8 +190,12 @@ async fn wait_for_closing(
     address: mongodb::options::ServerAddress,
 ) -> End {
     tokio::select! {
-        // A sender that is gone means that the program ends.
-        _ = stop.wait_for(|stop| *stop) => End::Stopping,
+        () = stop_asked(stop) => End::Stopping,
         _ = targets.wait_for(|targets| targets.has_moved_from(&address)) => End::NotPrimary,
     }
+}
+
+/// Ends when `stop` has turned true, or its sender is gone, which means that the program ends.
+pub(crate) async fn stop_asked(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -1,35 +1,44 @@
-//! Writes to protected collections. For now every one of them is refused.
+//! Carries writes on protected collections out: claims keys, forwards on the client's own connection, gives back.
+//!
+//! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. What it can't
+//! protect it refuses, naming the collection and the way out.
 
-use std::collections::HashSet;
+mod forward;
+mod insert;
+mod insert_command;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::classify::{Protection, Write};
-use crate::upstream::{self, Connection};
-use crate::wire::{OpMsg, ServerError};
+use crate::catalog::Catalog;
+use crate::claims::InFlight;
+use crate::classify::{Target, Write};
+use crate::reply::{Refusal, Times};
+use crate::upstream::Connection;
+use crate::wire::OpMsg;
 
-/// What the write path shares between connections.
-#[derive(Debug, Default)]
+pub use forward::ForwardError;
+use insert_command::InsertCommand;
+
+/// What the writes of one Keyward have in common.
+#[derive(Debug)]
 pub struct Context {
     catalog: ArcSwap<Catalog>,
-}
-
-/// The namespaces that constraints hold on.
-#[derive(Debug, Default, Clone)]
-pub struct Catalog {
-    protected: HashSet<(Vec<u8>, Vec<u8>)>,
+    /// How long a reservation whose owner isn't there yet is presumed in flight.
+    lease: Duration,
+    /// The attempts under way in this process.
+    in_flight: InFlight,
 }
 
 impl Context {
-    /// A context that protects `namespaces`, each a database and a collection.
-    pub fn new(namespaces: &[(&str, &str)]) -> Self {
-        let protected = namespaces
-            .iter()
-            .map(|(database, collection)| (database.as_bytes().to_vec(), collection.as_bytes().to_vec()))
-            .collect();
+    /// Enforces what stands in `catalog`.
+    pub fn new(catalog: Catalog, lease: Duration) -> Context {
         Context {
-            catalog: ArcSwap::from_pointee(Catalog { protected }),
+            catalog: ArcSwap::from_pointee(catalog),
+            lease,
+            in_flight: InFlight::default(),
         }
     }
 
@@ -39,36 +48,51 @@ impl Context {
     }
 }
 
-impl Protection for Catalog {
-    fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.protected
-            .iter()
-            .any(|(ours, theirs)| ours == database && theirs == collection)
-    }
-
-    fn protects_any_in(&self, database: &[u8]) -> bool {
-        self.protected.iter().any(|(ours, _)| ours == database)
-    }
-
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
-        collection.starts_with(b"keyward.") && self.protects_any_in(database)
+/// Carries out a write on protected data; gives the reply's body.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
+pub async fn serve(
+    write: &Write<'_>,
+    message: &OpMsg<'_>,
+    context: &Context,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let target = match write {
+        Write::Insert(target) => target,
+        other => return Ok(refusal(other).body(&Times::default())),
+    };
+    // The constraint may have gone since the message was classified; the catalog is taken once for all that follows.
+    let protected = context
+        .catalog
+        .load()
+        .protected(target.database, target.collection)
+        .cloned();
+    let Some(protected) = protected else {
+        return Ok(Refusal::ConstraintsChanged.body(&Times::default()));
+    };
+    match InsertCommand::parse(message) {
+        Ok(command) => insert::insert(context, &protected, &command, upstream).await,
+        Err(refusal) => Ok(refusal.body(&Times::default())),
     }
 }
 
-/// Serves a write and gives the reply's body.
-///
-/// # Errors
-/// [`upstream::Error`] if the upstream connection fails; the client's connection then ends, too.
-pub async fn serve(
-    _write: &Write<'_>,
-    _message: &OpMsg<'_>,
-    _context: &Context,
-    _upstream: &mut Connection,
-) -> Result<Vec<u8>, upstream::Error> {
-    let error = ServerError {
-        code: 20,
-        code_name: "IllegalOperation",
-        message: "Keyward doesn't serve writes to protected collections yet".into(),
+fn refusal(write: &Write<'_>) -> Refusal {
+    let (what, target) = match write {
+        Write::Insert(target) => ("insert", Some(target)),
+        Write::Update(target) => ("update", Some(target)),
+        Write::Delete(target) => ("delete", Some(target)),
+        Write::FindAndModify(target) => ("findAndModify", Some(target)),
+        Write::Drop(target) => ("drop", Some(target)),
+        Write::BulkWrite => ("bulkWrite", None),
+        Write::DropDatabase { .. } => ("dropDatabase", None),
     };
-    Ok(error.body())
+    let namespace = target.map(|Target { database, collection }| {
+        format!(
+            "{}.{}",
+            String::from_utf8_lossy(database),
+            String::from_utf8_lossy(collection)
+        )
+    });
+    Refusal::NotYet { what, namespace }
 }

@@ -1,0 +1,210 @@
+//! One document of a write on its way: its bytes, its owner and keys, and its attempt at them.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use bson::{RawBson, RawDocument, RawDocumentBuf, spec::ElementType};
+use tokio::time::Instant;
+
+use crate::catalog::Protected;
+use crate::constraint::{Key, KeyError};
+use crate::proxy_collection::{Owner, Reservation};
+use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::reservation::{Attempt, Effect, Event, Token};
+
+/// A key together with the constraint that it belongs to.
+#[derive(Debug, Clone)]
+pub struct ConstrainedKey {
+    /// The constraint's position among the collection's.
+    pub constraint: usize,
+    /// The key.
+    pub key: Key,
+}
+
+/// One document that wants its keys.
+#[derive(Debug)]
+pub struct Candidate<'a> {
+    /// Its position in the client's command.
+    pub position: usize,
+    /// The document, with an `_id`.
+    pub document: Cow<'a, [u8]>,
+    /// Who will hold the keys.
+    pub owner: Owner,
+    /// By constraint, then in index order: the one order in which every attempt takes its keys, and the order in which
+    /// the server reports violations.
+    pub keys: Vec<ConstrainedKey>,
+    /// Where its attempt stands.
+    pub attempt: Attempt,
+    /// What the attempt asks for next.
+    pub effects: Vec<Effect>,
+    /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
+    pub since: Option<Instant>,
+    /// The reservations that stand in its way, by key.
+    pub rivals: HashMap<usize, Reservation>,
+}
+
+impl<'a> Candidate<'a> {
+    /// Works out owner and keys of `document` and begins its attempt.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the document can't be indexed under the collection's constraints.
+    pub fn new(protected: &Protected, token: Token, document: &'a [u8]) -> Result<Self, KeyError> {
+        let document = with_id(document, token)?;
+        let doc = Doc::new(&document)?;
+        let mut keys = Vec::new();
+        for (constraint, proxy) in protected.constraints.iter().enumerate() {
+            let of_constraint = proxy.constraint.keys(doc)?;
+            keys.extend(of_constraint.into_iter().map(|key| ConstrainedKey { constraint, key }));
+        }
+        let owner = Owner {
+            id: id_of(doc)?,
+            route: route_of(doc, &protected.shard_key)?,
+        };
+        let (attempt, effects) = Attempt::begin(token, keys.len());
+        let position = token.position as usize;
+        Ok(Candidate {
+            position,
+            document,
+            owner,
+            keys,
+            attempt,
+            effects,
+            since: None,
+            rivals: HashMap::new(),
+        })
+    }
+
+    /// One attempt for each key that a document, which is there already, gives the constraint at position `constraint`.
+    ///
+    /// # Errors
+    /// [`KeyError`], as for [`Candidate::new`].
+    pub fn one_for_each_key(
+        protected: &Protected,
+        constraint: usize,
+        token: Token,
+        doc: Doc<'a>,
+    ) -> Result<Vec<Self>, KeyError> {
+        let owner = Owner {
+            id: id_of(doc)?,
+            route: route_of(doc, &protected.shard_key)?,
+        };
+        let keys = protected.constraints[constraint].constraint.keys(doc)?;
+        let candidates = keys.into_iter().map(|key| {
+            let (attempt, effects) = Attempt::begin(token, 1);
+            Candidate {
+                position: token.position as usize,
+                document: Cow::Borrowed(doc.bytes()),
+                owner: owner.clone(),
+                keys: vec![ConstrainedKey { constraint, key }],
+                attempt,
+                effects,
+                since: None,
+                rivals: HashMap::new(),
+            }
+        });
+        Ok(candidates.collect())
+    }
+
+    /// Whether the reservation in the way of the key at `key` is for this very document.
+    pub fn is_its_own_rival(&self, key: usize) -> bool {
+        self.rivals.get(&key).is_some_and(|rival| rival.owner == self.owner)
+    }
+
+    /// Feeds one event to the attempt.
+    pub fn step(&mut self, event: &Event) {
+        let (attempt, effects) = self.attempt.clone().step(event);
+        self.attempt = attempt;
+        self.effects.extend(effects);
+    }
+
+    /// Gives everything back and begins anew; the releases come first.
+    pub fn restart(&mut self) {
+        let token = self.attempt.token();
+        let (attempt, effects) = Attempt::begin(token, self.keys.len());
+        let withdrawn = std::mem::replace(&mut self.attempt, attempt);
+        self.effects = withdrawn.withdraw();
+        self.effects.extend(effects);
+        self.since = None;
+    }
+
+    /// Gives everything back for good.
+    pub fn withdraw(&mut self) {
+        self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
+        self.effects.extend(self.attempt.clone().withdraw());
+    }
+}
+
+/// The document with an `_id`: the server's drivers send one; where one is missing it is added in front, as the server
+/// does. A retry of the same statement gets the same one, so that the two are one document.
+fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed> {
+    let doc = Doc::new(document)?;
+    if doc.get("_id")?.is_some() {
+        return Ok(Cow::Borrowed(document));
+    }
+    let id = match token.operation {
+        None => bson::oid::ObjectId::new().bytes(),
+        Some(_) => {
+            let stable = Token {
+                attempt: crate::reservation::AttemptId([0; 16]),
+                ..token
+            };
+            let digest = xxhash_rust::xxh3::xxh3_128(&stable.to_bytes()).to_be_bytes();
+            let mut id = [0; 12];
+            id.copy_from_slice(&digest[..12]);
+            id
+        }
+    };
+    let mut builder = Builder::new();
+    builder.append(ElementType::ObjectId, b"_id", &id);
+    for element in doc.elements() {
+        builder.element(&element?);
+    }
+    Ok(Cow::Owned(builder.finish()))
+}
+
+fn id_of(doc: Doc<'_>) -> Result<RawBson, Malformed> {
+    match doc.get("_id")? {
+        Some(id) => value_of(&id),
+        None => Ok(RawBson::Null),
+    }
+}
+
+/// The values of the shard key, each under its path; a missing one is null, as the server has it.
+fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>, Malformed> {
+    if shard_key.is_empty() {
+        return Ok(None);
+    }
+    let mut route = Builder::new();
+    for path in shard_key {
+        match at_path(doc, path)? {
+            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
+            None => route.append(ElementType::Null, path.as_bytes(), &[]),
+        };
+    }
+    Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
+}
+
+fn at_path<'a>(doc: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let Some((first, rest)) = path.split_once('.') else {
+        return doc.get(path);
+    };
+    match doc
+        .get(first)?
+        .map(|element| element.as_document_or_array())
+        .transpose()?
+        .flatten()
+    {
+        Some(nested) => at_path(nested, rest),
+        None => Ok(None),
+    }
+}
+
+fn value_of(element: &Element<'_>) -> Result<RawBson, Malformed> {
+    let mut builder = Builder::new();
+    builder.append(element.kind, b"v", element.value);
+    let bytes = builder.finish();
+    let value = RawDocument::from_bytes(&bytes)
+        .ok()
+        .and_then(|document| document.get("v").ok().flatten());
+    value.map(RawBson::from).ok_or(Malformed::Unterminated)
+}

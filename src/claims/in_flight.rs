@@ -1,0 +1,103 @@
+//! The attempts that this Keyward has under way, so that whoever waits for one learns of its outcome at once.
+//!
+//! Only a short cut: what is decided is always read from the cluster, so a lost entry costs a wait, never correctness.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use tokio::sync::Notify;
+
+use crate::reservation::AttemptId;
+
+/// The attempts under way in this process.
+#[derive(Debug, Clone, Default)]
+pub struct InFlight {
+    attempts: Arc<DashMap<AttemptId, Arc<Notify>>>,
+}
+
+/// An attempt under way; wakes everybody who waits for it when it is dropped.
+#[derive(Debug)]
+pub struct UnderWay {
+    attempt: AttemptId,
+    all: InFlight,
+    notify: Arc<Notify>,
+}
+
+impl InFlight {
+    /// Begins an attempt with a fresh id.
+    pub fn begin(&self) -> UnderWay {
+        let attempt = AttemptId(rand::random());
+        let notify = Arc::new(Notify::new());
+        self.attempts.insert(attempt, notify.clone());
+        UnderWay {
+            attempt,
+            all: self.clone(),
+            notify,
+        }
+    }
+
+    /// Waits until something about `attempt` may have changed, but no longer than `at_most`; attempts of other
+    /// processes show no signs, so for them it always takes that long.
+    pub async fn wait_for(&self, attempt: AttemptId, at_most: Duration) {
+        let notify = self.attempts.get(&attempt).map(|entry| entry.value().clone());
+        let Some(notify) = notify else {
+            return tokio::time::sleep(at_most).await;
+        };
+        let changed = notify.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        // It may have ended between the look-up and the subscription.
+        if self.attempts.contains_key(&attempt) {
+            let _ = tokio::time::timeout(at_most, changed).await;
+        }
+    }
+}
+
+impl UnderWay {
+    /// Its id.
+    pub fn attempt(&self) -> AttemptId {
+        self.attempt
+    }
+
+    /// Wakes whoever waits: some of its documents are decided.
+    pub fn announce(&self) {
+        self.notify.notify_waiters();
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.all.attempts.remove(&self.attempt);
+        self.notify.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_wakes_when_the_attempt_ends() {
+        let in_flight = InFlight::default();
+        let attempt = in_flight.begin();
+        let id = attempt.attempt();
+        let started = tokio::time::Instant::now();
+        let waiter = tokio::spawn({
+            let in_flight = in_flight.clone();
+            async move { in_flight.wait_for(id, Duration::from_secs(60)).await }
+        });
+        tokio::task::yield_now().await;
+        drop(attempt);
+        waiter.await.unwrap();
+        assert_eq!(started.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unknown_attempt_takes_the_whole_time() {
+        let started = tokio::time::Instant::now();
+        let elsewhere = AttemptId([0; 16]);
+        InFlight::default().wait_for(elsewhere, Duration::from_millis(50)).await;
+        assert!(started.elapsed() >= Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,287 @@
+//! Carries out what attempts ask for, against the proxy collections.
+//!
+//! The effects of many documents travel together: all reservations for one proxy collection in one insert, all reads in
+//! one find, and so on; then every attempt gets its events. It decides nothing: [`crate::reservation`] does.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bson::Timestamp;
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use tokio::time::Instant;
+
+use super::Candidate;
+use crate::catalog::Protected;
+use crate::constraint::Key;
+use crate::proxy_collection::{Owner, ProxyCollection, Read, Reserved, StoreError};
+use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
+
+/// A key of a candidate: (index of the candidate, index of the key).
+type Slot = (usize, usize);
+
+/// The effects of one round that can travel in one command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Release,
+    Reserve,
+    Read,
+    LookUp(Scope),
+    TakeOver,
+}
+
+/// What came back for a slot: an event, and the reservation that was read, if any.
+type Answer = (Slot, Event, Option<Read>);
+
+/// Runs every candidate's effects until each may be forwarded, waits for a rival, or has ended.
+///
+/// The rivals that candidates wait for are given, one for each waiting candidate.
+pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
+    let mut awaited = Vec::new();
+    loop {
+        // What is given back must be gone before it can be claimed again.
+        give_back(protected, lease, candidates).await;
+        let round = take_effects(candidates, &mut awaited);
+        if round.is_empty() {
+            return awaited;
+        }
+        let asked = Instant::now();
+        for (slot, event, read) in run(protected, lease, candidates, round).await {
+            let candidate = &mut candidates[slot.0];
+            if matches!(event, Event::Reserved(_) | Event::TookOver(_)) {
+                candidate.since = Some(candidate.since.map_or(asked, |since| since.min(asked)));
+            }
+            if let Some(read) = read {
+                candidate.rivals.insert(slot.1, read.reservation);
+            }
+            candidate.step(&event);
+        }
+    }
+}
+
+/// Carries out the releases that candidates ask for, and leaves what else they ask for.
+pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
+    let mut releases = Round::new();
+    for (index, candidate) in candidates.iter_mut().enumerate() {
+        for effect in candidate
+            .effects
+            .extract_if(.., |effect| matches!(effect, Effect::Release(_)))
+        {
+            if let Effect::Release(key) = effect {
+                let constraint = candidate.keys[key].constraint;
+                releases
+                    .entry((constraint, Kind::Release))
+                    .or_default()
+                    .push(((index, key), None));
+            }
+        }
+    }
+    run(protected, lease, candidates, releases).await;
+}
+
+/// Slots with the token that a takeover expects, by constraint and kind.
+type Round = BTreeMap<(usize, Kind), Vec<(Slot, Option<Token>)>>;
+
+/// Sorts what the candidates ask for by what can travel together.
+fn take_effects(candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
+    let mut round = Round::new();
+    for (index, candidate) in candidates.iter_mut().enumerate() {
+        for effect in std::mem::take(&mut candidate.effects) {
+            let (kind, key, rival) = match effect {
+                Effect::Reserve(key) => (Kind::Reserve, key, None),
+                Effect::Read(key) => (Kind::Read, key, None),
+                Effect::LookUp { key, scope } => (Kind::LookUp(scope), key, None),
+                Effect::TakeOver { key, rival } => (Kind::TakeOver, key, Some(rival)),
+                Effect::Release(key) => (Kind::Release, key, None),
+                Effect::Wait { rival } => {
+                    awaited.push(rival);
+                    continue;
+                }
+                Effect::Forward => continue,
+            };
+            let constraint = candidate.keys[key].constraint;
+            round.entry((constraint, kind)).or_default().push(((index, key), rival));
+        }
+    }
+    round
+}
+
+/// Runs all groups of a round at the same time.
+async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>], round: Round) -> Vec<Answer> {
+    let groups = round.into_iter().map(|((constraint, kind), slots)| {
+        let group = Group {
+            protected,
+            lease,
+            candidates,
+            constraint,
+        };
+        match kind {
+            Kind::Reserve => group.reserve(slots).boxed(),
+            Kind::Read => group.read(slots).boxed(),
+            Kind::LookUp(scope) => group.look_up(slots, scope).boxed(),
+            Kind::TakeOver => group.take_over(slots).boxed(),
+            Kind::Release => group.release(slots).boxed(),
+        }
+    });
+    let groups: Vec<BoxFuture<'_, Vec<Answer>>> = groups.collect();
+    join_all(groups).await.into_iter().flatten().collect()
+}
+
+/// Slots of one constraint that ask for the same kind of thing.
+#[derive(Clone, Copy)]
+struct Group<'c, 'd> {
+    protected: &'c Protected,
+    lease: Duration,
+    candidates: &'c [Candidate<'d>],
+    constraint: usize,
+}
+
+impl Group<'_, '_> {
+    fn proxy(&self) -> &ProxyCollection {
+        &self.protected.constraints[self.constraint]
+    }
+
+    fn key(&self, slot: Slot) -> &Key {
+        &self.candidates[slot.0].keys[slot.1].key
+    }
+
+    fn owner(&self, slot: Slot) -> &Owner {
+        &self.candidates[slot.0].owner
+    }
+
+    fn token(&self, slot: Slot) -> Token {
+        self.candidates[slot.0].attempt.token()
+    }
+
+    async fn reserve(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+        let claim = |(slot, _): &(Slot, _)| (self.key(*slot), self.owner(*slot), self.token(*slot));
+        let claims: Vec<_> = slots.iter().map(claim).collect();
+        let outcomes = self.proxy().reserve(&claims).await;
+        self.answer(slots, outcomes, |key, reserved| match reserved {
+            Reserved::Written => Event::Reserved(key),
+            Reserved::Taken => Event::Taken(key),
+            Reserved::Unsure => Event::Failed(key),
+        })
+    }
+
+    async fn read(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+        let keys: Vec<_> = slots.iter().map(|(slot, _)| self.key(*slot)).collect();
+        let reads = match self.proxy().read(&keys).await {
+            Ok(reads) => reads,
+            Err(error) => return self.failed(slots, &error),
+        };
+        let answer = |((slot, _), read): ((Slot, _), Option<Read>)| {
+            let event = match &read {
+                Some(read) => Event::Found(slot.1, self.rival(slot, read)),
+                None => Event::Vacant(slot.1),
+            };
+            (slot, event, read)
+        };
+        slots.into_iter().zip(reads).map(answer).collect()
+    }
+
+    async fn look_up(self, slots: Vec<(Slot, Option<Token>)>, scope: Scope) -> Vec<Answer> {
+        let claim =
+            |(slot, _): &(Slot, _)| Some((self.key(*slot), &self.candidates[slot.0].rivals.get(&slot.1)?.owner));
+        let claims: Vec<_> = slots.iter().filter_map(claim).collect();
+        debug_assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
+        let held = self.proxy().look_up(&claims, scope).await;
+        self.answer(slots, held, |key, held| match held {
+            true => Event::OwnerHolds(key),
+            false => Event::OwnerAbsent(key),
+        })
+    }
+
+    async fn take_over(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+        let mut answers = Vec::with_capacity(slots.len());
+        for (slot, seen) in slots {
+            let Some(seen) = seen else { continue };
+            let took = self
+                .proxy()
+                .take_over(self.key(slot), seen, self.owner(slot), self.token(slot))
+                .await;
+            answers.extend(self.answer(
+                vec![(slot, None)],
+                took.map(|took| vec![took]),
+                |key, took| match took {
+                    true => Event::TookOver(key),
+                    false => Event::Changed(key),
+                },
+            ));
+        }
+        answers
+    }
+
+    async fn release(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+        let keys: Vec<_> = slots
+            .iter()
+            .map(|(slot, _)| (self.key(*slot), self.token(*slot)))
+            .collect();
+        if let Err(error) = self.proxy().release(&keys).await {
+            // Nobody's write depends on it: what stays behind is settled after its lease.
+            tracing::warn!(%error, constraint = self.proxy().constraint.name(), count = keys.len(), "could not release");
+        }
+        Vec::new()
+    }
+
+    fn rival(&self, slot: Slot, read: &Read) -> Rival {
+        let reservation = &read.reservation;
+        Rival {
+            token: reservation.token,
+            same_owner: reservation.owner == *self.owner(slot),
+            has_route: reservation.owner.route.is_some(),
+            age: age(reservation.at, read.now, self.lease),
+        }
+    }
+
+    fn answer<T>(
+        &self,
+        slots: Vec<(Slot, Option<Token>)>,
+        outcomes: Result<Vec<T>, StoreError>,
+        event: impl Fn(usize, T) -> Event,
+    ) -> Vec<Answer> {
+        match outcomes {
+            Ok(outcomes) => {
+                let answers = slots.into_iter().zip(outcomes);
+                answers
+                    .map(|((slot, _), outcome)| (slot, event(slot.1, outcome), None))
+                    .collect()
+            }
+            Err(error) => self.failed(slots, &error),
+        }
+    }
+
+    fn failed(&self, slots: Vec<(Slot, Option<Token>)>, error: &StoreError) -> Vec<Answer> {
+        tracing::warn!(%error, constraint = self.proxy().constraint.name(), "the cluster gave no sure answer");
+        slots
+            .into_iter()
+            .map(|(slot, _)| (slot, Event::Failed(slot.1), None))
+            .collect()
+    }
+}
+
+/// Both times are the cluster time of the reservation's own shard, whole seconds rounded down; so the difference must
+/// exceed the lease for a whole lease to have passed.
+fn age(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
+    let elapsed = u64::from(now.time.saturating_sub(at.time));
+    match elapsed > lease.as_secs_f64().ceil() as u64 {
+        true => Age::Expired,
+        false => Age::InLease,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_over_only_once_it_has_passed_whole() {
+        let at = Timestamp {
+            time: 100,
+            increment: 9,
+        };
+        let age_at = |time| age(at, Timestamp { time, increment: 0 }, Duration::from_secs(30));
+        assert_eq!(age_at(90), Age::InLease);
+        assert_eq!(age_at(130), Age::InLease);
+        assert_eq!(age_at(131), Age::Expired);
+    }
+}

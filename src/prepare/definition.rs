@@ -1,0 +1,87 @@
+//! What the cluster knows of each constraint: definition, identity, version and state, in `keyward.constraints` of the
+//! protected collection's database.
+//!
+//! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
+
+use bson::{Document, doc, oid::ObjectId};
+use mongodb::{Client, Collection, options::WriteConcern};
+
+use super::PrepareError;
+use crate::constraint::Constraint;
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
+
+/// How far a constraint has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Documents that were there before may not be reserved yet.
+    Backfilling,
+    /// Every document is reserved.
+    Enforced,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Backfilling => "backfilling",
+            State::Enforced => "enforced",
+        }
+    }
+}
+
+/// The definitions of one database.
+pub(super) struct Definitions {
+    collection: Collection<Document>,
+}
+
+impl Definitions {
+    /// Those of the protected collection's database.
+    pub(super) fn of(client: &Client, namespace: &Namespace) -> Definitions {
+        Definitions {
+            collection: client.database(&namespace.database).collection("keyward.constraints"),
+        }
+    }
+
+    /// Writes the definition down unless it is there; gives the state that the constraint is in.
+    pub(super) async fn register(&self, constraint: &Constraint) -> Result<State, PrepareError> {
+        let definition = constraint.definition();
+        let first = doc! { "$setOnInsert": {
+            "definition": definition.clone(), "identity": ObjectId::new(), "version": 1,
+            "state": State::Backfilling.name(),
+        } };
+        let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
+        let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
+        let found = upsert.write_concern(WriteConcern::majority()).await?;
+        let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
+        let there = found
+            .get_document("definition")
+            .map_err(|_| StoreError::Unexpected("a definition"))?;
+        if *there != definition {
+            return Err(PrepareError::OtherDefinition {
+                namespace: constraint.namespace().clone(),
+                name: constraint.name().to_owned(),
+                here: definition.to_string(),
+                there: there.to_string(),
+            });
+        }
+        match found.get_str("state") {
+            Ok(name) if name == State::Enforced.name() => Ok(State::Enforced),
+            Ok(name) if name == State::Backfilling.name() => Ok(State::Backfilling),
+            _ => Err(StoreError::Unexpected("the state of a constraint").into()),
+        }
+    }
+
+    /// Notes that every document is reserved.
+    pub(super) async fn enforce(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        let update = doc! { "$set": { "state": State::Enforced.name() } };
+        self.collection
+            .update_one(id(constraint), update)
+            .write_concern(WriteConcern::majority())
+            .await?;
+        Ok(())
+    }
+}
+
+fn id(constraint: &Constraint) -> Document {
+    doc! { "_id": { "collection": constraint.namespace().collection.as_str(), "name": constraint.name() } }
+}

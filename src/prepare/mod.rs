@@ -1,0 +1,129 @@
+//! Makes constraints hold from the first write on: before the port opens, every proxy collection exists, is spread over
+//! the shards, and has a reservation for every document that is there already.
+//!
+//! Every step can be repeated, and several Keywards may take it at once; whoever stops midway leaves work for the next
+//! start, never a constraint that only seems to hold.
+
+mod backfill;
+mod definition;
+mod sharding;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::doc;
+use mongodb::Client;
+
+use crate::catalog::{Catalog, Protected};
+use crate::constraint::Constraint;
+use crate::namespace::Namespace;
+use crate::proxy_collection::{ProxyCollection, StoreError};
+
+pub use backfill::Report;
+use definition::{Definitions, State};
+use sharding::Deployment;
+
+/// Why a constraint can't be made to hold.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The cluster didn't do as it was asked.
+    #[error("the cluster: {0}")]
+    Store(#[from] StoreError),
+    /// The same constraint stands in the cluster with another definition.
+    #[error(
+        "unique constraint {name} on {namespace} is defined otherwise in the cluster: here {here}, there {there}; give the \
+         changed constraint another name, or drop the old one"
+    )]
+    OtherDefinition {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// The definition in the configuration.
+        here: String,
+        /// The definition in the cluster.
+        there: String,
+    },
+    /// Documents that are there already violate the constraint.
+    #[error("{0}")]
+    Duplicates(Report),
+    /// The chunks of a proxy collection couldn't be spread in time.
+    #[error("the chunks of {0} could not be spread over the shards: {1}")]
+    NotSpread(Namespace, String),
+}
+
+impl From<mongodb::error::Error> for PrepareError {
+    fn from(error: mongodb::error::Error) -> Self {
+        PrepareError::Store(error.into())
+    }
+}
+
+/// Prepares all `constraints`, in their order; gives the catalog that enforces them.
+///
+/// # Errors
+/// [`PrepareError`]: nothing may be served then.
+pub async fn prepare(
+    client: &Client,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+) -> Result<Catalog, PrepareError> {
+    let deployment = Deployment::of(client).await?;
+    let mut seen = HashSet::new();
+    let namespaces: Vec<&Namespace> = constraints
+        .iter()
+        .map(|constraint| constraint.namespace())
+        .filter(|namespace| seen.insert(*namespace))
+        .collect();
+    let mut protected = Vec::with_capacity(namespaces.len());
+    for namespace in namespaces {
+        let of_namespace = constraints
+            .iter()
+            .filter(|constraint| constraint.namespace() == namespace);
+        let proxies = of_namespace
+            .map(|constraint| ProxyCollection::new(client, constraint.clone()))
+            .collect();
+        let shard_key = deployment.shard_key(client, namespace).await?;
+        let collection = Protected {
+            namespace: namespace.clone(),
+            constraints: proxies,
+            shard_key,
+        };
+        prepare_collection(client, &deployment, &collection, lease).await?;
+        protected.push(collection);
+    }
+    Ok(Catalog::new(protected))
+}
+
+async fn prepare_collection(
+    client: &Client,
+    deployment: &Deployment,
+    protected: &Protected,
+    lease: Duration,
+) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, &protected.namespace);
+    for (position, proxy) in protected.constraints.iter().enumerate() {
+        let constraint = &proxy.constraint;
+        let state = definitions.register(constraint).await?;
+        deployment.create(client, constraint, state).await?;
+        if state == State::Enforced {
+            continue;
+        }
+        let report = backfill::backfill(client, protected, position, lease).await?;
+        if !report.is_empty() {
+            return Err(PrepareError::Duplicates(report));
+        }
+        definitions.enforce(constraint).await?;
+        tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
+    }
+    Ok(())
+}
+
+/// Asks the deployment whether it answers at all, with Keyward's own user.
+///
+/// # Errors
+/// [`StoreError`] if it doesn't.
+pub async fn ping(client: &Client) -> Result<(), StoreError> {
+    client.database("admin").run_command(doc! { "ping": 1 }).await?;
+    Ok(())
+}

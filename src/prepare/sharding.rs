@@ -1,0 +1,170 @@
+//! Creates proxy collections and spreads them evenly over the shards before the first write.
+//!
+//! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Repeating any
+//! of it, or doing it from several Keywards at once, comes to the same.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::{Client, error::ErrorKind};
+use tokio::time::Instant;
+
+use super::{PrepareError, definition::State};
+use crate::constraint::{Constraint, Key, Sharding};
+use crate::namespace::Namespace;
+
+/// How long spreading one proxy collection may take, other Keywards doing the same included.
+const SPREAD_MAX: Duration = Duration::from_secs(120);
+/// How long to wait before looking again at what another Keyward is moving.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The server's code for a collection that exists.
+const NAMESPACE_EXISTS: i32 = 48;
+
+/// What upstream is.
+#[derive(Debug, Clone)]
+pub(super) enum Deployment {
+    /// A `mongos`, with the names of its shards, sorted.
+    Sharded(Vec<String>),
+    /// A replica set.
+    Unsharded,
+}
+
+impl Deployment {
+    pub(super) async fn of(client: &Client) -> Result<Deployment, PrepareError> {
+        let admin = client.database("admin");
+        let hello = admin.run_command(doc! { "hello": 1 }).await?;
+        if hello.get_str("msg").ok() != Some("isdbgrid") {
+            return Ok(Deployment::Unsharded);
+        }
+        let reply = admin.run_command(doc! { "listShards": 1 }).await?;
+        let shards = reply.get_array("shards").map(Vec::as_slice).unwrap_or_default();
+        let name = |shard: &Bson| Some(shard.as_document()?.get_str("_id").ok()?.to_owned());
+        let mut names: Vec<String> = shards.iter().filter_map(name).collect();
+        names.sort();
+        Ok(Deployment::Sharded(names))
+    }
+
+    /// The paths of a collection's shard key; empty if it isn't sharded.
+    pub(super) async fn shard_key(&self, client: &Client, namespace: &Namespace) -> Result<Vec<String>, PrepareError> {
+        match self {
+            Deployment::Unsharded => Ok(Vec::new()),
+            Deployment::Sharded(_) => {
+                let entry = sharded_collection(client, namespace).await?;
+                let key = entry
+                    .and_then(|entry| entry.get_document("key").cloned().ok())
+                    .unwrap_or_default();
+                Ok(key.keys().cloned().collect())
+            }
+        }
+    }
+
+    /// Creates the proxy collection of `constraint`; spreads it unless it is in use already, when its chunks are the
+    /// balancer's business.
+    pub(super) async fn create(
+        &self,
+        client: &Client,
+        constraint: &Constraint,
+        state: State,
+    ) -> Result<(), PrepareError> {
+        let namespace = constraint.proxy_collection();
+        let Deployment::Sharded(shards) = self else {
+            return create_unsharded(client, &namespace).await;
+        };
+        let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
+        client.database("admin").run_command(command).await?;
+        if state == State::Backfilling && constraint.sharding() == Sharding::Hashed {
+            spread(client, &namespace, shards).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), PrepareError> {
+    let command = doc! { "create": namespace.collection.as_str() };
+    match client.database(&namespace.database).run_command(command).await {
+        Err(error) if !matches!(error.kind.as_ref(), ErrorKind::Command(error) if error.code == NAMESPACE_EXISTS) => {
+            Err(error.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, PrepareError> {
+    let collections = client.database("config").collection::<Document>("collections");
+    Ok(collections.find_one(doc! { "_id": namespace.to_string() }).await?)
+}
+
+/// Splits at equal steps of `h` and moves one range to each shard, until the chunks lie so.
+async fn spread(client: &Client, namespace: &Namespace, shards: &[String]) -> Result<(), PrepareError> {
+    let deadline = Instant::now() + SPREAD_MAX;
+    loop {
+        let mut failure = None;
+        for command in missing(client, namespace, shards).await? {
+            // Another Keyward may be at it: what counts is where the chunks lie in the end.
+            if let Err(error) = client.database("admin").run_command(command).await {
+                failure = Some(error.to_string());
+            }
+        }
+        let Some(failure) = failure else { return Ok(()) };
+        if Instant::now() > deadline {
+            return Err(PrepareError::NotSpread(namespace.clone(), failure));
+        }
+        tracing::debug!(%namespace, failure, "spreading again");
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// The commands that are still missing for one range of `h` on each shard.
+async fn missing(client: &Client, namespace: &Namespace, shards: &[String]) -> Result<Vec<Document>, PrepareError> {
+    let chunks = chunks(client, namespace).await?;
+    let mut commands = Vec::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let bound = bound(index, shards.len());
+        let lower = doc! { "_id": { "h": bound } };
+        // The first range reaches down to MinKey and needs no split.
+        let chunk = match index {
+            0 => chunks.first(),
+            _ => chunks
+                .iter()
+                .find(|chunk| chunk.get_document("min").is_ok_and(|min| *min == lower)),
+        };
+        if chunk.is_none() {
+            commands.push(doc! { "split": namespace.to_string(), "middle": lower.clone() });
+        }
+        if chunk.is_none_or(|chunk| chunk.get_str("shard").ok() != Some(shard.as_str())) {
+            commands.push(doc! { "moveChunk": namespace.to_string(), "find": lower, "to": shard });
+        }
+    }
+    Ok(commands)
+}
+
+/// The first `h` of the range with this index.
+fn bound(index: usize, ranges: usize) -> i32 {
+    let bound = index * Key::BUCKETS / ranges;
+    i32::try_from(bound).unwrap_or(i32::MAX)
+}
+
+async fn chunks(client: &Client, namespace: &Namespace) -> Result<Vec<Document>, PrepareError> {
+    let Some(entry) = sharded_collection(client, namespace).await? else {
+        return Ok(Vec::new());
+    };
+    let filter = match entry.get("uuid") {
+        Some(uuid) => doc! { "uuid": uuid.clone() },
+        // Before 5.0 chunks were listed by name.
+        None => doc! { "ns": namespace.to_string() },
+    };
+    let chunks = client.database("config").collection::<Document>("chunks");
+    Ok(chunks.find(filter).sort(doc! { "min": 1 }).await?.try_collect().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_even() {
+        let bounds: Vec<i32> = (0..3).map(|index| bound(index, 3)).collect();
+        assert_eq!(bounds, [0, 21_845, 43_690]);
+    }
+}

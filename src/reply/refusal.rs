@@ -1,0 +1,83 @@
+//! Commands that Keyward refuses as a whole: why, in the server's form, with the way out.
+
+use crate::namespace::Namespace;
+use crate::raw::{Builder, Malformed};
+use crate::reply::Times;
+use bson::spec::ElementType;
+
+/// Why a command was refused before anything of it took effect, unless the variant says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The message isn't BSON where it has to be.
+    #[error("{0}")]
+    Malformed(Malformed),
+    /// A field that the server requires is missing.
+    #[error("BSON field 'insert.{0}' is missing but a required field")]
+    MissingField(&'static str),
+    /// A field has a type that the server refuses.
+    #[error("BSON field 'insert.{0}' is of the wrong type")]
+    WrongType(&'static str),
+    /// The server takes 1 to 100,000 documents.
+    #[error("Write batch sizes must be between 1 and 100000. Got {0} operations.")]
+    BatchSize(usize),
+    /// This kind of write isn't carried out on protected collections.
+    #[error(
+        "Keyward doesn't carry out {what} on {} yet, because unique constraints hold there; insert instead, or take its \
+         constraints out of Keyward's configuration", namespace.as_deref().unwrap_or("these collections")
+    )]
+    NotYet {
+        /// The command.
+        what: &'static str,
+        /// The protected collection, if there is one in question.
+        namespace: Option<String>,
+    },
+    /// The configuration was reloaded between two looks at it.
+    #[error("the constraints in Keyward's configuration have just changed; send the command again")]
+    ConstraintsChanged,
+    /// The cluster didn't say whether a key could be reserved; parts of the command may have taken effect.
+    #[error(
+        "Keyward couldn't reserve a key of unique constraint {constraint} on {namespace}: the cluster gave no sure answer; try again"
+    )]
+    Unsure {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        constraint: String,
+        /// Whether the driver may send the same operation again.
+        retryable: bool,
+    },
+    /// The client's `maxTimeMS` passed; parts of the command may have taken effect.
+    #[error("operation exceeded time limit")]
+    TimeLimit,
+}
+
+impl Refusal {
+    fn code(&self) -> (i32, &'static str) {
+        match self {
+            Refusal::Malformed(_) => (22, "InvalidBSON"),
+            Refusal::MissingField(_) => (40414, "Location40414"),
+            Refusal::WrongType(_) => (14, "TypeMismatch"),
+            Refusal::BatchSize(_) => (16, "InvalidLength"),
+            Refusal::NotYet { .. } | Refusal::ConstraintsChanged => (20, "IllegalOperation"),
+            // What a mongos says that can't reach a shard: drivers try again.
+            Refusal::Unsure { .. } => (6, "HostUnreachable"),
+            Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
+        }
+    }
+
+    /// The reply's body, in the server's form.
+    pub fn body(&self, times: &Times) -> Vec<u8> {
+        let (code, code_name) = self.code();
+        let mut reply = Builder::new();
+        reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
+        reply.int32("code", code).string("codeName", code_name.as_bytes());
+        if matches!(self, Refusal::Unsure { retryable: true, .. }) {
+            reply
+                .open(ElementType::Array, b"errorLabels")
+                .string("0", b"RetryableWriteError")
+                .close();
+        }
+        times.append_to(&mut reply);
+        reply.finish()
+    }
+}

@@ -1,0 +1,240 @@
+//! The reply to a write that was carried out in parts: counts added up, errors under the client's positions, the latest
+//! times, in the server's order of fields.
+
+use std::collections::BTreeMap;
+
+use bson::spec::ElementType;
+
+use super::Times;
+use crate::constraint::{DuplicateKey, KeyError};
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// A reply's errors may take so many bytes; later ones lose their text, as a mongos does it: past 16 MB the server
+/// would close the connection without a reply.
+const ERRORS_BYTES_MAX: usize = 8 << 20;
+
+/// The server's code for what isn't BSON.
+const INVALID_BSON: i32 = 22;
+
+/// One entry of `writeErrors`, without its index.
+#[derive(Debug, Clone)]
+pub struct WriteError {
+    /// A document whose elements follow `index`.
+    fields: Vec<u8>,
+}
+
+impl WriteError {
+    /// A violated constraint.
+    pub fn duplicate(duplicate: &DuplicateKey) -> WriteError {
+        let mut fields = Builder::new();
+        fields.int32("code", DuplicateKey::CODE);
+        duplicate.append_to_write_error(&mut fields);
+        WriteError {
+            fields: fields.finish(),
+        }
+    }
+
+    /// A document that can't be indexed.
+    pub fn unindexable(error: &KeyError) -> WriteError {
+        let mut fields = Builder::new();
+        fields
+            .int32("code", error.code().unwrap_or(INVALID_BSON))
+            .string("errmsg", &error.errmsg());
+        WriteError {
+            fields: fields.finish(),
+        }
+    }
+
+    /// An error that the server gave.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn from_server(error: Doc<'_>) -> Result<WriteError, Malformed> {
+        let mut fields = Builder::new();
+        for element in error.elements() {
+            let element = element?;
+            if element.name != b"index" {
+                fields.element(&element);
+            }
+        }
+        Ok(WriteError {
+            fields: fields.finish(),
+        })
+    }
+
+    fn append_to(&self, reply: &mut Builder, index: usize, terse: bool) -> Result<(), Malformed> {
+        reply.int32("index", i32::try_from(index).unwrap_or(i32::MAX));
+        for element in Doc::new(&self.fields)?.elements() {
+            let element = element?;
+            match (terse, element.name) {
+                (true, b"errmsg") => reply.string("errmsg", b""),
+                (true, name) if name != b"code" => reply,
+                _ => reply.element(&element),
+            };
+        }
+        Ok(())
+    }
+}
+
+/// The outcome of a write so far.
+#[derive(Debug, Default)]
+pub struct WriteReply {
+    n: i32,
+    errors: BTreeMap<usize, WriteError>,
+    retried: Vec<i64>,
+    /// The elements of the latest part's reply that are merely passed on.
+    passed_on: Vec<u8>,
+    write_concern_error: Option<Vec<u8>>,
+    times: Times,
+}
+
+impl WriteReply {
+    /// Notes an error at the client's position `index`.
+    pub fn error(&mut self, index: usize, error: WriteError) {
+        self.errors.insert(index, error);
+    }
+
+    /// Whether anything failed.
+    pub fn has_errors(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
+    /// Takes the times that Keyward's own reads told into account.
+    pub fn advance(&mut self, times: Times) {
+        self.times.advance(times);
+    }
+
+    /// Adds the server's reply to one part of the write, its write errors aside.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the reply isn't BSON.
+    pub fn add_part(&mut self, reply: Doc<'_>) -> Result<(), Malformed> {
+        let mut passed_on = Builder::new();
+        let mut times = Builder::new();
+        for element in reply.elements() {
+            let element = element?;
+            match element.name {
+                b"n" => {
+                    self.n += element
+                        .as_whole_number()
+                        .and_then(|n| i32::try_from(n).ok())
+                        .unwrap_or(0)
+                }
+                b"writeErrors" | b"ok" => {}
+                b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
+                b"retriedStmtIds" => self.retried.extend(whole_numbers(&element)?),
+                b"$clusterTime" | b"operationTime" => {
+                    times.element(&element);
+                }
+                _ => {
+                    passed_on.element(&element);
+                }
+            }
+        }
+        self.passed_on = passed_on.finish();
+        if let Ok(times) = bson::Document::from_reader(times.finish().as_slice()) {
+            self.times.advance(Times::of(&times));
+        }
+        Ok(())
+    }
+
+    /// The reply's body.
+    ///
+    /// # Errors
+    /// [`Malformed`] if a part of it, from the server, isn't BSON.
+    pub fn body(&self) -> Result<Vec<u8>, Malformed> {
+        let mut reply = Builder::new();
+        reply.int32("n", self.n);
+        if !self.passed_on.is_empty() {
+            for element in Doc::new(&self.passed_on)?.elements() {
+                reply.element(&element?);
+            }
+        }
+        self.append_errors(&mut reply)?;
+        if let Some(error) = &self.write_concern_error {
+            reply.document("writeConcernError", Doc::new(error)?);
+        }
+        if !self.retried.is_empty() {
+            reply.open(ElementType::Array, b"retriedStmtIds");
+            for (index, statement) in self.retried.iter().enumerate() {
+                reply.int32(&index.to_string(), i32::try_from(*statement).unwrap_or(-1));
+            }
+            reply.close();
+        }
+        reply.double("ok", 1.0);
+        self.times.append_to(&mut reply);
+        Ok(reply.finish())
+    }
+
+    fn append_errors(&self, reply: &mut Builder) -> Result<(), Malformed> {
+        if self.errors.is_empty() {
+            return Ok(());
+        }
+        let mut bytes = 0;
+        reply.open(ElementType::Array, b"writeErrors");
+        for (place, (index, error)) in self.errors.iter().enumerate() {
+            bytes += error.fields.len();
+            reply.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+            error.append_to(reply, *index, bytes > ERRORS_BYTES_MAX && place > 0)?;
+            reply.close();
+        }
+        reply.close();
+        Ok(())
+    }
+}
+
+fn whole_numbers(array: &Element<'_>) -> Result<Vec<i64>, Malformed> {
+    let Some(array) = array.as_document_or_array()? else {
+        return Ok(Vec::new());
+    };
+    array
+        .elements()
+        .map(|element| Ok(element?.as_whole_number().unwrap_or(-1)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn part(document: Document) -> Vec<u8> {
+        document.to_vec().unwrap()
+    }
+
+    #[test]
+    fn parts_add_up_and_errors_keep_the_clients_positions() {
+        let mut reply = WriteReply::default();
+        let first = part(doc! { "n": 2, "electionId": "e", "retriedStmtIds": [0, 1], "ok": 1.0 });
+        let second = part(doc! { "n": 1, "electionId": "f", "writeErrors": [], "ok": 1.0 });
+        reply.add_part(Doc::new(&first).unwrap()).unwrap();
+        reply.add_part(Doc::new(&second).unwrap()).unwrap();
+        let error = part(doc! { "index": 0, "code": 121, "errmsg": "Document failed validation" });
+        reply.error(7, WriteError::from_server(Doc::new(&error).unwrap()).unwrap());
+        let expected = doc! {
+            "n": 3, "electionId": "f",
+            "writeErrors": [{ "index": 7, "code": 121, "errmsg": "Document failed validation" }],
+            "retriedStmtIds": [0, 1], "ok": 1.0,
+        };
+        assert_eq!(
+            Document::from_reader(reply.body().unwrap().as_slice()).unwrap(),
+            expected
+        );
+    }
+
+    #[test]
+    fn errors_past_the_limit_keep_their_place_and_code_only() {
+        let mut reply = WriteReply::default();
+        for index in 0..20 {
+            let error = part(doc! { "code": 11000, "errmsg": "x".repeat(1 << 20), "keyValue": { "a": 1 } });
+            reply.error(index, WriteError::from_server(Doc::new(&error).unwrap()).unwrap());
+        }
+        let body = reply.body().unwrap();
+        assert!(body.len() < 16 << 20);
+        let reply = Document::from_reader(body.as_slice()).unwrap();
+        let errors = reply.get_array("writeErrors").unwrap();
+        assert_eq!(errors.len(), 20);
+        assert_eq!(errors[19], doc! { "index": 19, "code": 11000, "errmsg": "" }.into());
+    }
+}

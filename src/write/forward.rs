@@ -1,0 +1,246 @@
+//! Forwards documents whose keys are held, on the client's own connection, and reads from the reply what became of each.
+//!
+//! The command goes on as the client sent it but for its documents, a time limit inside the lease, and the statements'
+//! numbers where a part of a retryable write would otherwise be renumbered. What the reply doesn't say for sure is
+//! [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
+
+use std::time::Duration;
+
+use bson::spec::ElementType;
+
+use super::insert_command::InsertCommand;
+use crate::claims::Candidate;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::WriteError;
+use crate::upstream::{self, Connection};
+use crate::wire::{Draft, OutSequence};
+
+/// What became of one forwarded document.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// It is there.
+    Applied,
+    /// It isn't, and won't be; with the server's error unless an earlier one stopped the batch.
+    NotApplied(Option<WriteError>),
+    /// Nobody knows; with the server's error if it gave one.
+    InDoubt(Option<WriteError>),
+}
+
+/// The reply to one part.
+#[derive(Debug)]
+pub struct Part {
+    /// One for each document forwarded.
+    pub outcomes: Vec<Outcome>,
+    /// The reply's body.
+    pub body: Vec<u8>,
+    /// Whether the command as a whole failed, so that the body is the client's reply and nothing may follow.
+    pub failed: bool,
+}
+
+/// Why there is no reply to make something of.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// The connection is gone: everything forwarded is in doubt, and the client's connection has to go, too.
+    #[error(transparent)]
+    Lost(#[from] upstream::Error),
+    /// The reply isn't BSON.
+    #[error("the server's reply: {0}")]
+    Malformed(#[from] Malformed),
+}
+
+/// Sends `candidates` on, allowing `time` for it.
+///
+/// # Errors
+/// [`ForwardError`]: the outcome of every candidate is unknown then.
+pub async fn forward(
+    command: &InsertCommand<'_>,
+    candidates: &[&Candidate<'_>],
+    time: Duration,
+    upstream: &mut Connection,
+) -> Result<Part, ForwardError> {
+    let body = body(command, candidates, time)?;
+    let documents = candidates.iter().map(|candidate| &*candidate.document).collect();
+    let sequence = OutSequence {
+        name: b"documents",
+        documents,
+    };
+    let draft = Draft {
+        sequences: vec![sequence],
+        ..Draft::of_body(&body)
+    };
+    let reply = upstream.request(&draft).await?;
+    read(reply.body(), candidates.len(), command.ordered)
+}
+
+/// The client's body without its documents, fit for this part.
+fn body(command: &InsertCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
+    let numbers: Option<Vec<i32>> = command.retry.as_ref().map(|retry| {
+        let number = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;
+        candidates.iter().map(number).collect()
+    });
+    // By itself the server numbers the statements of a command from zero.
+    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..));
+    let mut body = Builder::new();
+    for element in command.body.elements() {
+        let element = element?;
+        match element.name {
+            b"documents" | b"maxTimeMS" | b"stmtId" | b"stmtIds" => {}
+            // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
+            b"apiStrict" if numbers.is_some() => {}
+            // Whether a document was refused must be known, to give its keys back.
+            b"writeConcern" if command.unacknowledged => {
+                body.open(ElementType::EmbeddedDocument, b"writeConcern")
+                    .int32("w", 1)
+                    .close();
+            }
+            _ => {
+                body.element(&element);
+            }
+        }
+    }
+    body.int32("maxTimeMS", i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
+    if let Some(numbers) = numbers {
+        body.open(ElementType::Array, b"stmtIds");
+        for (index, number) in numbers.iter().enumerate() {
+            body.int32(&index.to_string(), *number);
+        }
+        body.close();
+    }
+    Ok(body.finish())
+}
+
+/// Reads what a reply says about each of `count` documents.
+fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
+    let body = reply.bytes().to_vec();
+    let ok = reply.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    if !ok {
+        let code = reply.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0);
+        let outcome = match REFUSED_BEFORE_EXECUTION.contains(&code) {
+            true => Outcome::NotApplied(None),
+            false => Outcome::InDoubt(None),
+        };
+        return Ok(Part {
+            outcomes: vec![outcome; count],
+            body,
+            failed: true,
+        });
+    }
+    let mut outcomes = vec![Outcome::Applied; count];
+    let errors = reply
+        .get("writeErrors")?
+        .map(|errors| errors.as_document_or_array())
+        .transpose()?
+        .flatten();
+    for error in errors.iter().flat_map(|errors| errors.elements()) {
+        let Some(error) = error?.as_document_or_array()? else {
+            continue;
+        };
+        let number = |name| Ok::<_, Malformed>(error.get(name)?.and_then(|value| value.as_whole_number()));
+        let index = number("index")?
+            .and_then(|index| usize::try_from(index).ok())
+            .unwrap_or(usize::MAX);
+        let Some(outcome) = outcomes.get_mut(index) else {
+            continue;
+        };
+        let code = number("code")?.unwrap_or(0);
+        *outcome = match PERHAPS_EXECUTED.contains(&code) {
+            true => Outcome::InDoubt(Some(WriteError::from_server(error)?)),
+            false => Outcome::NotApplied(Some(WriteError::from_server(error)?)),
+        };
+        if ordered {
+            outcomes[index + 1..].fill(Outcome::NotApplied(None));
+        }
+    }
+    Ok(Part {
+        outcomes,
+        body,
+        failed: false,
+    })
+}
+
+/// Top-level codes with which the server turns a command down before it does anything of it. Any other top-level failure
+/// may come after a part was done.
+const REFUSED_BEFORE_EXECUTION: [i64; 22] = [
+    2,     // BadValue
+    9,     // FailedToParse
+    13,    // Unauthorized
+    14,    // TypeMismatch
+    16,    // InvalidLength
+    18,    // AuthenticationFailed
+    20,    // IllegalOperation
+    26,    // NamespaceNotFound
+    33,    // NoSuchSession
+    59,    // CommandNotFound
+    72,    // InvalidOptions
+    73,    // InvalidNamespace
+    79,    // UnknownReplWriteConcern
+    115,   // CommandNotSupported
+    166,   // CommandNotSupportedOnView
+    322,   // APIVersionError
+    323,   // APIStrictError
+    324,   // APIDeprecationError
+    10334, // BSONObjectTooLarge
+    40413, // duplicate field
+    40414, // missing field
+    40415, // unknown field
+];
+
+/// Codes of a write error after which the document may nevertheless be there, or still come: the server, or the router,
+/// lost track of it midway.
+const PERHAPS_EXECUTED: [i64; 21] = [
+    1,     // InternalError
+    6,     // HostUnreachable
+    7,     // HostNotFound
+    8,     // UnknownError
+    24,    // LockTimeout
+    50,    // MaxTimeMSExpired
+    64,    // WriteConcernFailed
+    89,    // NetworkTimeout
+    90,    // CallbackCanceled
+    91,    // ShutdownInProgress
+    96,    // OperationFailed
+    133,   // FailedToSatisfyReadPreference
+    189,   // PrimarySteppedDown
+    262,   // ExceededTimeLimit
+    279,   // ClientDisconnect
+    9001,  // SocketException
+    10107, // NotWritablePrimary
+    11600, // InterruptedAtShutdown
+    11601, // Interrupted
+    11602, // InterruptedDueToReplStateChange
+    13436, // NotPrimaryOrSecondary
+];
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
+        let bytes = reply.to_vec().unwrap();
+        let part = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
+        let letter = |outcome: &Outcome| match outcome {
+            Outcome::Applied => 'a',
+            Outcome::NotApplied(Some(_)) => 'e',
+            Outcome::NotApplied(None) => 'n',
+            Outcome::InDoubt(_) => '?',
+        };
+        part.outcomes.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn every_document_gets_its_outcome() {
+        let failed =
+            |code: i32| doc! { "n": 1, "writeErrors": [{ "index": 1, "code": code, "errmsg": "" }], "ok": 1.0 };
+        assert_eq!(outcomes(doc! { "n": 2, "ok": 1.0 }, 2, true), "aa");
+        assert_eq!(outcomes(failed(121), 3, true), "aen");
+        assert_eq!(outcomes(failed(121), 3, false), "aea");
+        assert_eq!(outcomes(failed(91), 3, true), "a?n");
+        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 13 }, 2, true), "nn");
+        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 50 }, 2, true), "??");
+        assert_eq!(outcomes(doc! { "ok": 0.0 }, 1, true), "?");
+        let unacknowledged = doc! { "n": 1, "writeConcernError": { "code": 64 }, "ok": 1.0 };
+        assert_eq!(outcomes(unacknowledged, 1, true), "a");
+    }
+}

@@ -1,0 +1,316 @@
+//! `insert` into a protected collection: reserve, forward, and give back what the server refused.
+//!
+//! The documents go in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice whatever has its
+//! keys is forwarded; whoever waits for a rival waits after that, so that nobody waits for a document that waits. Killed
+//! at any point, this leaves reservations whose owners either are there or never come: whoever meets one finds out.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Context;
+use super::forward::{ForwardError, Outcome, Part, forward};
+use super::insert_command::InsertCommand;
+use crate::catalog::Protected;
+use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
+use crate::constraint::KeyError;
+use crate::raw::{Doc, Malformed};
+use crate::reply::{Refusal, Times, WriteError, WriteReply};
+use crate::reservation::{Ended, Event, NotHeld, Token};
+use crate::upstream::Connection;
+
+/// So many documents, and so many bytes of them, are reserved and forwarded together.
+const SLICE: usize = 2_000;
+const SLICE_BYTES: usize = 16 << 20;
+/// A write is forwarded only with at least this part of the lease left for it.
+const LEASE_LEFT_MIN: f64 = 0.4;
+/// This part of the lease is kept back from what a forwarded write may take: for its way to the server.
+const LEASE_RESERVE: f64 = 0.1;
+/// The first wait for a rival of another process, and the longest.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(250));
+
+/// A command whose keys take so many starts before half a lease has passed is given up.
+const RESTARTS_MAX: u32 = 3;
+
+/// One `insert` on its way.
+struct Insert<'a, 'c> {
+    context: &'c Context,
+    protected: &'c Protected,
+    command: &'c InsertCommand<'a>,
+    attempt: UnderWay,
+    deadline: Option<Instant>,
+    restarts: u32,
+    reply: WriteReply,
+    stopped: Option<Stopped>,
+}
+
+/// Why nothing more of the command is attempted.
+enum Stopped {
+    /// An ordered command met its first error; what was gathered is the reply.
+    AtFirstError,
+    /// The command failed as a whole with this reply.
+    Whole(Vec<u8>),
+}
+
+/// Carries out the insert; gives the reply's body.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn insert(
+    context: &Context,
+    protected: &Protected,
+    command: &InsertCommand<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let mut insert = Insert {
+        context,
+        protected,
+        command,
+        attempt: context.in_flight.begin(),
+        deadline: command.max_time.map(|limit| Instant::now() + limit),
+        restarts: 0,
+        reply: WriteReply::default(),
+        stopped: None,
+    };
+    let mut next = 0;
+    while next < command.documents.len() && insert.stopped.is_none() {
+        let end = end_of_slice(&command.documents, next);
+        insert.slice(next..end, upstream).await?;
+        next = end;
+    }
+    Ok(insert.into_body()?)
+}
+
+impl<'a> Insert<'a, '_> {
+    async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
+        let (mut pending, unindexable) = self.candidates(positions);
+        let mut back_off = BACK_OFF.0;
+        while !pending.is_empty() && self.stopped.is_none() {
+            let awaited = settle(self.protected, self.context.lease, &mut pending).await;
+            self.restart_what_is_late(&mut pending);
+            let mut rest = match self.command.ordered {
+                true => after_first_unready(&mut pending),
+                false => Vec::new(),
+            };
+            let forwarded = self.forward_ready(&mut pending, upstream).await;
+            self.note_what_is_not_held(&mut pending);
+            if forwarded.is_err() || self.stopped.is_some() {
+                pending.append(&mut rest);
+                pending.iter_mut().for_each(Candidate::withdraw);
+            } else {
+                rest.iter_mut().for_each(Candidate::restart);
+            }
+            give_back(self.protected, self.context.lease, &mut pending).await;
+            give_back(self.protected, self.context.lease, &mut rest).await;
+            self.attempt.announce();
+            forwarded?;
+            pending.retain(|candidate| candidate.attempt.ended().is_none());
+            self.wait(&awaited, &mut back_off, &mut pending).await;
+            pending.append(&mut rest);
+        }
+        if let Some((position, error)) = unindexable
+            && self.stopped.is_none()
+        {
+            self.error(position, WriteError::unindexable(&error));
+        }
+        Ok(())
+    }
+
+    /// Begins the attempts of a slice. A document that can't be indexed is an error of its own, which ends an ordered
+    /// slice once what stands before it is done.
+    fn candidates(&mut self, positions: Range<usize>) -> (Vec<Candidate<'a>>, Option<(usize, KeyError)>) {
+        let mut candidates = Vec::with_capacity(positions.len());
+        for position in positions {
+            let token = Token {
+                attempt: self.attempt.attempt(),
+                position: u32::try_from(position).unwrap_or(u32::MAX),
+                operation: self.command.retry.as_ref().map(|retry| retry.operation(position)),
+            };
+            match Candidate::new(self.protected, token, self.command.documents[position].bytes()) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(KeyError::Malformed(error)) => self.refuse(&Refusal::Malformed(error)),
+                Err(error) if self.command.ordered => return (candidates, Some((position, error))),
+                Err(error) => self.error(position, WriteError::unindexable(&error)),
+            }
+        }
+        (candidates, None)
+    }
+
+    /// A write must end before the lease of its keys: without time left for it they are claimed anew.
+    fn restart_what_is_late(&mut self, pending: &mut [Candidate<'_>]) {
+        let latest = self.context.lease.mul_f64(1.0 - LEASE_LEFT_MIN);
+        let is_late = |candidate: &&mut Candidate<'_>| {
+            candidate.attempt.may_forward() && candidate.since.is_some_and(|since| since.elapsed() > latest)
+        };
+        let mut late = pending.iter_mut().filter(is_late).peekable();
+        let Some(first) = late.peek() else { return };
+        self.restarts += 1;
+        if self.restarts > RESTARTS_MAX {
+            let refusal = self.unsure(first.keys.first().map_or(0, |key| key.constraint));
+            return self.refuse(&refusal);
+        }
+        late.for_each(Candidate::restart);
+    }
+
+    /// Forwards every candidate that has its keys, and notes what became of it.
+    async fn forward_ready(
+        &mut self,
+        pending: &mut [Candidate<'_>],
+        upstream: &mut Connection,
+    ) -> Result<(), ForwardError> {
+        let ready: Vec<&Candidate<'_>> = pending
+            .iter()
+            .filter(|candidate| candidate.attempt.may_forward())
+            .collect();
+        if ready.is_empty() || self.stopped.is_some() {
+            return Ok(());
+        }
+        let Some(time) = self.time_to_forward(&ready) else {
+            self.refuse(&Refusal::TimeLimit);
+            return Ok(());
+        };
+        let part = forward(self.command, &ready, time, upstream).await;
+        let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
+        match part {
+            Ok(part) => self.take_part(part, ready),
+            Err(error) => {
+                ready.for_each(|candidate| candidate.step(&Event::InDoubt));
+                Err(error)
+            }
+        }
+    }
+
+    /// How long a write of these may take; `None` if the client's own limit has passed.
+    fn time_to_forward(&self, ready: &[&Candidate<'_>]) -> Option<Duration> {
+        let usable = self.context.lease.mul_f64(1.0 - LEASE_RESERVE);
+        let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
+        let in_lease = oldest.map_or(usable, |since| usable.saturating_sub(since.elapsed()));
+        let time = match self.deadline {
+            Some(deadline) => in_lease.min(deadline.saturating_duration_since(Instant::now())),
+            None => in_lease,
+        };
+        (time >= Duration::from_millis(1)).then_some(time)
+    }
+
+    fn take_part<'p, 'd: 'p>(
+        &mut self,
+        part: Part,
+        forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
+    ) -> Result<(), ForwardError> {
+        for (candidate, outcome) in forwarded.zip(part.outcomes) {
+            let (event, error) = match outcome {
+                Outcome::Applied => (Event::Applied, None),
+                Outcome::NotApplied(error) => (Event::NotApplied, error),
+                Outcome::InDoubt(error) => (Event::InDoubt, error),
+            };
+            candidate.step(&event);
+            if let Some(error) = error {
+                self.error(candidate.position, error);
+            }
+        }
+        if part.failed {
+            self.stopped = Some(Stopped::Whole(part.body));
+            return Ok(());
+        }
+        Ok(self.reply.add_part(Doc::new(&part.body)?)?)
+    }
+
+    /// Notes the candidates that won't be forwarded: duplicates, and keys nobody is sure of.
+    fn note_what_is_not_held(&mut self, pending: &mut [Candidate<'_>]) {
+        for candidate in pending {
+            match candidate.attempt.ended() {
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
+                    let ConstrainedKey { constraint, key } = &candidate.keys[key];
+                    let duplicate = self.protected.constraints[*constraint].constraint.duplicate(key);
+                    self.error(candidate.position, WriteError::duplicate(&duplicate));
+                }
+                Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
+                    let refusal = self.unsure(candidate.keys[key].constraint);
+                    self.refuse(&refusal);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits until what rivals are at may be decided; rivals in the same command are, by now.
+    async fn wait(&mut self, awaited: &[Token], back_off: &mut Duration, pending: &mut [Candidate<'_>]) {
+        let own = self.attempt.attempt();
+        if let Some(rival) = awaited.iter().find(|rival| rival.attempt != own) {
+            let left = self
+                .deadline
+                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                self.refuse(&Refusal::TimeLimit);
+            }
+            // Not in step with others who wait for the same rival.
+            let at_most = back_off.mul_f64(rand::random_range(0.5..1.0));
+            self.context
+                .in_flight
+                .wait_for(rival.attempt, left.map_or(at_most, |left| at_most.min(left)))
+                .await;
+            *back_off = BACK_OFF.1.min(*back_off * 2);
+        }
+        for candidate in pending.iter_mut().filter(|candidate| candidate.attempt.is_waiting()) {
+            candidate.step(&Event::WaitOver);
+        }
+    }
+
+    fn error(&mut self, position: usize, error: WriteError) {
+        self.reply.error(position, error);
+        if self.command.ordered && self.stopped.is_none() {
+            self.stopped = Some(Stopped::AtFirstError);
+        }
+    }
+
+    fn refuse(&mut self, refusal: &Refusal) {
+        self.stopped = Some(Stopped::Whole(refusal.body(&self.times())));
+    }
+
+    fn unsure(&self, constraint: usize) -> Refusal {
+        Refusal::Unsure {
+            namespace: self.protected.namespace.clone(),
+            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
+            retryable: self.command.retry.is_some(),
+        }
+    }
+
+    fn times(&self) -> Times {
+        let mut times = Times::default();
+        for proxy in &self.protected.constraints {
+            times.advance(proxy.times());
+        }
+        times
+    }
+
+    fn into_body(mut self) -> Result<Vec<u8>, Malformed> {
+        if let Some(Stopped::Whole(body)) = self.stopped {
+            return Ok(body);
+        }
+        let times = self.times();
+        self.reply.advance(times);
+        match self.command.unacknowledged {
+            true => WriteReply::default().body(),
+            false => self.reply.body(),
+        }
+    }
+}
+
+/// Where the slice that begins at `start` ends; it holds one document at least.
+fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
+    let mut bytes = 0;
+    let fits = |document: &&Doc<'_>| {
+        bytes += document.bytes().len();
+        bytes <= SLICE_BYTES
+    };
+    start + documents[start..].iter().take(SLICE).take_while(fits).count().max(1)
+}
+
+/// Takes away what an ordered command may not attempt before the first candidate that isn't ready.
+fn after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
+    match pending.iter().position(|candidate| !candidate.attempt.may_forward()) {
+        Some(first) => pending.split_off(first + 1),
+        None => Vec::new(),
+    }
+}

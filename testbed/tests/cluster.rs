@@ -105,6 +105,19 @@ fn parts_are_frozen_killed_and_restarted() {
 }
 
 #[test]
+fn a_parameter_replaces_the_preset_one() {
+    let cluster = Cluster::builder()
+        .shards(1)
+        .parameter("orphanCleanupDelaySecs", "3600")
+        .start()
+        .unwrap();
+    let reply = cluster.shards()[0]
+        .run("admin", doc! { "getParameter": 1, "orphanCleanupDelaySecs": 1 })
+        .unwrap();
+    assert_eq!(reply.get_i32("orphanCleanupDelaySecs").unwrap(), 3600);
+}
+
+#[test]
 fn two_clusters_run_side_by_side() {
     let (one, other) = (Cluster::shared(), Cluster::builder().shards(1).start().unwrap());
     insert(&one.shards()[0], "side", 1).unwrap();

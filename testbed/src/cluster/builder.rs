@@ -58,7 +58,9 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets a server parameter (`--setParameter name=value`) on every `mongod`.
+    /// Sets a server parameter (`--setParameter name=value`) on every `mongod`; the last value given counts.
+    ///
+    /// `orphanCleanupDelaySecs` is 0 unless set here: the copies that a moved chunk leaves behind go at once.
     pub fn parameter(mut self, name: &str, value: &str) -> Self {
         self.parameters.push((name.to_owned(), value.to_owned()));
         self

@@ -1,6 +1,7 @@
 //! A sharded cluster: a config server, shards and a router, all on this machine.
 
 mod builder;
+mod chunks;
 mod mongos;
 
 use std::sync::OnceLock;

@@ -4,6 +4,7 @@
 //! nothing that looks finished.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -52,13 +53,20 @@ pub fn entry(name: &str, build: impl FnOnce(&Path) -> Result<(), FetchError>) ->
     let file = File::create(home.join(format!("{name}.lock"))).map_err(failed)?;
     let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(errno.into()))?;
     if !place.exists() {
-        let staging = tempfile::Builder::new()
-            .prefix("staging-")
-            .tempdir_in(&home)
-            .map_err(failed)?;
-        build(staging.path())?;
-        fs::rename(staging.keep(), &place).map_err(failed)?;
+        let staging = home.join(format!("{name}.staging"));
+        remove_if_there(&staging).map_err(failed)?;
+        fs::create_dir(&staging).map_err(failed)?;
+        build(&staging)?;
+        fs::rename(&staging, &place).map_err(failed)?;
     }
     drop(lock);
     Ok(place)
+}
+
+/// What a builder that was killed has left.
+fn remove_if_there(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }

@@ -1,5 +1,6 @@
 //! What a replica set is started with, and starting it: all members at once, then initiated, then waited for.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -49,7 +50,7 @@ impl ReplicaSetBuilder {
         self
     }
 
-    /// Sets a server parameter (`--setParameter name=value`) on every member.
+    /// Sets a server parameter (`--setParameter name=value`) on every member; the last value given counts.
     pub fn parameter(mut self, name: &str, value: &str) -> Self {
         self.parameters.push((name.to_owned(), value.to_owned()));
         self
@@ -149,17 +150,25 @@ impl ReplicaSetBuilder {
         // Small, as several of these share a machine: by default each would set 300 MB of journal aside.
         arguments.extend(["--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "256"].map(OsString::from));
         arguments.extend(["--wiredTigerEngineConfigString", "log=(file_max=16MB,prealloc=false)"].map(OsString::from));
+        for (name, value) in self.all_parameters() {
+            arguments.extend(["--setParameter".into(), format!("{name}={value}").into()]);
+        }
+        arguments
+    }
+
+    /// What was asked for, and what wasn't but suits a test.
+    fn all_parameters(&self) -> BTreeMap<&str, &str> {
         let preset = [
             ("diagnosticDataCollectionEnabled", "false"),
             ("enableTestCommands", "1"),
             // Chunks may move back to where they came from at once.
             ("orphanCleanupDelaySecs", "0"),
         ];
-        let preset = preset.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        for (name, value) in preset.iter().chain(&self.parameters) {
-            arguments.extend(["--setParameter".into(), format!("{name}={value}").into()]);
-        }
-        arguments
+        let asked = self
+            .parameters
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
+        preset.into_iter().chain(asked).collect()
     }
 
     fn configuration(&self, set: &ReplicaSet) -> Document {

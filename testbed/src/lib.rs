@@ -15,6 +15,7 @@ pub mod process;
 pub mod replica_set;
 pub mod router;
 
+mod deadline;
 mod error;
 
 pub use cluster::{Cluster, ClusterBuilder};

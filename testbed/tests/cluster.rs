@@ -105,6 +105,20 @@ fn parts_are_frozen_killed_and_restarted() {
 }
 
 #[test]
+fn the_router_is_killed_and_restarted() {
+    let cluster = Cluster::builder().shards(1).start().unwrap();
+    let address = cluster.router_address();
+    cluster.mongos().kill().unwrap();
+    assert!(matches!(
+        Connection::open(&address),
+        Err(CommandError::Unreachable { .. })
+    ));
+    cluster.mongos().restart().unwrap();
+    assert_eq!(cluster.router_address(), address);
+    Connection::open(&address).unwrap();
+}
+
+#[test]
 fn a_parameter_replaces_the_preset_one() {
     let cluster = Cluster::builder()
         .shards(1)

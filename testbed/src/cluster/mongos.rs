@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::Error;
+use crate::deadline::wait_for;
 use crate::fetch;
 use crate::process::{Port, Process, ProcessError};
 use crate::replica_set::ReplicaSet;
@@ -61,11 +63,7 @@ impl Mongos {
     pub fn kill(&self) -> Result<(), Error> {
         match self {
             Mongos::Real(process) => process.kill()?,
-            Mongos::StandIn(stand_in) => {
-                if let Some(router) = stand_in.running().take() {
-                    router.stop();
-                }
-            }
+            Mongos::StandIn(stand_in) => stand_in.kill()?,
         }
         Ok(())
     }
@@ -83,11 +81,24 @@ impl Mongos {
 }
 
 impl StandIn {
+    fn kill(&self) -> Result<(), Error> {
+        if let Some(router) = self.running().take() {
+            router.stop();
+            // Its threads end on their own time.
+            wait_for("the end of the router", || self.listen().is_ok())?;
+        }
+        Ok(())
+    }
+
+    fn listen(&self) -> io::Result<TcpListener> {
+        TcpListener::bind(("127.0.0.1", self.port.number()))
+    }
+
     fn restart(&self) -> Result<(), Error> {
         let mut running = self.running();
         if running.is_none() {
             let port = self.port.number();
-            let start = || Router::start(TcpListener::bind(("127.0.0.1", port))?, self.config_server.clone());
+            let start = || Router::start(self.listen()?, self.config_server.clone());
             *running = Some(start().map_err(|source| Error::Router { port, source })?);
         }
         Ok(())
@@ -113,6 +124,8 @@ fn start_real(program: &Path, port: Port, config_server: &ReplicaSet, folder: &P
         "--logpath".into(),
         folder.join("log").into(),
         "--logappend".into(),
+        "--setParameter".into(),
+        "enableTestCommands=1".into(),
     ];
     Ok(Mongos::Real(Process::start(
         "mongos",

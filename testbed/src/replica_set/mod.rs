@@ -6,23 +6,20 @@
 mod builder;
 
 use std::sync::OnceLock;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bson::{Document, doc};
 use mongodb::options::{ClientOptions, Credential, ServerAddress};
 
 use crate::Error;
 use crate::command::{self, CommandError, majority};
+use crate::deadline::wait_for;
 use crate::fail_point::FailPoint;
 use crate::process::{Process, Workspace};
 
 pub use builder::ReplicaSetBuilder;
 pub(crate) use builder::Role;
 
-/// An election takes 2 s; on a machine busy compiling more.
-const READY_WITHIN: Duration = Duration::from_secs(60);
-const POLL_EVERY: Duration = Duration::from_millis(20);
 /// How long a primary that was told to step down doesn't stand for election again.
 const STEP_DOWN_S: i32 = 5;
 
@@ -115,7 +112,7 @@ impl ReplicaSet {
     /// [`Error::DeadlinePassed`] after a minute without one.
     pub fn wait_for_primary(&self) -> Result<&Process, Error> {
         let mut primary = None;
-        self.wait_for("a primary", || {
+        wait_for(&format!("a primary of {}", self.name), || {
             primary = self.primary();
             primary.is_some()
         })?;
@@ -127,7 +124,9 @@ impl ReplicaSet {
     /// # Errors
     /// [`Error::DeadlinePassed`] after a minute, [`Error::Command`] if the primary doesn't take a majority write.
     pub fn wait_until_whole(&self) -> Result<(), Error> {
-        self.wait_for("every member to follow a primary", || self.is_whole())?;
+        wait_for(&format!("every member of {} following a primary", self.name), || {
+            self.is_whole()
+        })?;
         let note = doc! { "appendOplogNote": 1, "data": { "ready": 1 }, "writeConcern": majority() };
         self.run("admin", note).map(drop)
     }
@@ -217,21 +216,6 @@ impl ReplicaSet {
         };
         let states = status.ok().and_then(states).unwrap_or_default();
         states.len() == self.members.len() && states.iter().all(|state| [PRIMARY, SECONDARY].contains(state))
-    }
-
-    fn wait_for(&self, what: &str, mut happened: impl FnMut() -> bool) -> Result<(), Error> {
-        let deadline = Instant::now() + READY_WITHIN;
-        while !happened() {
-            if Instant::now() > deadline {
-                let what = format!("{}: {what}", self.name);
-                return Err(Error::DeadlinePassed {
-                    what,
-                    seconds: READY_WITHIN.as_secs(),
-                });
-            }
-            thread::sleep(POLL_EVERY);
-        }
-        Ok(())
     }
 }
 

@@ -61,6 +61,11 @@ impl<'a> Doc<'a> {
         Ok((Doc::new(document)?, rest))
     }
 
+    /// The document without elements.
+    pub fn empty() -> Self {
+        Doc(&[5, 0, 0, 0, 0])
+    }
+
     /// The document's bytes, its length and terminator included.
     pub fn bytes(self) -> &'a [u8] {
         self.0
@@ -268,6 +273,17 @@ impl Builder {
         Self::default()
     }
 
+    /// Starts with the elements of a whole document, more of which may follow; with none if the bytes are no document.
+    pub fn from_document(bytes: &[u8]) -> Self {
+        match Doc::new(bytes) {
+            Ok(document) => Builder {
+                bytes: document.0[..document.0.len() - 1].to_vec(),
+                open: vec![0],
+            },
+            Err(_) => Self::default(),
+        }
+    }
+
     /// Appends an element whose value is already encoded.
     pub fn append(&mut self, kind: ElementType, name: &[u8], value: &[u8]) -> &mut Self {
         debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
@@ -295,6 +311,16 @@ impl Builder {
     /// Appends an int32.
     pub fn int32(&mut self, name: &str, number: i32) -> &mut Self {
         self.append(ElementType::Int32, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends an int64.
+    pub fn int64(&mut self, name: &str, number: i64) -> &mut Self {
+        self.append(ElementType::Int64, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends a timestamp, given as one number with the seconds in its upper half.
+    pub fn timestamp(&mut self, name: &str, value: u64) -> &mut Self {
+        self.append(ElementType::Timestamp, name.as_bytes(), &value.to_le_bytes())
     }
 
     /// Appends a double.

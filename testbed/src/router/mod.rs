@@ -1,32 +1,134 @@
-//! The stand-in router. Placeholder until the router itself lands.
+//! A stand-in for `mongos`: a router in front of a real config server and real shards, for tests and demos on machines
+//! where no `mongos` is installed.
+//!
+//! The way of a message: `message` (bytes to requests) → `session` (one client's connection) → `dispatch` (by the
+//! command's name) → `read`, `write`, `ddl`, … (which shards, what to send) → `operation` (what each message to a shard
+//! carries) → `shard` (connections). `routing` knows which shard owns what.
+//!
+//! Every command to a shard carries the routing version it is based on, so that a chunk may move at any time. What the
+//! router can't do right it answers with an error, never with a wrong result.
+
+mod attempts;
+mod clock;
+mod command;
+mod ddl;
+mod diagnostics;
+mod dispatch;
+mod display;
+mod error;
+mod find_and_modify;
+mod hello;
+mod message;
+mod operation;
+#[path = "../../../src/raw.rs"]
+#[allow(dead_code, reason = "the proxy uses the rest")]
+mod raw;
+mod read;
+mod reply;
+mod routing;
+mod session;
+mod shard;
+mod transaction;
+mod transaction_end;
+mod write;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicI64};
+use std::time::{Duration, Instant};
 
-/// Stands where a `mongos` would.
+use bson::oid::ObjectId;
+use tokio::runtime::Runtime;
+
+use clock::Clock;
+use read::Cursors;
+use routing::{Catalog, Link};
+use shard::{Pools, ReplicaSet};
+use transaction::Sessions;
+
+/// Threads of its own: the machine is shared with every process of the cluster.
+const WORKER_THREADS: usize = 2;
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// A running router.
 #[derive(Debug)]
 pub struct Router {
-    listener: TcpListener,
+    address: SocketAddr,
+    runtime: Runtime,
 }
 
 impl Router {
-    /// Serves `listener` for the cluster of `config_server` (`host:port`).
+    /// Serves on `listener` for the cluster whose config server has a member at `config_server` (`host:port`), on threads of
+    /// its own. The config server is first contacted when a client needs it.
     ///
     /// # Errors
-    /// If the runtime can't be started.
+    /// If the listener can't be used or the threads can't be started.
     pub fn start(listener: TcpListener, config_server: String) -> io::Result<Router> {
-        let _ = config_server;
-        Ok(Router { listener })
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WORKER_THREADS)
+            .thread_name("router")
+            .enable_all()
+            .build()?;
+        let shared = Arc::new(Shared::new(address, &config_server));
+        let listener = {
+            let _context = runtime.enter();
+            tokio::net::TcpListener::from_std(listener)?
+        };
+        runtime.spawn(session::accept(listener, shared));
+        Ok(Router { address, runtime })
     }
 
     /// Where it listens.
-    ///
-    /// # Panics
-    /// If the listener has no local address.
     pub fn address(&self) -> SocketAddr {
-        self.listener.local_addr().expect("a bound listener has an address")
+        self.address
     }
 
-    /// Drops every connection at once, as a killed process would.
-    pub fn stop(self) {}
+    /// Ends it and drops every connection at once, as a killed process would.
+    pub fn stop(self) {
+        // Dropping the tasks closes their sockets; none of them blocks a thread.
+        self.runtime.shutdown_timeout(STOP_LIMIT);
+    }
+}
+
+/// What all sessions share.
+#[derive(Debug)]
+struct Shared {
+    address: SocketAddr,
+    started: Instant,
+    /// Tells this router from the one that listened there before, in `topologyVersion`.
+    process_id: ObjectId,
+    catalog: Catalog,
+    pools: Pools,
+    clock: Clock,
+    sessions: Sessions,
+    cursors: Cursors,
+    last_connection: AtomicI64,
+    last_message: AtomicI32,
+}
+
+impl Shared {
+    fn new(address: SocketAddr, config_server: &str) -> Self {
+        Shared {
+            address,
+            started: Instant::now(),
+            process_id: ObjectId::new(),
+            catalog: Catalog::new(ReplicaSet::new("config", config_server)),
+            pools: Pools::default(),
+            clock: Clock::default(),
+            sessions: Sessions::default(),
+            cursors: Cursors::default(),
+            last_connection: AtomicI64::new(0),
+            last_message: AtomicI32::new(0),
+        }
+    }
+
+    fn link(&self) -> Link<'_> {
+        Link {
+            pools: &self.pools,
+            clock: &self.clock,
+        }
+    }
 }

@@ -1,0 +1,212 @@
+//! From a command's name to what runs it, and from what came of it to the reply: labels, times, the end of a transaction
+//! that failed.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::command::Command;
+use super::ddl;
+use super::diagnostics;
+use super::error::{Failure, append_labels, code, is_not_primary, is_retryable, is_transient_in_transaction, refuse};
+use super::find_and_modify;
+use super::hello;
+use super::operation::Operation;
+use super::raw::{Builder, Doc};
+use super::read;
+use super::reply::timestamp_value;
+use super::routing::Link;
+use super::transaction::{Phase, Transaction};
+use super::transaction_end::{self, abort_participants, aborted, append_recovery_token, recovery_shard};
+use super::write::{self, Kind};
+
+/// What is known of a client's connection.
+#[derive(Debug)]
+pub struct Client {
+    /// `connectionId`.
+    pub connection_id: i64,
+    /// Its address.
+    pub peer: String,
+    /// It has sent its metadata.
+    pub has_metadata: bool,
+}
+
+/// Runs a command; the reply is complete.
+pub async fn run(shared: &Arc<Shared>, client: &mut Client, command: Command) -> Vec<u8> {
+    let mut operation = Operation::new(Arc::clone(shared), command);
+    if shared.clock.now() == 0 && !hello::is_hello(&operation.command.name) {
+        learn_time(shared).await;
+    }
+    let gate = match enter_transaction(&mut operation) {
+        Some(session) => Some(session.lock_owned().await),
+        None => None,
+    };
+    let outcome = match begin(&operation) {
+        Ok(()) => choose(&mut operation, client).await,
+        Err(failure) => Err(failure),
+    };
+    let body = finish(&operation, outcome).await;
+    drop(gate);
+    body
+}
+
+/// Cluster time and shards, once; what fails here fails again where it is needed.
+async fn learn_time(shared: &Shared) {
+    let link = Link {
+        pools: &shared.pools,
+        clock: &shared.clock,
+    };
+    let _ = shared.catalog.load_shards(&link).await;
+}
+
+fn enter_transaction(operation: &mut Operation) -> Option<Arc<tokio::sync::Mutex<()>>> {
+    let command = &operation.command;
+    let lsid = command.lsid.as_ref().filter(|_| command.in_transaction)?;
+    let session = operation.router.sessions.of(lsid);
+    let gate = Arc::clone(&session.gate);
+    operation.transaction = Some(session);
+    Some(gate)
+}
+
+fn is_end(name: &str) -> bool {
+    matches!(name, "commitTransaction" | "abortTransaction")
+}
+
+/// Starts or continues the transaction that the command belongs to.
+fn begin(operation: &Operation) -> Result<(), Failure> {
+    let command = &operation.command;
+    let Some(session) = operation.transaction.as_ref().filter(|_| !is_end(&command.name)) else {
+        return Ok(());
+    };
+    let Some(number) = command.txn_number else {
+        return refuse(
+            code::INVALID_OPTIONS,
+            "'autocommit' field requires a transaction number to also be specified",
+        );
+    };
+    if command.write_concern.is_some() {
+        return refuse(
+            code::INVALID_OPTIONS,
+            "writeConcern is not allowed within a multi-statement transaction",
+        );
+    }
+    let start = command.starts_transaction.then(|| {
+        let snapshot = command.read_concern_level() == Some("snapshot");
+        Transaction::new(
+            number,
+            command.read_concern.clone(),
+            snapshot.then(|| read_time(operation)),
+        )
+    });
+    session.begin_or_continue(start, number)?;
+    let phase = session.transaction().as_ref().map(|transaction| transaction.phase);
+    match phase {
+        Some(Phase::Aborted) => refuse(code::NO_SUCH_TRANSACTION, aborted(number)),
+        _ => Ok(()),
+    }
+}
+
+/// The one time at which a snapshot is read on every shard: what the client asks for, or the latest known.
+pub fn read_time(operation: &Operation) -> u64 {
+    let concern = operation
+        .command
+        .read_concern
+        .as_ref()
+        .and_then(|concern| Doc::new(concern).ok());
+    let field = |name| timestamp_value(concern.and_then(|concern| concern.get(name).ok().flatten()));
+    let latest = operation.router.clock.now();
+    field("atClusterTime").unwrap_or_else(|| latest.max(field("afterClusterTime").unwrap_or(0)))
+}
+
+async fn choose(operation: &mut Operation, client: &mut Client) -> Result<Vec<u8>, Failure> {
+    let name = operation.command.name.clone();
+    if operation.transaction.is_none() && operation.command.read_concern_level() == Some("snapshot") {
+        operation.at_cluster_time = Some(read_time(operation));
+    }
+    match name.as_str() {
+        _ if hello::is_hello(&name) => hello::hello(&operation.router, client, &operation.command).await,
+        "insert" => write::run(operation, Kind::Insert).await,
+        "update" => write::run(operation, Kind::Update).await,
+        "delete" => write::run(operation, Kind::Delete).await,
+        "findAndModify" | "findandmodify" => find_and_modify::run(operation).await,
+        "commitTransaction" => transaction_end::commit(operation).await,
+        "abortTransaction" => transaction_end::abort(operation).await,
+        _ => match read::run(operation, &name).await {
+            Some(outcome) => outcome,
+            None => match ddl::run(operation, &name).await {
+                Some(outcome) => outcome,
+                None => diagnostics::run(operation, client, &name).await,
+            },
+        },
+    }
+}
+
+/// The reply to the client: what came of the command, with what every reply carries.
+async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec<u8> {
+    let body = outcome.unwrap_or_else(|failure| error_reply(operation, &failure));
+    let mut reply = Builder::from_document(&body);
+    if let Some(session) = operation
+        .transaction
+        .as_ref()
+        .filter(|_| !is_end(&operation.command.name))
+    {
+        match ends_transaction(&body) {
+            true => abort_participants(operation, session).await,
+            false => append_recovery_token(&mut reply, recovery_shard(session).as_deref()),
+        }
+    }
+    operation.router.clock.append(&mut reply);
+    reply.timestamp("operationTime", operation.operation_time());
+    reply.finish()
+}
+
+/// Whether a statement failed in any way: then so has its transaction.
+fn ends_transaction(body: &[u8]) -> bool {
+    let Ok(body) = Doc::new(body) else { return true };
+    let ok = matches!(body.get("ok"), Ok(Some(ok)) if ok.is_truthy());
+    !ok || matches!(body.get("writeErrors"), Ok(Some(_)))
+}
+
+fn error_reply(operation: &Operation, failure: &Failure) -> Vec<u8> {
+    let shard_reply = match failure {
+        Failure::Own(error) => {
+            let labels = labels(operation, error.code);
+            return error.reply(&labels);
+        }
+        Failure::Shard(reply) => reply.clone(),
+        Failure::Stale(bytes) => super::reply::Reply::new(bytes.clone()),
+    };
+    let mut reply = Builder::new();
+    if shard_reply.get("errorLabels").is_none() {
+        append_labels(&mut reply, &labels(operation, shard_reply.code()));
+    }
+    for element in shard_reply.doc().elements().flatten() {
+        let times = matches!(
+            element.name,
+            b"$clusterTime" | b"operationTime" | b"$configTime" | b"$topologyTime"
+        );
+        if !times && element.name != b"readOnly" && element.name != b"lastCommittedOpTime" {
+            reply.element(&element);
+        }
+    }
+    if shard_reply.get("codeName").is_none() && shard_reply.get("code").is_some() {
+        reply.string("codeName", super::error::code_name(shard_reply.code()).as_bytes());
+    }
+    reply.finish()
+}
+
+/// The labels that a driver's retries go by.
+fn labels(operation: &Operation, code: i32) -> Vec<&'static str> {
+    let command = &operation.command;
+    let commit = is_end(&command.name);
+    if command.in_transaction && !commit && is_transient_in_transaction(code, false) {
+        return vec!["TransientTransactionError"];
+    }
+    if commit && is_transient_in_transaction(code, true) {
+        return vec!["TransientTransactionError"];
+    }
+    let retryable = is_retryable(code) && (code != 112 || is_not_primary(code));
+    match retryable && (command.is_retryable_write() || commit) {
+        true => vec!["RetryableWriteError"],
+        false => Vec::new(),
+    }
+}

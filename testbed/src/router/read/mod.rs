@@ -1,0 +1,56 @@
+//! Reads: on one shard the shard's own answer, on several one cursor made of theirs.
+
+mod aggregate;
+mod count;
+mod cursor;
+mod explain;
+mod find;
+mod merge;
+
+pub use cursor::{Cursors, cursor_reply, keep_shards_cursor};
+pub use explain::run as explain;
+
+use std::sync::Arc;
+
+use super::error::Failure;
+use super::operation::{Access, Operation, ShardCommand};
+use super::raw::{Builder, Doc};
+use super::routing::{Routing, key_ranges};
+use super::write::is_simple;
+
+/// Runs the command if it is a read.
+pub async fn run(operation: &Operation, name: &str) -> Option<Result<Vec<u8>, Failure>> {
+    Some(match name {
+        "find" => find::run(operation).await,
+        "aggregate" => aggregate::run(operation).await,
+        "getMore" => cursor::get_more(operation).await,
+        "killCursors" => cursor::kill(operation).await,
+        "count" => count::count(operation).await,
+        "distinct" => count::distinct(operation).await,
+        _ => return None,
+    })
+}
+
+/// The shards on which a query can match; at least one.
+pub fn targets(operation: &Operation, routing: &Routing, query: Doc<'_>) -> Vec<Arc<str>> {
+    let Routing::Sharded(collection) = routing else {
+        return routing.shards();
+    };
+    let simple = is_simple(operation.command.nested("collation"), collection.collation.as_deref());
+    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple));
+    match shards.is_empty() {
+        true => vec![Arc::clone(&collection.chunks[0].shard)],
+        false => shards,
+    }
+}
+
+/// The same read for one shard.
+pub fn read_on(routing: &Routing, shard: &str, body: Builder) -> ShardCommand {
+    ShardCommand {
+        shard: shard.to_owned(),
+        version: routing.version(shard),
+        body,
+        sequence: None,
+        access: Access::Read,
+    }
+}

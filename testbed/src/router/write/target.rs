@@ -1,0 +1,211 @@
+//! Where one statement goes, by the rules and with the errors of `mongos` 6.0.
+
+use std::sync::Arc;
+
+use bson::oid::ObjectId;
+use bson::spec::ElementType;
+use bytes::Bytes;
+
+use super::{Batch, Kind};
+use crate::router::display::display;
+use crate::router::error::{ServerError, code};
+use crate::router::raw::{Builder, Doc, Element};
+use crate::router::routing::{Collection, KeyValue, Routing, exact_point, has_exact_id, key_ranges};
+
+/// The shards of one statement.
+#[derive(Debug)]
+pub enum Target {
+    /// One shard.
+    One(Arc<str>),
+    /// Several: a multi-document write, or one that names an `_id` but no shard key.
+    Several(Vec<Arc<str>>),
+}
+
+/// Targets a statement. An insert without `_id` gets one here, as the shards must all agree on it.
+pub fn target(batch: &mut Batch<'_>, routing: &Routing, index: usize) -> Result<Target, ServerError> {
+    let collection = match routing {
+        Routing::Unsharded { shard, .. } => return Ok(Target::One(Arc::clone(shard))),
+        Routing::Sharded(collection) => Arc::clone(collection),
+    };
+    if batch.kind == Kind::Insert {
+        return target_insert(batch, &collection, index);
+    }
+    let statement = Doc::new(&batch.statements[index])?;
+    let query = document(statement, "q")?.unwrap_or_else(Doc::empty);
+    let simple = is_simple(document(statement, "collation")?, collection.collation.as_deref());
+    match batch.kind {
+        Kind::Delete => target_delete(&collection, statement, query, simple),
+        _ => target_update(&collection, statement, query, simple),
+    }
+}
+
+/// Whether strings compare by their bytes: the command says so, or it says nothing and the collection doesn't either.
+pub fn is_simple(given: Option<Doc<'_>>, default: Option<&[u8]>) -> bool {
+    match given.filter(|given| !given.is_empty()) {
+        Some(given) => {
+            let locale = given.get("locale").ok().flatten();
+            locale.is_some_and(|locale| locale.as_str() == Some("simple"))
+        }
+        None => default.is_none(),
+    }
+}
+
+fn target_insert(batch: &mut Batch<'_>, collection: &Collection, index: usize) -> Result<Target, ServerError> {
+    let document = Doc::new(&batch.statements[index])?;
+    if document.get("_id")?.is_none() {
+        batch.statements[index] = with_new_id(document);
+    }
+    let document = Doc::new(&batch.statements[index])?;
+    match collection.key.point(document)? {
+        Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+        None => Err(ServerError::new(
+            code::SHARD_KEY_NOT_FOUND,
+            "Shard key cannot contain array values or array descendants.",
+        )),
+    }
+}
+
+fn with_new_id(document: Doc<'_>) -> Bytes {
+    let mut with_id = Builder::new();
+    with_id.append(ElementType::ObjectId, b"_id", &ObjectId::new().bytes());
+    for element in document.elements().flatten() {
+        with_id.element(&element);
+    }
+    with_id.finish().into()
+}
+
+fn target_update(
+    collection: &Collection,
+    statement: Doc<'_>,
+    query: Doc<'_>,
+    simple: bool,
+) -> Result<Target, ServerError> {
+    let multi = truthy(statement, "multi")?;
+    let replacement = replacement(statement)?;
+    if replacement.is_some() && multi {
+        return Err(ServerError::new(
+            code::INVALID_OPTIONS,
+            "Replacement-style updates cannot be {multi:true}",
+        ));
+    }
+    if truthy(statement, "upsert")? {
+        return match exact_point(&collection.key, query, simple) {
+            Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+            None => Err(ServerError::new(
+                code::SHARD_KEY_NOT_FOUND,
+                "Failed to target upsert by query :: could not extract exact shard key",
+            )),
+        };
+    }
+    let shards = shards_for(collection, query, simple);
+    if let [only] = shards.as_slice() {
+        return Ok(Target::One(Arc::clone(only)));
+    }
+    if let Some(replacement) = replacement {
+        return target_replacement(collection, replacement, query, simple);
+    }
+    if !multi && !has_exact_id(query, simple) {
+        let message = format!(
+            "A {{multi:false}} update on a sharded collection must contain an exact match on _id (and have the collection \
+             default collation) or target a single shard (and have the simple collation), but this update targeted {} \
+             shards. Update request: {}, shard key pattern: {}",
+            shards.len(),
+            display(statement),
+            pattern(collection),
+        );
+        return Err(ServerError::new(code::INVALID_OPTIONS, message));
+    }
+    Ok(Target::Several(shards))
+}
+
+fn target_replacement(
+    collection: &Collection,
+    replacement: Doc<'_>,
+    query: Doc<'_>,
+    simple: bool,
+) -> Result<Target, ServerError> {
+    let mut point = collection.key.point(replacement)?;
+    // The replaced document keeps its `_id`, which the query may name.
+    let id_at = collection.key.fields.iter().position(|field| field.path == "_id");
+    if let (Some(point), Some(id_at), None) = (&mut point, id_at, replacement.get("_id")?) {
+        let named = query.get("_id")?.filter(|_| has_exact_id(query, simple));
+        if let Some(id) = named {
+            let hashed = collection.key.fields[id_at].hashed;
+            point[id_at] = if hashed {
+                KeyValue::hashed(&id)
+            } else {
+                KeyValue::from_element(&id)
+            };
+        }
+    }
+    match point {
+        Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+        None => Err(ServerError::new(
+            code::SHARD_KEY_NOT_FOUND,
+            "Failed to target update by replacement document :: could not extract exact shard key",
+        )),
+    }
+}
+
+fn target_delete(
+    collection: &Collection,
+    statement: Doc<'_>,
+    query: Doc<'_>,
+    simple: bool,
+) -> Result<Target, ServerError> {
+    if let Some(point) = exact_point(&collection.key, query, simple) {
+        return Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard)));
+    }
+    if truthy(statement, "limit")? && !has_exact_id(query, simple) {
+        let message = format!(
+            "A single delete on a sharded collection must contain an exact match on _id (and have the collection default \
+             collation) or contain the shard key (and have the simple collation). Delete request: {}, shard key pattern: {}",
+            display(statement),
+            pattern(collection),
+        );
+        return Err(ServerError::new(code::SHARD_KEY_NOT_FOUND, message));
+    }
+    let shards = shards_for(collection, query, simple);
+    match shards.as_slice() {
+        [only] => Ok(Target::One(Arc::clone(only))),
+        _ => Ok(Target::Several(shards)),
+    }
+}
+
+/// The shards that the query can match on; at least one.
+fn shards_for(collection: &Collection, query: Doc<'_>, simple: bool) -> Vec<Arc<str>> {
+    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple));
+    match shards.is_empty() {
+        true => vec![Arc::clone(&collection.chunks[0].shard)],
+        false => shards,
+    }
+}
+
+/// `u`, if it is a replacement document.
+fn replacement(statement: Doc<'_>) -> Result<Option<Doc<'_>>, ServerError> {
+    let Some(update) = statement
+        .get("u")?
+        .filter(|update| update.kind == ElementType::EmbeddedDocument)
+    else {
+        return Ok(None);
+    };
+    let update = Doc::new(update.value)?;
+    let is_operator = |element: &Element<'_>| element.name.starts_with(b"$");
+    let first = update.elements().next().transpose()?;
+    Ok(Some(update).filter(|_| !first.is_some_and(|first| is_operator(&first))))
+}
+
+fn pattern(collection: &Collection) -> String {
+    Doc::new(&collection.key.pattern).map(display).unwrap_or_default()
+}
+
+fn document<'a>(statement: Doc<'a>, name: &str) -> Result<Option<Doc<'a>>, ServerError> {
+    match statement.get(name)? {
+        Some(element) => Ok(element.as_document_or_array()?),
+        None => Ok(None),
+    }
+}
+
+fn truthy(statement: Doc<'_>, name: &str) -> Result<bool, ServerError> {
+    Ok(statement.get(name)?.is_some_and(|element| element.is_truthy()))
+}

@@ -38,12 +38,7 @@ impl<'a> OpQuery<'a> {
     /// # Errors
     /// A [`Rejection`] for what is too short, no command, or another command than a handshake's.
     pub fn parse(message: &'a [u8]) -> Result<Self, Rejection> {
-        let after_flags = message.get(Header::SIZE + 4..).ok_or(Rejection::TooShort)?;
-        let end = after_flags
-            .iter()
-            .position(|byte| *byte == 0)
-            .ok_or(Rejection::TooShort)?;
-        let (namespace, rest) = after_flags.split_at(end);
+        let (namespace, rest) = Self::namespace(message)?;
         let query = rest.get(1 + 8..).ok_or(Rejection::TooShort)?;
         let database = namespace
             .strip_suffix(b".$cmd")
@@ -54,6 +49,16 @@ impl<'a> OpQuery<'a> {
             command,
             name,
         })
+    }
+
+    /// The namespace in a legacy message, behind four bytes of flags; and what follows it, from its zero byte on.
+    ///
+    /// # Errors
+    /// [`Rejection::TooShort`] if there is none.
+    pub fn namespace(message: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), Rejection> {
+        let after_flags = message.get(Header::SIZE + 4..).ok_or(Rejection::TooShort)?;
+        let end = after_flags.iter().position(|byte| *byte == 0);
+        end.map(|end| after_flags.split_at(end)).ok_or(Rejection::TooShort)
     }
 
     /// The command that `query` is, or wraps in `$query` or `query`.

@@ -14,6 +14,9 @@ pub enum Rejection {
     /// The op code means nothing, or a legacy write.
     #[error("op code {0} is not served")]
     OpCode(i32),
+    /// Op code 0 with anything behind the header.
+    #[error("op code 0 asks for nothing")]
+    NothingAsked,
     /// The message ends before the fields that its op code asks for.
     #[error("the message is too short for its op code")]
     TooShort,
@@ -115,7 +118,7 @@ impl Rejection {
             | Self::TooManySequences
             | Self::Compression
             | Self::OpCode(_) => return Treatment::Close,
-            Self::NestedCompression => return Treatment::Ignore,
+            Self::NestedCompression | Self::NothingAsked => return Treatment::Ignore,
             Self::ChecksumSize => (51252, "Location51252"),
             Self::TwoBodies => (40430, "Location40430"),
             Self::NoBody => (40587, "Location40587"),

@@ -68,7 +68,9 @@ impl<'a> Request<'a> {
                 Err(rejection) => Err(OpMsg::parse_whole(message).err().unwrap_or(rejection)),
             },
             OpCode::QUERY => OpQuery::parse(message).map(Message::Query),
-            OpCode::GET_MORE => Err(Rejection::LegacyRead("OP_GET_MORE")),
+            OpCode::GET_MORE => Err(OpQuery::namespace(message)
+                .map_or_else(|too_short| too_short, |_| Rejection::LegacyRead("OP_GET_MORE"))),
+            OpCode(0) if message.len() >= Header::SIZE + 4 => Err(Rejection::NothingAsked),
             OpCode(other) => Err(Rejection::OpCode(other)),
         };
         Request {

@@ -1,0 +1,207 @@
+//! What the end-to-end tests share: a Keyward of its own process in front of a testbed deployment.
+
+#![allow(dead_code, missing_docs, reason = "every test binary uses its own part")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use bson::{Bson, Document, doc};
+use mongodb::Client;
+use mongodb::options::ClientOptions;
+
+/// A running Keyward; killed when dropped.
+pub struct Keyward {
+    child: Child,
+    pub address: String,
+    pub admin: String,
+    _config: tempfile::NamedTempFile,
+}
+
+/// A Keyward that refused to start.
+pub struct Refused {
+    pub exit: Option<i32>,
+    pub errors: String,
+}
+
+impl Keyward {
+    /// Starts a Keyward in front of `upstream` that enforces `constraints` (YAML, a list).
+    pub fn start(upstream: &str, constraints: &str) -> Keyward {
+        Self::try_start(upstream, "10s", constraints).unwrap_or_else(|refused| panic!("{}", refused.errors))
+    }
+
+    pub fn start_with_lease(upstream: &str, lease: &str, constraints: &str) -> Keyward {
+        Self::try_start(upstream, lease, constraints).unwrap_or_else(|refused| panic!("{}", refused.errors))
+    }
+
+    pub fn try_start(upstream: &str, lease: &str, constraints: &str) -> Result<Keyward, Refused> {
+        let mut config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+        let text = format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nupstream: {upstream}\nlease: {lease}\nlog: {{ level: \
+             'info,keyward=info' }}\nconstraints:\n{constraints}"
+        );
+        config.write_all(text.as_bytes()).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_keyward"))
+            .args(["run", "--config"])
+            .arg(config.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let errors = child.stderr.take().unwrap();
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                // Shown by a failing test only.
+                println!("keyward: {line}");
+                text.push_str(&line);
+                text.push('\n');
+            }
+            text
+        });
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        if line.is_empty() {
+            let exit = child.wait().unwrap().code();
+            return Err(Refused {
+                exit,
+                errors: errors.join().unwrap(),
+            });
+        }
+        let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+        Ok(Keyward {
+            child,
+            address: ready["listen"].as_str().unwrap().to_owned(),
+            admin: ready["admin"].as_str().unwrap().to_owned(),
+            _config: config,
+        })
+    }
+
+    pub fn uri(&self) -> String {
+        format!("mongodb://{}/", self.address)
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::with_uri_str(self.uri()).await.unwrap()
+    }
+
+    /// A client that never sends a write twice.
+    pub async fn client_without_retries(&self) -> Client {
+        let mut options = ClientOptions::parse(self.uri()).await.unwrap();
+        options.retry_writes = Some(false);
+        Client::with_options(options).unwrap()
+    }
+
+    /// Kills it as `kill -9` does.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Tells it to stop, and waits until it has; gives its exit code.
+    pub fn terminate(&mut self) -> Option<i32> {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Keyward {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command and gives its reply, also where the server says `ok: 0`.
+pub async fn run(client: &Client, database: &str, command: Document) -> Document {
+    match client.database(database).run_command(command).await {
+        Ok(reply) => reply,
+        Err(error) => match error.server_response() {
+            Some(reply) => reply.try_into().unwrap(),
+            None => panic!("{error}"),
+        },
+    }
+}
+
+/// The reply without what differs between any two: times and election ids.
+pub fn comparable(mut reply: Document) -> Document {
+    for field in ["$clusterTime", "operationTime", "electionId", "opTime"] {
+        reply.remove(field);
+    }
+    reply
+}
+
+/// Shards `db.collection` on `key`, with one chunk on each of two shards, split at `at`.
+pub fn shard_on_two(cluster: &testbed::Cluster, namespace: &str, key: Document, at: Document) {
+    let database = namespace.split('.').next().unwrap();
+    cluster.run("admin", doc! { "enableSharding": database }).unwrap();
+    cluster
+        .run("admin", doc! { "shardCollection": namespace, "key": key })
+        .unwrap();
+    cluster
+        .run("admin", doc! { "split": namespace, "middle": at.clone() })
+        .unwrap();
+    let owner = primary_shard(cluster, database);
+    let other = cluster
+        .shards()
+        .iter()
+        .map(|shard| shard.name())
+        .find(|name| *name != owner)
+        .unwrap();
+    cluster
+        .run("admin", doc! { "moveChunk": namespace, "find": at, "to": other })
+        .unwrap();
+}
+
+fn primary_shard(cluster: &testbed::Cluster, database: &str) -> String {
+    let find = doc! { "find": "databases", "filter": { "_id": database } };
+    let reply = cluster.run("config", find).unwrap();
+    let batch = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    batch[0].as_document().unwrap().get_str("primary").unwrap().to_owned()
+}
+
+/// What each shard holds of a collection, asked directly.
+pub async fn on_each_shard(cluster: &testbed::Cluster, database: &str, collection: &str) -> Vec<Vec<Document>> {
+    use futures_util::TryStreamExt;
+    let mut all = Vec::new();
+    for shard in cluster.shards() {
+        let collection = shard.client().database(database).collection::<Document>(collection);
+        all.push(collection.find(doc! {}).await.unwrap().try_collect().await.unwrap());
+    }
+    all
+}
+
+/// Every document holds its keys, and nothing else is reserved: compares `key_of` of all documents with the reserved
+/// keys, both read from the shards directly.
+pub async fn assert_documents_and_reservations_agree(
+    cluster: &testbed::Cluster,
+    database: &str,
+    collection: &str,
+    constraint: &str,
+    key_of: impl Fn(&Document) -> Vec<Document>,
+) {
+    let documents = on_each_shard(cluster, database, collection).await.concat();
+    let proxy = format!("keyward.{collection}.{constraint}");
+    let reservations = on_each_shard(cluster, database, &proxy).await.concat();
+    let reserved = |document: &Document| {
+        let key = document.get_document("_id").unwrap().get_document("k").unwrap().clone();
+        format!("{key} of {}", document.get("owner").unwrap())
+    };
+    let held = |document: &Document| {
+        let id = document.get("_id").unwrap_or(&Bson::Null).clone();
+        key_of(document)
+            .into_iter()
+            .map(move |key| format!("{key} of {id}"))
+            .collect::<Vec<_>>()
+    };
+    let mut held: Vec<String> = documents.iter().flat_map(held).collect();
+    let mut reserved: Vec<String> = reservations.iter().map(reserved).collect();
+    held.sort();
+    reserved.sort();
+    assert_eq!(
+        held, reserved,
+        "documents and reservations of {database}.{collection} differ"
+    );
+}

@@ -455,7 +455,8 @@ async fn the_largest_commands_go_through() {
     users[99_999].insert("email", 4);
     let reply = run(&client, database, insert(users, false)).await;
     assert_eq!(
-        reply.get_i32("n").unwrap(), 99_998,
+        reply.get_i32("n").unwrap(),
+        99_998,
         "{:?}",
         reply.get_array("writeErrors").map(Vec::len)
     );

@@ -16,9 +16,10 @@ use super::reply::Reply;
 use super::routing::Routing;
 use super::transaction_end::abort_participants;
 
-/// As often as `mongos` tries; a shard that recovers its own knowledge may answer "stale" a few times.
-const ATTEMPTS_MAX: u32 = 12;
+/// A shard that recovers its own knowledge, after a failover say, answers "stale" until it has: about ten seconds.
+const ATTEMPTS_MAX: u32 = 60;
 const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// One command's attempts on one namespace.
 #[derive(Debug)]
@@ -86,7 +87,7 @@ impl<'a> Attempts<'a> {
         }
         // The first refusals are news; further ones mean that a shard is busy moving or recovering.
         if self.made > 2 {
-            sleep(PAUSE * self.made).await;
+            sleep((PAUSE * self.made).min(PAUSE_MAX)).await;
         }
         Ok(())
     }

@@ -144,6 +144,9 @@ async fn choose(operation: &mut Operation, client: &mut Client) -> Result<Vec<u8
 async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec<u8> {
     let body = outcome.unwrap_or_else(|failure| error_reply(operation, &failure));
     let mut reply = Builder::from_document(&body);
+    if operation.command.is_retryable_write() && concern_is_retryable(&body) {
+        append_labels(&mut reply, &["RetryableWriteError"]);
+    }
     if let Some(session) = operation
         .transaction
         .as_ref()
@@ -157,6 +160,18 @@ async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec
     operation.router.clock.append(&mut reply);
     reply.timestamp("operationTime", operation.operation_time());
     reply.finish()
+}
+
+/// Whether the write was done but its write concern wasn't met for a reason that makes a driver send it again.
+fn concern_is_retryable(body: &[u8]) -> bool {
+    let code = || {
+        let body = Doc::new(body).ok()?;
+        let error = body.get("writeConcernError").ok()??.as_document_or_array().ok()??;
+        let labelled = body.get("errorLabels").ok()?.is_some();
+        let code = error.get("code").ok()??.as_whole_number()?;
+        (!labelled).then_some(code as i32)
+    };
+    code().is_some_and(|code| code != 112 && is_retryable(code))
 }
 
 /// Whether a statement failed in any way: then so has its transaction.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bson::spec::ElementType;
 use bytes::Bytes;
 
+use super::change_stream;
 use super::cursor::{Source, cursor_id, cursor_reply, keep_shards_cursor};
 use super::find::first_reply;
 use super::merge::Merged;
@@ -68,10 +69,7 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
         .first()
         .is_some_and(|first| is_one_of(first, &[b"$changeStream"]))
     {
-        return refuse(
-            code::COMMAND_NOT_SUPPORTED,
-            "change streams are not supported by this router",
-        );
+        return change_stream::open(operation, &pipeline).await;
     }
     if command.text("aggregate").is_none() {
         return through_shards_router(operation, &format!("{}.$cmd.aggregate", command.db)).await;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bson::spec::ElementType;
 use bytes::Bytes;
 
+use super::change_stream::ChangeStream;
 use super::merge::Merged;
 use crate::router::error::{Failure, code, refuse};
 use crate::router::message::Outgoing;
@@ -36,6 +37,8 @@ pub enum Source {
     },
     /// Several shards' cursors.
     Merged(Box<Merged>),
+    /// A change stream on every shard.
+    ChangeStream(Box<ChangeStream>),
 }
 
 #[derive(Debug)]
@@ -133,6 +136,7 @@ pub async fn get_more(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let answer = match &mut *source {
         Source::Shard { shard, host } => forward(operation, shard, host).await,
         Source::ShardsRouter { host } => forward_to_shards_router(operation, host).await,
+        Source::ChangeStream(stream) => stream.next_reply(operation, id, &namespace).await,
         Source::Merged(merged) => {
             let size = command.number("batchSize").and_then(|size| usize::try_from(size).ok());
             merged
@@ -223,6 +227,7 @@ async fn kill_source(operation: &Operation, id: i64, source: &Source) {
         // There is no command for it: the server drops it when it has been idle.
         Source::ShardsRouter { .. } => (),
         Source::Merged(merged) => merged.kill(operation).await,
+        Source::ChangeStream(stream) => stream.kill(operation).await,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads: on one shard the shard's own answer, on several one cursor made of theirs.
 
 mod aggregate;
+mod change_stream;
 mod count;
 mod cursor;
 mod explain;

@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand};
 /// Unique constraints across every shard of MongoDB: a proxy between drivers and mongos.
 #[derive(Debug, Parser)]
 #[command(name = "keyward", version, after_help = EXIT_CODES)]
-struct Cli {
+pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }

@@ -14,7 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
 use super::raw::{RawConfig, RawLimits, RawLog, RawLogFormat};
-use super::{Config, Host, Limits, Log, LogFormat, UPSTREAM_VARIABLE, Upstream, constraints};
+use super::{Config, Host, Limits, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -141,8 +141,8 @@ fn upstream_uri(
     }
 }
 
-fn checked_upstream(uri: &str, path: SettingPath, listen: SocketAddr, found: &mut Found<'_>) -> Option<Upstream> {
-    match Upstream::new(uri) {
+fn checked_upstream(uri: &str, path: SettingPath, listen: SocketAddr, found: &mut Found<'_>) -> Option<UpstreamUri> {
+    match UpstreamUri::new(uri) {
         Ok(upstream) if upstream.hosts().iter().any(|host| is_same(host, listen)) => {
             found.refuse(path, format!("names {listen}, where Keyward itself listens"));
             None

@@ -8,7 +8,7 @@ mod constraints;
 mod positions;
 mod problem;
 mod raw;
-mod upstream;
+mod upstream_uri;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use self::check::Found;
 pub use self::problem::{Position, Problem, Problems, SettingPath, Step};
-pub use self::upstream::{Host, Upstream, UpstreamError};
+pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
 use crate::constraint::Constraint;
 
 /// The environment variable that may hold the connection string in place of the file.
@@ -29,7 +29,7 @@ pub struct Config {
     /// Where clients connect to.
     pub listen: SocketAddr,
     /// The deployment whose constraints are kept.
-    pub upstream: Upstream,
+    pub upstream: UpstreamUri,
     /// Where `/metrics`, `/livez` and `/readyz` are answered.
     pub admin: SocketAddr,
     /// How long a reservation whose owner isn't there yet is presumed in flight; 1 s to 10 min.

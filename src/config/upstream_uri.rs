@@ -15,7 +15,7 @@ const DEFAULT_PORT: u16 = 27017;
 
 /// Where the deployment is and how Keyward logs in there; `Display` and `Debug` leave the password out.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Upstream {
+pub struct UpstreamUri {
     uri: String,
     username: Option<String>,
     hosts: Vec<Host>,
@@ -33,7 +33,7 @@ pub struct Host {
 
 /// Why a connection string is refused; never quotes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UpstreamError {
+pub enum UpstreamUriError {
     /// The driver can't read it.
     #[error("not a MongoDB connection string: {0}")]
     Malformed(String),
@@ -52,16 +52,16 @@ pub enum UpstreamError {
     },
 }
 
-impl Upstream {
+impl UpstreamUri {
     /// Checks a MongoDB connection string.
     ///
     /// # Errors
-    /// [`UpstreamError`] with the first thing that is wrong with it.
-    pub fn new(uri: &str) -> Result<Self, UpstreamError> {
+    /// [`UpstreamUriError`] with the first thing that is wrong with it.
+    pub fn new(uri: &str) -> Result<Self, UpstreamUriError> {
         let parsed = ConnectionString::parse(uri).map_err(|error| malformed(uri, &error))?;
         refuse_unsupported(&parsed)?;
         refuse_contradictory(&parsed)?;
-        Ok(Upstream {
+        Ok(UpstreamUri {
             uri: uri.to_owned(),
             username: parsed.credential.and_then(|credential| credential.username),
             hosts: hosts(parsed.host_info)?,
@@ -85,7 +85,7 @@ impl Upstream {
     }
 }
 
-impl fmt::Display for Upstream {
+impl fmt::Display for UpstreamUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("mongodb://")?;
         if let Some(username) = &self.username {
@@ -102,9 +102,9 @@ impl fmt::Display for Upstream {
     }
 }
 
-impl fmt::Debug for Upstream {
+impl fmt::Debug for UpstreamUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Upstream({self})")
+        write!(f, "UpstreamUri({self})")
     }
 }
 
@@ -117,22 +117,22 @@ impl fmt::Display for Host {
     }
 }
 
-fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamError> {
+fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamUriError> {
     if matches!(parsed.host_info, HostInfo::DnsRecord(_)) {
-        return Err(UpstreamError::NotSupported("mongodb+srv"));
+        return Err(UpstreamUriError::NotSupported("mongodb+srv"));
     }
     if matches!(parsed.tls, Some(Tls::Enabled(_))) {
-        return Err(UpstreamError::NotSupported("TLS to the deployment"));
+        return Err(UpstreamUriError::NotSupported("TLS to the deployment"));
     }
     if parsed.load_balanced == Some(true) {
-        return Err(UpstreamError::NotSupported("loadBalanced"));
+        return Err(UpstreamUriError::NotSupported("loadBalanced"));
     }
     Ok(())
 }
 
-fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamError> {
+fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamUriError> {
     let contradictory = |option, instead, because| {
-        Err(UpstreamError::Contradictory {
+        Err(UpstreamUriError::Contradictory {
             option,
             instead,
             because,
@@ -167,9 +167,9 @@ fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamError> 
     Ok(())
 }
 
-fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamError> {
+fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamUriError> {
     let HostInfo::HostIdentifiers(addresses) = info else {
-        return Err(UpstreamError::NotSupported("mongodb+srv"));
+        return Err(UpstreamUriError::NotSupported("mongodb+srv"));
     };
     addresses
         .into_iter()
@@ -178,13 +178,13 @@ fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamError> {
                 name: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
                 port: port.unwrap_or(DEFAULT_PORT),
             }),
-            _ => Err(UpstreamError::NotSupported("a Unix domain socket")),
+            _ => Err(UpstreamUriError::NotSupported("a Unix domain socket")),
         })
         .collect()
 }
 
 /// The driver's own words, unless they could repeat a part of what stands before the `@`.
-fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamError {
+fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamUriError {
     let reason = match &*error.kind {
         ErrorKind::InvalidArgument { message, .. } => message.clone(),
         other => other.to_string(),
@@ -193,7 +193,7 @@ fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamError {
     let repeats = credentials
         .split([':', '/', '@'])
         .any(|part| part.len() > 2 && part != "mongodb" && reason.contains(part));
-    UpstreamError::Malformed(match repeats {
+    UpstreamUriError::Malformed(match repeats {
         true => "its user name or password is not written as a URI wants it (percent-encoded)".to_owned(),
         false => reason,
     })
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn hosts_are_read_in_order_with_the_default_port() {
-        let upstream = Upstream::new("mongodb://a:1,b,[::1]:3/?replicaSet=rs0").unwrap();
+        let upstream = UpstreamUri::new("mongodb://a:1,b,[::1]:3/?replicaSet=rs0").unwrap();
         let hosts: Vec<String> = upstream.hosts().iter().map(Host::to_string).collect();
         assert_eq!(hosts, ["a:1", "b:27017", "[::1]:3"]);
         assert_eq!(upstream.replica_set(), Some("rs0"));
@@ -213,9 +213,9 @@ mod tests {
 
     #[test]
     fn the_password_is_never_shown() {
-        let upstream = Upstream::new("mongodb://keyward:s3cret@db:27017/?authSource=admin").unwrap();
+        let upstream = UpstreamUri::new("mongodb://keyward:s3cret@db:27017/?authSource=admin").unwrap();
         assert_eq!(upstream.to_string(), "mongodb://keyward:***@db:27017");
-        assert_eq!(format!("{upstream:?}"), "Upstream(mongodb://keyward:***@db:27017)");
+        assert_eq!(format!("{upstream:?}"), "UpstreamUri(mongodb://keyward:***@db:27017)");
         assert!(upstream.uri().contains("s3cret"));
         for broken in [
             "mongodb://keyward:s3cret@@db",
@@ -226,7 +226,7 @@ mod tests {
             "mongo://keyward:s3cret@db",
             "keyward:s3cret@db",
         ] {
-            let shown = format!("{:?}", Upstream::new(broken));
+            let shown = format!("{:?}", UpstreamUri::new(broken));
             assert!(!shown.contains("s3cret"), "{broken} gives {shown}");
         }
     }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn options_that_an_application_usually_has_are_taken() {
         let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20";
-        assert!(Upstream::new(usual).is_ok());
+        assert!(UpstreamUri::new(usual).is_ok());
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
             ("http://a", "not a MongoDB connection string"),
             ("", "not a MongoDB connection string"),
         ] {
-            let error = Upstream::new(uri).unwrap_err().to_string();
+            let error = UpstreamUri::new(uri).unwrap_err().to_string();
             assert!(error.contains(part), "{uri} gives {error}");
         }
     }

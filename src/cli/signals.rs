@@ -1,0 +1,50 @@
+//! The signals that ask the process to end: SIGTERM and SIGINT, which mean the same.
+
+use std::fmt;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Which signal came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// SIGINT, from a terminal.
+    Interrupt,
+    /// SIGTERM, from whoever manages the process.
+    Terminate,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ending::Interrupt => "SIGINT",
+            Ending::Terminate => "SIGTERM",
+        })
+    }
+}
+
+/// The signals of this process from now on; without it they end the process at once.
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// Takes the signals over; needs a tokio runtime.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn take_over() -> std::io::Result<Self> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next one.
+    pub async fn next(&mut self) -> Ending {
+        tokio::select! {
+            _ = self.interrupt.recv() => Ending::Interrupt,
+            _ = self.terminate.recv() => Ending::Terminate,
+        }
+    }
+}

@@ -28,6 +28,7 @@ pub mod prepare;
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod instance;
 pub mod metrics;
 pub mod readiness;
 pub mod telemetry;

@@ -4,6 +4,7 @@
 
 mod check;
 mod run;
+mod signals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,10 +21,10 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses
+    Run(ConfigFile),
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
-    /// Run the proxy; once it takes clients it prints a line of JSON with the addresses it listens on
-    Run(ConfigFile),
 }
 
 #[derive(Debug, Args)]
@@ -41,11 +42,11 @@ enum Exit {
     Success = 0,
     /// Documents that are there violate a constraint.
     Duplicates = 65,
-    /// The deployment can't be reached, or doesn't do as it is asked.
+    /// The deployment refuses Keyward, or doesn't do as it is asked.
     Upstream = 69,
     /// An address can't be listened on, or another part of the process failed.
     System = 71,
-    /// The configuration is wrong, or can't be read.
+    /// The configuration is wrong, can't be read, or contradicts the cluster's.
     Config = 78,
 }
 
@@ -54,15 +55,15 @@ Exit codes:
    0  all is well
    2  the command line is wrong
   65  documents that are there violate a constraint
-  69  the deployment can't be reached, or doesn't do as it is asked
+  69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed
-  78  the configuration is wrong, or can't be read";
+  78  the configuration is wrong, can't be read, or contradicts the cluster's";
 
 /// Runs the command of this process's command line.
 pub fn main() -> ExitCode {
     let exit = match Cli::parse().command {
-        Command::Check(file) => check::run(&file.config),
         Command::Run(file) => run::run(&file.config),
+        Command::Check(file) => check::run(&file.config),
     };
     ExitCode::from(exit as u8)
 }

@@ -1,0 +1,200 @@
+//! One Keyward: from a checked configuration to a proxy that serves, and to its end.
+//!
+//! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for everything that
+//! is there already. Several instances may live in one process; nothing here is global.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mongodb::error::ErrorKind;
+use tokio::net::TcpSocket;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::admin::Admin;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::prepare::{self, PrepareError};
+use crate::proxy_collection::StoreError;
+use crate::readiness::{Obstacle, Readiness};
+use crate::server;
+use crate::session::Service;
+use crate::upstream::{SetupError, Upstream};
+use crate::write;
+
+/// How long to leave a deployment that gave no answer.
+const RETRY: Duration = Duration::from_secs(1);
+/// How many clients may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// A Keyward that serves clients.
+#[derive(Debug)]
+pub struct Instance {
+    address: SocketAddr,
+    readiness: Readiness,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    pages: Pages,
+}
+
+/// Why a Keyward didn't start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port can't be had.
+    #[error("{setting} ({address}) cannot be listened on: {cause}")]
+    Listen {
+        /// The setting with the address.
+        setting: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// The connection string can't be used.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The deployment doesn't let Keyward in.
+    #[error("the deployment refuses Keyward: {0}")]
+    Refused(StoreError),
+    /// The constraints can't be made to hold.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+}
+
+impl Instance {
+    /// Waits for the deployment, makes all constraints hold, and begins to serve clients. The admin pages are there from
+    /// the beginning and say what is being waited for.
+    ///
+    /// Cancel: dropping the future stops whatever has begun; what the cluster holds then is good for the next start.
+    /// # Errors
+    /// [`StartError`]; a deployment that doesn't answer (yet) is none, it is waited for.
+    pub async fn start(config: &Config) -> Result<Self, StartError> {
+        let readiness = Readiness::starting();
+        let metrics = Metrics::new(&config.constraints);
+        let pages = Pages::open(config.admin, &metrics, &readiness)?;
+        tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
+        let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
+        let upstream = Upstream::new(config.upstream.uri()).await?;
+        await_answer(&upstream, config, &readiness).await?;
+        let catalog = prepare::prepare(upstream.client(), &config.constraints, config.lease).await?;
+        for constraint in &config.constraints {
+            metrics.set_ready(constraint, true);
+        }
+        let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
+        let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
+        let writes = write::Context::new(catalog, config.lease);
+        let service = Arc::new(Service { upstream, writes });
+        let limits = server::Limits {
+            connections_max: config.limits.max_connections,
+            drain: config.drain,
+        };
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(server::run(listener, service, limits, stopped));
+        readiness.unblock(&Obstacle::Startup);
+        tracing::info!(listen = %address, "ready");
+        Ok(Instance {
+            address,
+            readiness,
+            stop,
+            serving,
+            pages,
+        })
+    }
+
+    /// Where clients connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the admin pages are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.pages.address
+    }
+
+    /// Accepts no more clients, and waits until those that are there have their answers, `drain` at most.
+    pub async fn stop(self) {
+        self.readiness.block(Obstacle::Draining, "stopping");
+        self.stop.send_replace(true);
+        if let Err(error) = self.serving.await {
+            tracing::error!(%error, "serving ended before it was told to");
+        }
+        // The pages close last: how the draining goes can be watched to the end.
+        drop(self.pages);
+    }
+}
+
+/// The admin pages; they close when this is dropped.
+#[derive(Debug)]
+struct Pages {
+    address: SocketAddr,
+    serving: JoinHandle<io::Result<()>>,
+}
+
+impl Pages {
+    fn open(address: SocketAddr, metrics: &Metrics, readiness: &Readiness) -> Result<Self, StartError> {
+        let refused = || not_listening("admin", address);
+        let listener = bound(address)
+            .and_then(|socket| socket.listen(BACKLOG))
+            .map_err(refused())?;
+        let address = listener.local_addr().map_err(refused())?;
+        let admin = Admin {
+            metrics: metrics.clone(),
+            readiness: readiness.clone(),
+        };
+        let serving = tokio::spawn(admin.serve(listener, std::future::pending()));
+        Ok(Pages { address, serving })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Takes the address without opening it: until it listens, whoever connects is refused rather than kept waiting.
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // As every server does: connections of a predecessor that linger must not keep a successor from starting.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+fn not_listening(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> StartError {
+    move |cause| StartError::Listen {
+        setting,
+        address,
+        cause,
+    }
+}
+
+/// Asks until the deployment answers. It may come up after Keyward; only a refusal is final.
+async fn await_answer(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<(), StartError> {
+    readiness.block(Obstacle::Upstream, format!("no answer from {} yet", config.upstream));
+    loop {
+        match prepare::ping(upstream.client()).await {
+            Ok(()) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(());
+            }
+            Err(error) if is_refusal(&error) => return Err(StartError::Refused(error)),
+            Err(error) => {
+                tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
+                readiness.block(Obstacle::Upstream, error.to_string());
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Whether asking again would only get the same answer: the user, the password or the rights are wrong.
+fn is_refusal(error: &StoreError) -> bool {
+    let StoreError::Driver(error) = error else { return false };
+    matches!(*error.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_))
+}

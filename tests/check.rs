@@ -1,0 +1,76 @@
+//! `keyward check` as an operator meets it: what it prints, where, and with which exit code.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+use std::process::{Command, Output};
+
+fn check(file: &str, environment: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_keyward"))
+        .args(["check", "--config", file])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("KEYWARD_UPSTREAM")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_good_file_is_summed_up_on_standard_output() {
+    let output = check("config.example.yaml", &[]);
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty());
+    assert!(summary.starts_with("config.example.yaml: no problems\n"), "{summary}");
+    let constraint = "shop.users: email_1 is unique over { \"key\": { \"email\": 1 }, \"sparse\": false }; \
+                      reservations in shop.keyward.users.email_1\n";
+    assert!(summary.contains(constraint), "{summary}");
+}
+
+#[test]
+fn the_summary_never_shows_a_password() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "constraints: []\n").unwrap();
+    let output = check(
+        file.path().to_str().unwrap(),
+        &[("KEYWARD_UPSTREAM", "mongodb://keyward:s3cret@db.example")],
+    );
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert!(summary.contains("mongodb://keyward:***@db.example:27017"), "{summary}");
+    assert!(!summary.contains("s3cret"));
+}
+
+#[test]
+fn problems_go_to_standard_error_and_into_the_exit_code() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        &file,
+        "upstream: mongodb://db\nconstraints:\n  - collection: shop.users\n    kez: 1\n",
+    )
+    .unwrap();
+    let path = file.path().to_str().unwrap();
+    let output = check(path, &[]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(output.stdout.is_empty());
+    let problems = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = problems.lines().collect();
+    assert_eq!(lines.len(), 2, "{problems}");
+    assert!(
+        lines[0].starts_with(&format!("{path}:3:5: constraints[0].key: missing")),
+        "{problems}"
+    );
+    assert!(
+        lines[1].starts_with(&format!("{path}:4:5: constraints[0].kez: unknown field `kez`")),
+        "{problems}"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_there_is_a_problem() {
+    let output = check("nowhere.yaml", &[]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .starts_with("nowhere.yaml: cannot be read: ")
+    );
+}

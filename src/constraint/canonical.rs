@@ -21,18 +21,30 @@ const MAX_DEPTH: usize = 200;
 pub(super) struct Canonical<'b> {
     out: &'b mut Vec<u8>,
     collation: Collation,
+    /// Whether the names inside an array count: not in an index, but where a query compares arrays.
+    array_names: bool,
     /// How many documents and arrays are open around what is written.
     depth: usize,
     deepest: usize,
 }
 
 impl<'b> Canonical<'b> {
-    pub(super) fn new(out: &'b mut Vec<u8>, collation: Collation) -> Self {
+    /// For the values of an index.
+    pub(super) fn for_index(out: &'b mut Vec<u8>, collation: Collation) -> Self {
         Canonical {
             out,
             collation,
+            array_names: false,
             depth: 0,
             deepest: 0,
+        }
+    }
+
+    /// For values that a query's operator compares.
+    pub(super) fn for_query(out: &'b mut Vec<u8>, collation: Collation) -> Self {
+        Canonical {
+            array_names: true,
+            ..Canonical::for_index(out, collation)
         }
     }
 
@@ -70,7 +82,7 @@ impl<'b> Canonical<'b> {
             }
             ElementType::JavaScriptCode => self.escaped(string_bytes(value)?.0),
             ElementType::EmbeddedDocument => self.nested(Doc::new(value)?, true)?,
-            ElementType::Array => self.nested(Doc::new(value)?, false)?,
+            ElementType::Array => self.nested(Doc::new(value)?, self.array_names)?,
             ElementType::Binary => self.binary(value)?,
             ElementType::Boolean => self.out.push(u8::from(value != [0])),
             ElementType::DateTime => {
@@ -84,7 +96,7 @@ impl<'b> Canonical<'b> {
             // Pattern and options, each with the zero that ends it.
             ElementType::ObjectId | ElementType::RegularExpression => self.out.extend_from_slice(value),
             ElementType::DbPointer => {
-                let (namespace, id) = string_bytes(value)?;
+                let (namespace, id) = db_pointer(value)?;
                 self.out.extend_from_slice(&(namespace.len() as u32).to_be_bytes());
                 self.out.extend_from_slice(namespace);
                 self.out.extend_from_slice(id);
@@ -177,6 +189,17 @@ pub(super) fn string_bytes(value: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
         Some((0, text)) => Ok((text, rest)),
         _ => Err(Malformed::Unterminated),
     }
+}
+
+/// A DBPointer's namespace and id. The server reads the namespace as C does, up to the first zero.
+pub(super) fn db_pointer(value: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let (namespace, id) = string_bytes(value)?;
+    Ok((until_zero(namespace), id))
+}
+
+/// What stands before the first zero byte.
+pub(super) fn until_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 /// A CodeWScope's code and scope.

@@ -191,7 +191,7 @@ fn next_element<'p, 'd>(
     match (in_document, position) {
         (Some(_), Some(position)) => Err(KeyError::AmbiguousField {
             field: position.element.name.to_owned(),
-            array: super::text::document(position.array)?,
+            array: shortened(super::text::document(position.array)?),
         }),
         (Some(document), None) => Ok((element_or_array(document, rest)?, false)),
         (None, Some(position)) => {
@@ -199,6 +199,15 @@ fn next_element<'p, 'd>(
             Ok((position.found, position.element.kind == ElementType::Array))
         }
         (None, None) => Ok((None, false)),
+    }
+}
+
+/// A long text without its middle, as the server gives it in this error.
+fn shortened(text: Vec<u8>) -> Vec<u8> {
+    const MOST: usize = 1024;
+    match text.len() < MOST {
+        true => text,
+        false => [&text[..MOST / 3], b" .......... ", &text[text.len() - MOST / 3..]].concat(),
     }
 }
 

@@ -74,7 +74,7 @@ impl Key {
     ) -> Result<(Vec<u8>, Self), KeyError> {
         let mut full = Vec::with_capacity(64);
         let mut copy = Builder::new();
-        let mut canonical = Canonical::new(&mut full, constraint.collation);
+        let mut canonical = Canonical::for_index(&mut full, constraint.collation);
         for (field, value) in constraint.fields.iter().zip(values) {
             canonical.append(&value, field.descending)?;
             rewrite::append(&mut copy, field.path.as_bytes(), &value, Names::Keep)?;

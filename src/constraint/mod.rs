@@ -165,6 +165,22 @@ impl Constraint {
         Ok(keys.into_iter().map(|(_, key)| key).collect())
     }
 
+    /// Whether the server would fill in a value that decides over `document`'s keys when it is inserted or replaces
+    /// another: it puts its time in the place of `Timestamp(0, 0)` in a top-level field. Then the keys aren't known yet.
+    ///
+    /// # Errors
+    /// [`Malformed`] if `document` is.
+    pub fn server_fills_in(&self, document: Doc<'_>) -> Result<bool, Malformed> {
+        for element in document.elements() {
+            let element = element?;
+            let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
+            if is_zero && element.name != b"_id" && self.paths().any(|path| path.as_bytes() == element.name) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// What this constraint is, to be stored in the cluster and compared between Keywards: equal for two constraints
     /// exactly if they may share a proxy collection.
     pub fn definition(&self) -> Document {

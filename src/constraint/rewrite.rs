@@ -1,14 +1,14 @@
 //! Copies values with the names inside them changed, and with the details gone that an index doesn't keep.
 //!
 //! An index of the server stores a value so that it can be told what it was, but for a few details: the names inside an
-//! array become positions, every NaN becomes the plain one, every true the byte 1, a Decimal128 of more than 34 digits
-//! a zero. What the server reports of a key, and what a reservation holds, is that. A copy of a copy is the same.
+//! array become positions, every NaN becomes the plain one, a Decimal128 of more than 34 digits a
+//! zero, and a DBPointer's namespace ends at its first zero byte. What the server reports of a key, and what a reservation holds, is that. A copy of a copy is the same.
 
 use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
-use super::canonical::code_with_scope;
+use super::canonical::{code_with_scope, db_pointer};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// What a copy does to the names of the fields inside documents.
@@ -67,6 +67,11 @@ pub(super) fn append(builder: &mut Builder, name: &[u8], element: &Element<'_>, 
             value.extend_from_slice(&scope);
             builder.append(element.kind, name, &value);
         }
+        ElementType::DbPointer => {
+            let (namespace, id) = db_pointer(value)?;
+            let value = [&length_field(namespace.len() + 1)[..], namespace, b"\0", id].concat();
+            builder.append(element.kind, name, &value);
+        }
         _ => {
             builder.append(element.kind, name, &plain(element));
         }
@@ -97,7 +102,6 @@ fn plain<'a>(element: &Element<'a>) -> Cow<'a, [u8]> {
             let bits = u128::from_le_bytes(element.value.try_into().unwrap_or_default());
             super::number::plain_decimal(bits).to_le_bytes().to_vec().into()
         }
-        (ElementType::Boolean, 1) if element.value != [0] => (&[1_u8]).into(),
         _ => element.value.into(),
     }
 }

@@ -228,3 +228,30 @@ fn what_cannot_be_kept_is_refused() {
         SpecError::Name { .. }
     ));
 }
+
+#[test]
+fn a_timestamp_that_the_server_fills_in_is_told() {
+    let spec = IndexSpec {
+        key: doc! { "a": 1, "b.c": 1 },
+        partial_filter_expression: Some(doc! { "f": { "$exists": true } }),
+        ..Default::default()
+    };
+    let constraint = constraint(spec);
+    let zero = Bson::Timestamp(bson::Timestamp { time: 0, increment: 0 });
+    let one = Bson::Timestamp(bson::Timestamp { time: 0, increment: 1 });
+    for (document, fills_in) in [
+        (doc! { "a": zero.clone() }, true),
+        (doc! { "f": zero.clone() }, true),
+        (doc! { "a": one }, false),
+        (doc! { "b": zero.clone() }, false),
+        (doc! { "b": { "c": zero.clone() }, "x": zero.clone() }, false),
+        (doc! { "_id": zero, "a": 1 }, false),
+    ] {
+        let bytes = document.to_vec().unwrap();
+        assert_eq!(
+            constraint.server_fills_in(Doc::new(&bytes).unwrap()),
+            Ok(fills_in),
+            "{document}"
+        );
+    }
+}

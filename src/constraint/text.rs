@@ -8,7 +8,7 @@ use std::io::Write;
 
 use bson::{Decimal128, spec::ElementType};
 
-use super::canonical::{code_with_scope, string_bytes};
+use super::canonical::{code_with_scope, db_pointer, string_bytes, until_zero};
 use crate::raw::{Doc, Element, Malformed};
 
 /// Below this depth elements are printed as dots (`BSONObj::maxToStringRecursionDepth`).
@@ -97,9 +97,9 @@ fn append_value(out: &mut Vec<u8>, element: &Element<'_>, depth: usize) -> Resul
             out.extend_from_slice(until_zero(&value[pattern.len() + 1..]));
         }
         ElementType::DbPointer => {
-            let (namespace, id) = string_bytes(value)?;
+            let (namespace, id) = db_pointer(value)?;
             out.extend_from_slice(b"DBRef('");
-            out.extend_from_slice(until_zero(namespace));
+            out.extend_from_slice(namespace);
             print(out, format_args!("',{})", hex(id, false)));
         }
     }
@@ -109,7 +109,7 @@ fn append_value(out: &mut Vec<u8>, element: &Element<'_>, depth: usize) -> Resul
 /// `printf`'s `%.16g`, and `.0` if that holds neither a dot nor an `E` (it never holds one: exponents are small `e`s).
 fn double(number: f64) -> String {
     let mut text = match number {
-        _ if number.is_nan() => "nan".to_owned(),
+        _ if number.is_nan() => if number.is_sign_negative() { "-nan" } else { "nan" }.to_owned(),
         _ if number.is_infinite() => number.to_string(),
         _ => sixteen_digits(number),
     };
@@ -185,11 +185,6 @@ pub(super) fn hex(bytes: &[u8], upper_case: bool) -> String {
         .iter()
         .flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)])
         .collect()
-}
-
-/// What stands before the first zero byte: the server prints some strings as C does.
-fn until_zero(bytes: &[u8]) -> &[u8] {
-    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 fn print(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {

@@ -126,7 +126,7 @@ impl Operator {
             return Ok(or_equal && is_nan && operand.is_nan);
         }
         let mut canonical = Vec::new();
-        Canonical::new(&mut canonical, Collation).append(element, false)?;
+        Canonical::for_query(&mut canonical, Collation).append(element, false)?;
         let order = canonical.cmp(&operand.canonical);
         Ok(match self {
             Operator::Equal => order == Ordering::Equal,

@@ -165,7 +165,9 @@ fn operator(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> 
         "$exists" => Err(not_in_index(&format!("$not\n    {path} exists\n"))),
         "$all" => return all(path, element),
         "$not" | "$ne" | "$nin" => Err(not_in_index("$not")),
-        name @ ("$regex" | "$elemMatch" | "$size" | "$mod") => Err(not_in_index(&format!("{path} {name}"))),
+        "$regex" => Err(not_in_index(&format!("{path} regex"))),
+        "$mod" => Err(not_in_index(&format!("{path} mod"))),
+        name @ ("$elemMatch" | "$size") => Err(not_in_index(&format!("{path} {name}"))),
         name @ ("$bitsAllSet" | "$bitsAllClear" | "$bitsAnySet" | "$bitsAnyClear") => {
             Err(not_in_index(&format!("{path} {name}")))
         }
@@ -203,7 +205,7 @@ fn operand(path: &str, element: &Element<'_>) -> Result<Operand, SpecError> {
         _ => {}
     }
     let mut canonical = Vec::new();
-    Canonical::new(&mut canonical, Collation)
+    Canonical::for_query(&mut canonical, Collation)
         .append(element, false)
         .map_err(|error| SpecError::refused(BAD_VALUE, error.to_string()))?;
     Ok(Operand {

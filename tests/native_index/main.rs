@@ -1,0 +1,261 @@
+//! A native unique index as the judge: generated documents go one after another into a real server's collection with a
+//! unique index, and into a simulation made of nothing but Keyward's keys; every answer must be the same, byte for byte.
+//!
+//! The reservations' `_id`s are judged, too: the server's own `_id` index must take and refuse exactly what it should.
+//! `KEYWARD_SEED` replays a run (each failure prints its seed), `KEYWARD_INDEXES` says how many indexes to try.
+
+mod generate;
+mod server;
+
+use std::collections::HashSet;
+use std::fmt::Write;
+
+use bson::{Document, doc, spec::ElementType};
+use keyward::constraint::{Constraint, DuplicateKey, IndexSpec, Key, KeyError, SpecError};
+use keyward::namespace::Namespace;
+use keyward::raw::{Builder, Doc};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::generate::Generator;
+use crate::server::Server;
+
+const DOCUMENTS: usize = 120;
+
+#[test]
+fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
+    let mut server = Server::start();
+    let (seed, indexes) = (
+        number_from_env("KEYWARD_SEED"),
+        number_from_env("KEYWARD_INDEXES").unwrap_or(80),
+    );
+    let seeds = match seed {
+        Some(seed) => seed..seed + 1,
+        None => {
+            let first = rand::rng().random::<u64>() >> 1;
+            first..first + indexes
+        }
+    };
+    let mut seen = Seen::default();
+    for seed in seeds {
+        compare(&mut server, seed, &mut seen);
+    }
+    println!("{seen:?}");
+    assert!(
+        seed.is_some() || seen.refused * 10 > seen.documents,
+        "too few conflicts to show anything: {seen:?}"
+    );
+}
+
+/// What the generated documents met with, to see that they test something.
+#[derive(Debug, Default)]
+struct Seen {
+    documents: usize,
+    refused: usize,
+    not_indexable: usize,
+    keys: usize,
+    keys_refused: usize,
+    indexes: usize,
+    indexes_refused: usize,
+}
+
+fn compare(server: &mut Server, seed: u64, seen: &mut Seen) {
+    let mut generator = Generator::new(StdRng::seed_from_u64(seed));
+    let namespace = Namespace::new("native", format!("c{seed}"));
+    let spec = generator.index_spec();
+    server.drop(&namespace);
+    let created = server.create_index(&namespace, &spec);
+    let constraint = match Constraint::new(namespace.clone(), spec.clone()) {
+        Ok(constraint) => constraint,
+        Err(SpecError::Refused { code, message }) => {
+            let (theirs, text) = created.expect_err(&format!("seed {seed}: only we refuse {spec:?}: {message}"));
+            assert_eq!(
+                code, theirs,
+                "seed {seed}: {spec:?}: we say {message}, the server {text}"
+            );
+            seen.indexes_refused += 1;
+            return;
+        }
+        Err(other) => panic!("seed {seed}: {spec:?}: {other}"),
+    };
+    created.unwrap_or_else(|error| panic!("seed {seed}: only the server refuses {spec:?}: {error:?}"));
+    seen.indexes += 1;
+
+    let documents: Vec<Vec<u8>> = (0..DOCUMENTS).map(|id| generator.document(id)).collect();
+    if let Some(filter) = &spec.partial_filter_expression {
+        compare_filter(server, seed, &constraint, filter, &documents);
+    }
+    let mut simulation = Simulation::default();
+    let expected: Vec<Option<Vec<u8>>> = documents
+        .iter()
+        .enumerate()
+        .map(|(index, document)| simulation.insert(&constraint, index, document))
+        .collect();
+    let answers = server.insert(&namespace, &documents);
+    seen.documents += documents.len();
+    for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+        assert!(
+            answer == expected,
+            "seed {seed}: document {index} of {spec:?}\n{}\nserver {}\nkeyward {}",
+            show(Some(&documents[index])),
+            show(answer.as_ref()),
+            show(expected.as_ref()),
+        );
+        seen.refused += usize::from(answer.is_some());
+    }
+    seen.not_indexable += simulation.not_indexable;
+    compare_reservations(server, seed, &constraint, &simulation.keys, seen);
+    server.drop(&namespace);
+}
+
+/// The documents that a query by the partial filter finds must be those that have keys.
+fn compare_filter(server: &mut Server, seed: u64, constraint: &Constraint, filter: &Document, documents: &[Vec<u8>]) {
+    let namespace = Namespace::new("native", format!("plain{seed}"));
+    server.drop(&namespace);
+    assert!(server.insert(&namespace, documents).iter().all(Option::is_none));
+    let found = server.find_ids(&namespace, filter);
+    for (id, document) in documents.iter().enumerate() {
+        let keys = constraint.keys(Doc::new(document).unwrap());
+        let matches = !keys.is_ok_and(|keys| keys.is_empty());
+        let context = || format!("seed {seed}: {filter}\n{}", show(Some(document)));
+        assert_eq!(found.contains(&(id as i64)), matches, "{}", context());
+    }
+    server.drop(&namespace);
+}
+
+/// The server's `_id` index must refuse a reservation's `_id` exactly where an equal key came before.
+fn compare_reservations(server: &mut Server, seed: u64, constraint: &Constraint, keys: &[Key], seen: &mut Seen) {
+    let proxy_collection = constraint.proxy_collection();
+    let ids: Vec<_> = keys.iter().map(Key::reservation_id).collect();
+    let reservations: Vec<Vec<u8>> = ids
+        .iter()
+        .map(|id| {
+            let mut reservation = Builder::new();
+            reservation.document("_id", Doc::new(id.as_bytes()).unwrap());
+            reservation.finish()
+        })
+        .collect();
+    server.drop(&proxy_collection);
+    let answers = server.insert(&proxy_collection, &reservations);
+    let mut taken = HashSet::new();
+    for ((key, id), answer) in keys.iter().zip(&ids).zip(answers) {
+        let code = answer
+            .as_deref()
+            .map(|entry| Doc::new(entry).unwrap().get("code").unwrap().unwrap());
+        let expected = (!taken.insert(key)).then_some(11000);
+        assert_eq!(
+            code.map(|code| code.as_whole_number().unwrap()),
+            expected,
+            "seed {seed}: {id:?} {}",
+            show(answer.as_ref())
+        );
+        assert_eq!(
+            Key::from_reservation_id(constraint, id).as_ref(),
+            Ok(key),
+            "seed {seed}: {id:?}"
+        );
+        seen.keys += 1;
+        seen.keys_refused += usize::from(expected.is_some());
+    }
+    server.drop(&proxy_collection);
+}
+
+/// A collection with one unique index, reduced to the keys that are taken.
+#[derive(Default)]
+struct Simulation {
+    taken: HashSet<Key>,
+    /// Every key of every document, taken or not.
+    keys: Vec<Key>,
+    not_indexable: usize,
+}
+
+impl Simulation {
+    /// The entry of `writeErrors`, if the document is refused.
+    fn insert(&mut self, constraint: &Constraint, index: usize, document: &[u8]) -> Option<Vec<u8>> {
+        let mut entry = Builder::new();
+        entry.int32("index", index as i32);
+        match constraint.keys(Doc::new(document).unwrap()) {
+            Ok(keys) => {
+                self.keys.extend_from_slice(&keys);
+                let Some(taken) = keys.iter().find(|key| self.taken.contains(key)) else {
+                    self.taken.extend(keys);
+                    return None;
+                };
+                entry.int32("code", DuplicateKey::CODE);
+                constraint.duplicate(taken).append_to_write_error(&mut entry);
+            }
+            Err(KeyError::Malformed(malformed)) => panic!("a generated document is malformed: {malformed}"),
+            Err(error) => {
+                self.not_indexable += 1;
+                entry
+                    .int32("code", error.code().unwrap())
+                    .string("errmsg", &error.errmsg());
+            }
+        }
+        Some(entry.finish())
+    }
+}
+
+#[test]
+fn index_specifications_are_refused_with_the_servers_code_and_text() {
+    let mut server = Server::start();
+    for (number, spec) in generate::refused_specs().into_iter().enumerate() {
+        let namespace = Namespace::new("native_specs", format!("c{number}"));
+        let theirs = server.create_index(&namespace, &spec);
+        match (Constraint::new(namespace.clone(), spec.clone()), theirs) {
+            (Err(SpecError::Refused { code, message }), Err((their_code, text))) => {
+                assert_eq!(code, their_code, "{spec:?}: {message} / {text}");
+                assert!(text.contains(&message), "{spec:?}: {message} / {text}");
+            }
+            (ours, theirs) => panic!("{spec:?}: {ours:?}, the server {theirs:?}"),
+        }
+        server.drop(&namespace);
+    }
+}
+
+fn number_from_env(name: &str) -> Option<u64> {
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().expect("a whole number"))
+}
+
+/// A document for a human: decoded if it can be.
+fn show(document: Option<&Vec<u8>>) -> String {
+    let Some(bytes) = document else {
+        return "accepts".to_owned();
+    };
+    let mut text = match bson::deserialize_from_slice::<Document>(bytes) {
+        Ok(document) => document.to_string(),
+        Err(_) => String::from_utf8_lossy(bytes).into_owned(),
+    };
+    write!(
+        text,
+        "  ({})",
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    )
+    .unwrap();
+    text
+}
+
+/// The document of an index specification as `createIndexes` takes it.
+fn index_document(spec: &IndexSpec) -> Document {
+    let mut index = doc! { "key": spec.key.clone(), "name": spec.name.clone(), "unique": true };
+    if spec.sparse {
+        index.insert("sparse", true);
+    }
+    if let Some(filter) = &spec.partial_filter_expression {
+        index.insert("partialFilterExpression", filter.clone());
+    }
+    if let Some(collation) = &spec.collation {
+        index.insert("collation", collation.clone());
+    }
+    index
+}
+
+/// The arrays and documents that a test needs to look into.
+fn nested(element: keyward::raw::Element<'_>) -> Doc<'_> {
+    assert!(matches!(
+        element.kind,
+        ElementType::EmbeddedDocument | ElementType::Array
+    ));
+    Doc::new(element.value).unwrap()
+}

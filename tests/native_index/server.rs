@@ -1,0 +1,119 @@
+//! A real server, spoken to in bytes: its answers need not be UTF-8, so no driver can read them.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use bson::{Document, doc};
+use keyward::constraint::IndexSpec;
+use keyward::namespace::Namespace;
+use keyward::raw::Doc;
+
+/// A connection to a server.
+pub struct Server {
+    stream: TcpStream,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        let address = std::env::var("MONGO_ADDRESS").unwrap();
+        Server {
+            stream: TcpStream::connect(address).unwrap(),
+        }
+    }
+
+    /// Creates the index; the error's code and text if the server refuses it.
+    pub fn create_index(&mut self, namespace: &Namespace, spec: &IndexSpec) -> Result<(), (i32, String)> {
+        let command = doc! {
+            "createIndexes": &namespace.collection, "indexes": [super::index_document(spec)], "$db": &namespace.database,
+        };
+        let reply = self.run(&command, &[]);
+        let reply: Document = bson::deserialize_from_slice(&reply).unwrap();
+        match reply.get_f64("ok") {
+            Ok(1.0) => Ok(()),
+            _ => Err((
+                reply.get_i32("code").unwrap(),
+                reply.get_str("errmsg").unwrap().to_owned(),
+            )),
+        }
+    }
+
+    /// Inserts each document whatever happens to the others; the entry of `writeErrors` for each one refused.
+    pub fn insert(&mut self, namespace: &Namespace, documents: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
+        let mut answers = vec![None; documents.len()];
+        let mut rest = 0..0;
+        while rest.end < documents.len() {
+            // Few at a time: a reply that repeats large keys must stay below 16 MB.
+            rest = rest.end..documents.len().min(rest.end + 200);
+            let command = doc! { "insert": &namespace.collection, "ordered": false, "$db": &namespace.database };
+            let reply = self.run(&command, &documents[rest.clone()]);
+            let reply = Doc::new(&reply).unwrap();
+            assert!(
+                reply.get("ok").unwrap().unwrap().is_truthy(),
+                "{:?}",
+                String::from_utf8_lossy(reply.bytes())
+            );
+            let Some(errors) = reply.get("writeErrors").unwrap() else {
+                continue;
+            };
+            for entry in super::nested(errors).elements() {
+                let entry = super::nested(entry.unwrap());
+                let index = entry.get("index").unwrap().unwrap().as_whole_number().unwrap() as usize + rest.start;
+                let mut entry = entry.bytes().to_vec();
+                // `index` is the first element, an int32: make it count from the first batch on.
+                entry[11..15].copy_from_slice(&(index as i32).to_le_bytes());
+                answers[index] = Some(entry);
+            }
+        }
+        answers
+    }
+
+    /// The `_id`s, all numbers, of the documents that match `filter`.
+    pub fn find_ids(&mut self, namespace: &Namespace, filter: &Document) -> HashSet<i64> {
+        let command = doc! {
+            "find": &namespace.collection, "filter": filter, "projection": { "_id": 1 }, "batchSize": 10_000,
+            "$db": &namespace.database,
+        };
+        let reply: Document = bson::deserialize_from_slice(&self.run(&command, &[])).unwrap();
+        let batch = reply
+            .get_document("cursor")
+            .and_then(|cursor| cursor.get_array("firstBatch"));
+        let batch = batch.unwrap_or_else(|_| panic!("{reply}"));
+        batch
+            .iter()
+            .map(|found| found.as_document().unwrap().get_i32("_id").unwrap().into())
+            .collect()
+    }
+
+    pub fn drop(&mut self, namespace: &Namespace) {
+        self.run(&doc! { "drop": &namespace.collection, "$db": &namespace.database }, &[]);
+    }
+
+    /// Sends an OP_MSG with `documents` as a sequence, and waits for its answer.
+    fn run(&mut self, command: &Document, documents: &[Vec<u8>]) -> Vec<u8> {
+        let mut message = vec![0; 16];
+        message.extend_from_slice(&[0; 4]);
+        message.push(0);
+        message.extend_from_slice(&command.to_vec().unwrap());
+        if !documents.is_empty() {
+            let size = 4 + b"documents\0".len() + documents.iter().map(Vec::len).sum::<usize>();
+            message.push(1);
+            message.extend_from_slice(&(size as i32).to_le_bytes());
+            message.extend_from_slice(b"documents\0");
+            documents
+                .iter()
+                .for_each(|document| message.extend_from_slice(document));
+        }
+        let length = (message.len() as i32).to_le_bytes();
+        message[..4].copy_from_slice(&length);
+        message[12..16].copy_from_slice(&2013_i32.to_le_bytes());
+        self.stream.write_all(&message).unwrap();
+
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length).unwrap();
+        let mut reply = vec![0; i32::from_le_bytes(length) as usize - 4];
+        self.stream.read_exact(&mut reply).unwrap();
+        // The rest of the header, the flags, and the kind of the only section.
+        reply.split_off(12 + 4 + 1)
+    }
+}

@@ -9,13 +9,9 @@
 
 use bson::spec::ElementType;
 
-use super::KeyError;
 use super::collation::Collation;
 use super::number::Number;
-use crate::raw::{Doc, Element, Malformed};
-
-/// How deep the server lets BSON nest (`BSONDepth::kDefaultMaxAllowableDepth`).
-const MAX_DEPTH: usize = 200;
+use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
 
 /// Writes canonical forms one after another into one buffer.
 pub(super) struct Canonical<'b> {
@@ -54,7 +50,7 @@ impl<'b> Canonical<'b> {
     }
 
     /// Appends the value of `element`, its name aside; `descending` turns its order round.
-    pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), KeyError> {
+    pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), Malformed> {
         let start = self.out.len();
         self.value(element)?;
         if descending {
@@ -63,12 +59,12 @@ impl<'b> Canonical<'b> {
         Ok(())
     }
 
-    fn value(&mut self, element: &Element<'_>) -> Result<(), KeyError> {
+    fn value(&mut self, element: &Element<'_>) -> Result<(), Malformed> {
         self.out.push(rank(element.kind));
         self.body(element)
     }
 
-    fn body(&mut self, element: &Element<'_>) -> Result<(), KeyError> {
+    fn body(&mut self, element: &Element<'_>) -> Result<(), Malformed> {
         let value = element.value;
         match element.kind {
             ElementType::Double | ElementType::Int32 | ElementType::Int64 | ElementType::Decimal128 => {
@@ -116,11 +112,11 @@ impl<'b> Canonical<'b> {
     }
 
     /// The elements of a document (with their names) or of an array (by position).
-    fn nested(&mut self, document: Doc<'_>, named: bool) -> Result<(), KeyError> {
+    fn nested(&mut self, document: Doc<'_>, named: bool) -> Result<(), Malformed> {
         self.depth += 1;
         self.deepest = self.deepest.max(self.depth);
-        if self.depth > MAX_DEPTH {
-            return Err(KeyError::TooDeep);
+        if self.depth > NESTED_DOCUMENTS_MAX {
+            return Err(Malformed::TooDeep);
         }
         for element in document.elements() {
             let element = element?;
@@ -147,7 +143,7 @@ impl<'b> Canonical<'b> {
         self.out.push(0);
     }
 
-    fn binary(&mut self, value: &[u8]) -> Result<(), KeyError> {
+    fn binary(&mut self, value: &[u8]) -> Result<(), Malformed> {
         let (_, subtype_and_bytes) = value.split_first_chunk::<4>().ok_or(Malformed::Unterminated)?;
         self.out
             .extend_from_slice(&((subtype_and_bytes.len() - 1) as u32).to_be_bytes());

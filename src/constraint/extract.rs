@@ -66,8 +66,7 @@ where
             value: NULL,
         })
         .collect();
-    let positions = vec![None; fields.len()];
-    Extraction { sparse, emit }.walk(fields, Some(document), 0, &positions)
+    Extraction { sparse, emit }.walk(fields, Some(document), 0, &[])
 }
 
 impl<F> Extraction<'_, F> {
@@ -89,7 +88,7 @@ impl<F> Extraction<'_, F> {
             if field.rest.is_empty() {
                 continue;
             }
-            let (found, array_in_array) = next_element(document, positions[index].as_ref(), &mut field.rest)?;
+            let (found, array_in_array) = next_element(document, positions.get(index), &mut field.rest)?;
             match found {
                 None => {
                     *field = Field { rest: "", value: NULL };
@@ -141,7 +140,7 @@ impl<F> Extraction<'_, F> {
             fields
         };
         if elements.is_empty() {
-            return self.walk(step_into(UNDEFINED, true), None, not_found, &vec![None; fields.len()]);
+            return self.walk(step_into(UNDEFINED, true), None, not_found, &[]);
         }
         let mut positions = Vec::with_capacity(fields.len());
         for field in fields {
@@ -181,24 +180,26 @@ impl<'p, 'd> Positional<'p, 'd> {
 /// `rest` becomes what is left of the path. The second part of the result: whether the position holds an array.
 fn next_element<'p, 'd>(
     document: Option<Doc<'d>>,
-    position: Option<&Positional<'p, 'd>>,
+    position: Option<&Option<Positional<'p, 'd>>>,
     rest: &mut &'p str,
 ) -> Result<(Option<Element<'d>>, bool), KeyError> {
-    let in_document = match document {
-        Some(document) if document.get(split_path(rest).0)?.is_some() => Some(document),
-        _ => None,
+    let Some(Some(position)) = position else {
+        let found = document.map(|document| element_or_array(document, rest)).transpose()?;
+        return Ok((found.flatten(), false));
     };
-    match (in_document, position) {
-        (Some(_), Some(position)) => Err(KeyError::AmbiguousField {
+    match document
+        .map(|document| document.get(split_path(rest).0))
+        .transpose()?
+        .flatten()
+    {
+        Some(_) => Err(KeyError::AmbiguousField {
             field: position.element.name.to_owned(),
             array: shortened(super::text::document(position.array)?),
         }),
-        (Some(document), None) => Ok((element_or_array(document, rest)?, false)),
-        (None, Some(position)) => {
+        None => {
             *rest = position.rest;
             Ok((position.found, position.element.kind == ElementType::Array))
         }
-        (None, None) => Ok((None, false)),
     }
 }
 

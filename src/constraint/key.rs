@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::canonical::Canonical;
 use super::rewrite::{self, Names};
-use super::{Constraint, KeyError, Sharding};
+use super::{Constraint, Sharding};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// The longest canonical form, in bytes, whose values a reservation holds themselves.
@@ -41,6 +41,13 @@ pub struct Key {
     sharding: Sharding,
 }
 
+/// A key whose canonical form is still whole, however large: the keys of one document are ordered by that.
+#[derive(Debug)]
+pub(super) struct Draft {
+    key: Key,
+    deepest: usize,
+}
+
 /// Why a reservation's `_id` can't be read as a key of the constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationIdError {
@@ -58,43 +65,11 @@ pub enum ReservationIdError {
         /// What the key has.
         expected: Option<i32>,
     },
-    /// Its values nest deeper than any that the server stores.
-    #[error("a reservation's key nests too deep")]
-    TooDeep,
 }
 
 impl Key {
     /// How many buckets there are.
     pub const BUCKETS: usize = 1 << 16;
-
-    /// The key of `values`, and its canonical form in full, by which the keys of one document are ordered.
-    pub(super) fn new<'d>(
-        constraint: &Constraint,
-        values: &mut dyn Iterator<Item = Element<'d>>,
-    ) -> Result<(Vec<u8>, Self), KeyError> {
-        let mut full = Vec::with_capacity(64);
-        let mut copy = Builder::new();
-        let mut canonical = Canonical::for_index(&mut full, constraint.collation);
-        for (field, value) in constraint.fields.iter().zip(values) {
-            canonical.append(&value, field.descending)?;
-            rewrite::append(&mut copy, field.path.as_bytes(), &value, Names::Keep)?;
-        }
-        let too_deep = canonical.deepest() > MAX_VERBATIM_DEPTH;
-        let canonical = match too_deep || full.len() > MAX_VERBATIM_BYTES {
-            true => [&[DIGEST], &Sha256::digest(&full)[..]].concat(),
-            false => full.clone(),
-        };
-        let values = Some(copy.finish());
-        let sharding = constraint.sharding;
-        Ok((
-            full,
-            Key {
-                canonical,
-                values,
-                sharding,
-            },
-        ))
-    }
 
     /// Bytes that are equal for two keys exactly where the server calls the keys equal.
     ///
@@ -177,11 +152,11 @@ impl Key {
         if !names.eq(constraint.fields.iter().map(|field| field.path.as_bytes())) {
             return Err(ReservationIdError::Shape);
         }
-        match Key::new(constraint, &mut elements.into_iter()) {
-            Ok((_, key)) if key.canonical[0] != DIGEST => Ok(key),
-            Ok(_) => Err(ReservationIdError::Shape),
-            Err(KeyError::Malformed(malformed)) => Err(malformed.into()),
-            Err(_) => Err(ReservationIdError::TooDeep),
+        let key = Draft::new(constraint, &mut elements.into_iter())?.finish();
+        // A large key's values don't belong there: the same key would then have two `_id`s.
+        match key.canonical[0] == DIGEST {
+            true => Err(ReservationIdError::Shape),
+            false => Ok(key),
         }
     }
 
@@ -194,6 +169,44 @@ impl Key {
             }),
             _ => Err(ReservationIdError::Shape),
         }
+    }
+}
+
+impl Draft {
+    pub(super) fn new<'d>(
+        constraint: &Constraint,
+        values: &mut dyn Iterator<Item = Element<'d>>,
+    ) -> Result<Self, Malformed> {
+        let mut canonical = Vec::with_capacity(64);
+        let mut copy = Builder::new();
+        let mut writer = Canonical::for_index(&mut canonical, constraint.collation);
+        for (field, value) in constraint.fields.iter().zip(values) {
+            writer.append(&value, field.descending)?;
+            rewrite::append(&mut copy, field.path.as_bytes(), &value, Names::Keep)?;
+        }
+        let deepest = writer.deepest();
+        let values = Some(copy.finish());
+        let sharding = constraint.sharding;
+        let key = Key {
+            canonical,
+            values,
+            sharding,
+        };
+        Ok(Draft { key, deepest })
+    }
+
+    /// The canonical form in full.
+    pub(super) fn canonical(&self) -> &[u8] {
+        &self.key.canonical
+    }
+
+    /// The key, its canonical form replaced by a digest if it is large.
+    pub(super) fn finish(self) -> Key {
+        let mut key = self.key;
+        if self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES {
+            key.canonical = [&[DIGEST], &Sha256::digest(&key.canonical)[..]].concat();
+        }
+        key
     }
 }
 

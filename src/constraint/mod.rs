@@ -19,6 +19,7 @@ use bson::{Document, RawDocument, RawDocumentBuf, doc, spec::ElementType};
 
 use self::collation::Collation;
 use self::filter::Filter;
+use self::key::Draft;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
@@ -68,10 +69,7 @@ pub enum KeyError {
         /// The array, as the server prints it.
         array: Vec<u8>,
     },
-    /// A value nests deeper than any that the server stores.
-    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
-    TooDeep,
-    /// The document isn't BSON.
+    /// The document isn't BSON, or nests deeper than any that the server takes.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -153,16 +151,16 @@ impl Constraint {
         {
             return Ok(Vec::new());
         }
-        let mut keys = Vec::new();
+        let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.sparse, document, &mut |values| {
-            keys.push(Key::new(self, values)?);
+            drafts.push(Draft::new(self, values)?);
             Ok(())
         })?;
         // Of equal keys the first in the document stays: the one that the server's set keeps.
-        keys.sort_by(|(a, _), (b, _)| a.cmp(b));
-        keys.dedup_by(|(a, _), (b, _)| a == b);
-        Ok(keys.into_iter().map(|(_, key)| key).collect())
+        drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
+        drafts.dedup_by(|a, b| a.canonical() == b.canonical());
+        Ok(drafts.into_iter().map(Draft::finish).collect())
     }
 
     /// Whether the server would fill in a value that decides over `document`'s keys when it is inserted or replaces
@@ -214,7 +212,6 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some(171),
             KeyError::AmbiguousField { .. } => Some(16746),
-            KeyError::TooDeep => Some(15),
             KeyError::Malformed(_) => None,
         }
     }
@@ -224,7 +221,6 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
             KeyError::AmbiguousField { .. } => Some("Location16746"),
-            KeyError::TooDeep => Some("Overflow"),
             KeyError::Malformed(_) => None,
         }
     }
@@ -240,7 +236,6 @@ impl KeyError {
                              in an array), field: '";
                 [&text[..], field, b"' for array: ", array].concat()
             }
-            KeyError::TooDeep => b"cannot insert document because it exceeds 180 levels of nesting".to_vec(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
         }
     }

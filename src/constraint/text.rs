@@ -24,6 +24,7 @@ pub(super) fn document(document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     Ok(text)
 }
 
+/// Appends the elements of a document or, not `named`, of an array; they stand `depth` documents below the outermost.
 fn append_document(out: &mut Vec<u8>, document: Doc<'_>, named: bool, depth: usize) -> Result<(), Malformed> {
     let [open, close] = if named { [b"{", b"}"] } else { [b"[", b"]"] };
     out.extend_from_slice(open);

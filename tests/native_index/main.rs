@@ -4,7 +4,10 @@
 //! The reservations' `_id`s are judged, too: the server's own `_id` index must take and refuse exactly what it should.
 //! `KEYWARD_SEED` replays a run (each failure prints its seed), `KEYWARD_INDEXES` says how many indexes to try.
 
+#![allow(clippy::unwrap_used)]
+
 mod generate;
+mod refused;
 mod server;
 
 use std::collections::HashSet;
@@ -23,7 +26,7 @@ const DOCUMENTS: usize = 120;
 
 #[test]
 fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
-    let mut server = Server::start();
+    let mut server = Server::connect();
     let (seed, indexes) = (
         number_from_env("KEYWARD_SEED"),
         number_from_env("KEYWARD_INDEXES").unwrap_or(80),
@@ -196,9 +199,92 @@ impl Simulation {
 }
 
 #[test]
+fn keys_are_in_the_servers_index_order() {
+    let mut server = Server::connect();
+    let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());
+    println!("KEYWARD_SEED={seed}");
+    let mut generator = Generator::new(StdRng::seed_from_u64(seed));
+    // Inside a document no array is expanded: each has one key.
+    let documents: Vec<Vec<u8>> = (0..3000).map(|id| generator.nested_value(id)).collect();
+    for direction in [1, -1] {
+        let namespace = Namespace::new("native_order", format!("c{direction}"));
+        let spec = IndexSpec {
+            key: doc! { "v": direction },
+            name: Some("v".to_owned()),
+            ..Default::default()
+        };
+        let index = doc! { "key": spec.key.clone(), "name": "v" };
+        let command = doc! { "createIndexes": &namespace.collection, "indexes": [index], "$db": &namespace.database };
+        server.run(&command, &[]);
+        assert!(server.insert(&namespace, &documents).iter().all(Option::is_none));
+        let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+        let key = |id: i64| {
+            let keys = constraint.keys(Doc::new(&documents[id as usize]).unwrap()).unwrap();
+            keys.into_iter().next().unwrap()
+        };
+        // Large keys are ordered by their digests: by how the server sees them only while they are a document's keys.
+        let ordered: Vec<i64> = server.ids_in_index_order(&namespace, direction);
+        let small: Vec<_> = ordered.iter().filter(|id| key(**id).canonical()[0] != 0).collect();
+        assert!(small.len() > 2000);
+        for pair in small.windows(2) {
+            let (a, b) = (key(*pair[0]), key(*pair[1]));
+            assert!((&a, pair[0]) < (&b, pair[1]), "seed {seed}: {a:?} before {b:?}");
+        }
+    }
+}
+
+#[test]
+fn a_find_and_modify_is_refused_with_the_servers_fields() {
+    let mut server = Server::connect();
+    let namespace = Namespace::new("native_fam", "c");
+    let spec = IndexSpec {
+        key: doc! { "v": 1, "w": -1 },
+        name: Some("v".to_owned()),
+        ..Default::default()
+    };
+    server.create_index(&namespace, &spec).unwrap();
+    let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+    for (id, text) in [&b"x"[..], b"\xff"].into_iter().enumerate() {
+        let mut document = Builder::new();
+        document.int32("_id", id as i32).string("v", text);
+        let document = document.finish();
+        assert_eq!(server.insert(&namespace, std::slice::from_ref(&document)), [None]);
+        let command = upsert_of(&namespace, text);
+        let reply = server.run_raw(&command, &[]);
+        let key = &constraint.keys(Doc::new(&document).unwrap()).unwrap()[0];
+        let mut expected = Builder::new();
+        let prefix = "Plan executor error during findAndModify :: caused by :: ";
+        constraint.duplicate(key).append_to_command_error(prefix, &mut expected);
+        let expected = expected.finish();
+        let fields = &expected[4..expected.len() - 1];
+        assert!(
+            reply[4..].starts_with(fields),
+            "{} {}",
+            show(Some(&reply)),
+            show(Some(&expected))
+        );
+    }
+    server.drop(&namespace);
+}
+
+/// A findAndModify that would insert a document with `v: text`, which need not be UTF-8.
+fn upsert_of(namespace: &Namespace, text: &[u8]) -> Vec<u8> {
+    let mut command = Builder::new();
+    command.string("findAndModify", namespace.collection.as_bytes());
+    command.open(ElementType::EmbeddedDocument, b"query");
+    command.int32("_id", 99).close();
+    command.open(ElementType::EmbeddedDocument, b"update");
+    command.string("v", text).close();
+    command
+        .boolean("upsert", true)
+        .string("$db", namespace.database.as_bytes());
+    command.finish()
+}
+
+#[test]
 fn index_specifications_are_refused_with_the_servers_code_and_text() {
-    let mut server = Server::start();
-    for (number, spec) in generate::refused_specs().into_iter().enumerate() {
+    let mut server = Server::connect();
+    for (number, spec) in refused::refused_specs().into_iter().enumerate() {
         let namespace = Namespace::new("native_specs", format!("c{number}"));
         let theirs = server.create_index(&namespace, &spec);
         match (Constraint::new(namespace.clone(), spec.clone()), theirs) {

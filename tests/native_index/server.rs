@@ -8,6 +8,7 @@ use bson::{Document, doc};
 use keyward::constraint::IndexSpec;
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
+use testbed::ReplicaSet;
 
 /// A connection to a server.
 pub struct Server {
@@ -15,8 +16,9 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start() -> Self {
-        let address = std::env::var("MONGO_ADDRESS").unwrap();
+    /// A connection to a replica set of its own. Nothing here counts on its majority: it has one member.
+    pub fn connect() -> Self {
+        let address = &ReplicaSet::shared().addresses()[0];
         Server {
             stream: TcpStream::connect(address).unwrap(),
         }
@@ -74,7 +76,21 @@ impl Server {
             "find": &namespace.collection, "filter": filter, "projection": { "_id": 1 }, "batchSize": 10_000,
             "$db": &namespace.database,
         };
-        let reply: Document = bson::deserialize_from_slice(&self.run(&command, &[])).unwrap();
+        self.ids(&command).into_iter().collect()
+    }
+
+    /// The `_id`s, all numbers, of all documents in the order of the index on `v`.
+    pub fn ids_in_index_order(&mut self, namespace: &Namespace, direction: i32) -> Vec<i64> {
+        let command = doc! {
+            "find": &namespace.collection, "sort": { "v": direction }, "hint": { "v": direction },
+            "projection": { "_id": 1 }, "batchSize": 10_000, "$db": &namespace.database,
+        };
+        self.ids(&command)
+    }
+
+    /// The `_id`s that the first batch of a `find` holds.
+    fn ids(&mut self, find: &Document) -> Vec<i64> {
+        let reply: Document = bson::deserialize_from_slice(&self.run(find, &[])).unwrap();
         let batch = reply
             .get_document("cursor")
             .and_then(|cursor| cursor.get_array("firstBatch"));
@@ -90,11 +106,16 @@ impl Server {
     }
 
     /// Sends an OP_MSG with `documents` as a sequence, and waits for its answer.
-    fn run(&mut self, command: &Document, documents: &[Vec<u8>]) -> Vec<u8> {
+    pub fn run(&mut self, command: &Document, documents: &[Vec<u8>]) -> Vec<u8> {
+        self.run_raw(&command.to_vec().unwrap(), documents)
+    }
+
+    /// The same for a command that need not be UTF-8.
+    pub fn run_raw(&mut self, command: &[u8], documents: &[Vec<u8>]) -> Vec<u8> {
         let mut message = vec![0; 16];
         message.extend_from_slice(&[0; 4]);
         message.push(0);
-        message.extend_from_slice(&command.to_vec().unwrap());
+        message.extend_from_slice(command);
         if !documents.is_empty() {
             let size = 4 + b"documents\0".len() + documents.iter().map(Vec::len).sum::<usize>();
             message.push(1);

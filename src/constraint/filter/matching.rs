@@ -9,14 +9,13 @@ use std::cmp::Ordering;
 use bson::spec::ElementType;
 
 use super::{Expression, Operand, Operator, Test};
-use crate::constraint::KeyError;
 use crate::constraint::canonical::{Canonical, rank};
 use crate::constraint::collation::Collation;
 use crate::constraint::number::Number;
-use crate::raw::{Doc, Element};
+use crate::raw::{Doc, Element, Malformed};
 
 impl Expression {
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, KeyError> {
+    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Malformed> {
         match self {
             Expression::And(parts) => {
                 for part in parts {
@@ -43,7 +42,7 @@ impl Expression {
 }
 
 /// Whether `test` holds for anything that `path` leads to from `document`.
-fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Result<bool, KeyError> {
+fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Result<bool, Malformed> {
     while let [name, rest @ ..] = path {
         match document.get(name)? {
             None => return test.holds(None),
@@ -60,7 +59,7 @@ fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Res
 }
 
 /// The same from an array on the way, where `path` is what comes after it.
-fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, KeyError> {
+fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Malformed> {
     for element in Doc::new(array.value)?.elements() {
         let element = element?;
         if any_in_element(&element, path, test)? {
@@ -73,7 +72,7 @@ fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool,
     }
 }
 
-fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, KeyError> {
+fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Malformed> {
     let [name, rest @ ..] = path else {
         return test.holds(Some(element));
     };
@@ -93,7 +92,7 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
 
 impl Test {
     /// Whether it holds for `element`, or for a path that leads nowhere.
-    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, KeyError> {
+    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Malformed> {
         match self {
             Test::Compare(operator, operand) => operator.holds(element, operand),
             Test::In(operands) => {
@@ -111,7 +110,7 @@ impl Test {
 }
 
 impl Operator {
-    fn holds(self, element: Option<&Element<'_>>, operand: &Operand) -> Result<bool, KeyError> {
+    fn holds(self, element: Option<&Element<'_>>, operand: &Operand) -> Result<bool, Malformed> {
         let or_equal = matches!(self, Operator::Equal | Operator::LessOrEqual | Operator::GreaterOrEqual);
         let Some(element) = element.filter(|element| rank(element.kind) == rank(operand.kind)) else {
             return Ok(match operand.kind {

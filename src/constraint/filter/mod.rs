@@ -9,8 +9,8 @@ mod parse;
 
 use bson::{Document, spec::ElementType};
 
-use super::{KeyError, SpecError};
-use crate::raw::Doc;
+use super::SpecError;
+use crate::raw::{Doc, Malformed};
 
 /// A partial filter, checked.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ impl Filter {
     }
 
     /// Whether `document` matches.
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, KeyError> {
+    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Malformed> {
         self.root.matches(document)
     }
 }

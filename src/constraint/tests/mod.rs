@@ -1,8 +1,11 @@
 //! What the rest of Keyward relies on, from facts measured on a real server.
 
+mod laws;
+
 use bson::{Bson, doc};
 
 use super::*;
+use crate::raw::Element;
 
 fn constraint(spec: IndexSpec) -> Constraint {
     Constraint::new(Namespace::new("fa", "c"), spec).unwrap()

@@ -1,1 +1,166 @@
-//! placeholder
+//! Real drivers do through Keyward what they do without it: each script runs against the deployment itself and through
+//! Keyward, and must print the same.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::Client;
+use mongodb::options::{ClientOptions, Compressor, Credential, ServerAddress};
+use testbed::{NodeProject, ReplicaSet, node_project, python};
+
+use crate::proxy::Proxy;
+
+fn folder(language: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/drivers")
+        .join(language)
+}
+
+fn node() -> NodeProject {
+    node_project(&folder("node")).unwrap()
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs `script` against the replica set and through Keyward, and compares.
+fn compare(script: impl Fn(&str) -> Command) {
+    let set = ReplicaSet::shared();
+    let proxy = Proxy::start(&set.uri());
+    let direct = output(&mut script(&set.uri()));
+    let through = output(&mut script(&proxy.uri()));
+    assert!(!direct.is_empty());
+    assert_eq!(direct, through);
+}
+
+#[test]
+fn pymongo() {
+    compare(|uri| {
+        let mut command = Command::new(python().unwrap());
+        command
+            .arg(folder("python").join("transparent.py"))
+            .args([uri, "by_pymongo"]);
+        command
+    });
+}
+
+#[test]
+fn the_node_driver_and_mongoose() {
+    let node = node();
+    compare(|uri| {
+        let mut command = node.script("transparent.mjs");
+        command.args([uri, "by_node"]);
+        command
+    });
+}
+
+#[test]
+fn mongosh() {
+    let node = node();
+    compare(|uri| {
+        let uri = uri.replace("/?", "/by_mongosh?").trim_end_matches('/').to_owned();
+        let uri = if uri.contains("by_mongosh") {
+            uri
+        } else {
+            format!("{uri}/by_mongosh")
+        };
+        let mut command = node.program("mongosh");
+        command
+            .args(["--quiet", "--norc", &uri, "--file"])
+            .arg(node.folder().join("shell.js"));
+        command
+    });
+}
+
+#[tokio::test]
+async fn the_rust_driver_with_each_compressor() {
+    let proxy = tokio::task::spawn_blocking(|| Proxy::start(&ReplicaSet::shared().uri()))
+        .await
+        .unwrap();
+    for compressor in [
+        None,
+        Some(Compressor::Snappy),
+        Some(Compressor::Zlib { level: None }),
+        Some(Compressor::Zstd { level: None }),
+    ] {
+        let mut options = ClientOptions::parse(proxy.uri()).await.unwrap();
+        options.compressors = compressor.map(|compressor| vec![compressor]);
+        let client = Client::with_options(options).unwrap();
+        let things = client.database("by_rust").collection::<Document>("things");
+        things.drop().await.unwrap();
+        let documents = (0..3000).map(|n| doc! { "_id": n, "text": "x".repeat(200) });
+        things.insert_many(documents).await.unwrap();
+        let found: Vec<Document> = things
+            .find(doc! {})
+            .batch_size(100)
+            .await
+            .unwrap()
+            .try_collect()
+            .await
+            .unwrap();
+        assert_eq!(found.len(), 3000);
+        let mut session = client.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        let insert = things.insert_one(doc! { "_id": "transaction" });
+        insert.session(&mut session).await.unwrap();
+        session.commit_transaction().await.unwrap();
+        assert!(things.find_one(doc! { "_id": "transaction" }).await.unwrap().is_some());
+        let refused = client.database("shop").collection("users").insert_one(doc! {}).await;
+        assert!(refused.unwrap_err().to_string().contains("Keyward"));
+        // Shutting down waits for what still belongs to the client.
+        drop((session, things));
+        client.shutdown().await;
+    }
+    tokio::task::spawn_blocking(|| drop(proxy)).await.unwrap();
+}
+
+#[tokio::test]
+async fn scram_goes_through_untouched() {
+    let start = || {
+        let set = ReplicaSet::builder("secured")
+            .root_user("root", "secret")
+            .start()
+            .unwrap();
+        let proxy = Proxy::start(&set.uri());
+        (set, proxy)
+    };
+    let (set, proxy) = tokio::task::spawn_blocking(start).await.unwrap();
+    let client = |password: &str| {
+        let mut credential = Credential::default();
+        credential.username = Some("root".into());
+        credential.password = Some(password.into());
+        let options = ClientOptions::builder()
+            .hosts(vec![ServerAddress::parse(&proxy.address).unwrap()])
+            .credential(credential)
+            .build();
+        Client::with_options(options).unwrap()
+    };
+    let status = doc! { "connectionStatus": 1 };
+    let reply = client("secret")
+        .database("admin")
+        .run_command(status.clone())
+        .await
+        .unwrap();
+    let users = reply
+        .get_document("authInfo")
+        .unwrap()
+        .get_array("authenticatedUsers")
+        .unwrap();
+    assert_eq!(users[0].as_document().unwrap().get_str("user").ok(), Some("root"));
+    assert!(client("wrong").database("admin").run_command(status).await.is_err());
+    // Who hasn't authenticated may do nothing: Keyward lends nobody its own rights.
+    let anonymous = Client::with_uri_str(proxy.uri()).await.unwrap();
+    let refused = anonymous
+        .database("x")
+        .run_command(doc! { "count": "y" })
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("requires authentication"), "{refused}");
+    tokio::task::spawn_blocking(|| drop((proxy, set))).await.unwrap();
+}

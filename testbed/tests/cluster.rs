@@ -105,17 +105,57 @@ fn parts_are_frozen_killed_and_restarted() {
 }
 
 #[test]
-fn the_router_is_killed_and_restarted() {
+fn the_router_is_frozen_killed_and_restarted() {
     let cluster = Cluster::builder().shards(1).start().unwrap();
     let address = cluster.router_address();
+    let mut connection = Connection::open(&address).unwrap();
+    connection.run("admin", doc! { "ping": 1 }).unwrap();
+
+    cluster.mongos().stop().unwrap();
+    connection.reply_timeout(Duration::from_millis(300)).unwrap();
+    assert!(matches!(
+        connection.run("admin", doc! { "ping": 1 }),
+        Err(CommandError::Unreachable { .. })
+    ));
+    cluster.mongos().resume().unwrap();
+    let mut connection = Connection::open(&address).unwrap();
+    connection.run("admin", doc! { "ping": 1 }).unwrap();
+
     cluster.mongos().kill().unwrap();
     assert!(matches!(
         Connection::open(&address),
         Err(CommandError::Unreachable { .. })
     ));
+    assert!(connection.run("admin", doc! { "ping": 1 }).is_err());
     cluster.mongos().restart().unwrap();
     assert_eq!(cluster.router_address(), address);
-    Connection::open(&address).unwrap();
+    cluster.run("admin", doc! { "ping": 1 }).unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_may_be_used_and_dropped_inside_a_runtime() {
+    let cluster = Cluster::builder().shards(1).start().unwrap();
+    cluster
+        .client()
+        .database("inside")
+        .run_command(doc! { "ping": 1 })
+        .await
+        .unwrap();
+    cluster.mongos().kill().unwrap();
+    cluster.mongos().restart().unwrap();
+    drop(cluster);
+}
+
+#[test]
+fn ranges_lie_on_the_shards_in_their_order() {
+    let cluster = Cluster::shared();
+    cluster.shard_by_ranges("ranges.users", "n", &[10]).unwrap();
+    let documents: Vec<Document> = (0..15).map(|n| doc! { "n": n }).collect();
+    cluster
+        .run("ranges", doc! { "insert": "users", "documents": documents })
+        .unwrap();
+    assert_eq!(count(&cluster.shards()[0], "ranges"), 10);
+    assert_eq!(count(&cluster.shards()[1], "ranges"), 5);
 }
 
 #[test]

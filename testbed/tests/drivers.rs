@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use testbed::{NodeProject, ReplicaSet, node_project, python};
+use testbed::{Cluster, NodeProject, ReplicaSet, node_project, python};
 
 const WITH_PYMONGO: &str = "
 import pymongo, sys
@@ -28,28 +28,42 @@ fn drivers() -> NodeProject {
     node_project(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drivers")).unwrap()
 }
 
+/// What the drivers are tried on: a cluster's router, and a plain replica set.
+fn deployments() -> [String; 2] {
+    [Cluster::shared().uri(), ReplicaSet::shared().uri()]
+}
+
 #[test]
 fn pymongo_writes_and_reads() {
-    let mut python = Command::new(python().unwrap());
-    assert_eq!(
-        output(python.args(["-c", WITH_PYMONGO, &ReplicaSet::shared().uri()])),
-        "Ada"
-    );
+    for uri in deployments() {
+        let mut python = Command::new(python().unwrap());
+        assert_eq!(output(python.args(["-c", WITH_PYMONGO, &uri])), "Ada");
+    }
 }
 
 #[test]
 fn the_node_driver_writes_and_reads() {
-    assert_eq!(
-        output(drivers().script("insert.mjs").arg(ReplicaSet::shared().uri())),
-        "Ada"
-    );
+    let drivers = drivers();
+    for uri in deployments() {
+        assert_eq!(output(drivers.script("insert.mjs").arg(uri)), "Ada");
+    }
+}
+
+#[test]
+fn mongoose_writes_and_reads() {
+    let drivers = drivers();
+    for uri in deployments() {
+        assert_eq!(output(drivers.script("mongoose.mjs").arg(uri)), "Ada");
+    }
 }
 
 #[test]
 fn mongosh_evaluates() {
     let drivers = drivers();
-    let mut mongosh = drivers.program("mongosh");
     let script = "db.users.insertOne({_id: 1, name: 'Ada'}); print(db.users.findOne().name)";
-    mongosh.args(["--quiet", "--norc", &ReplicaSet::shared().uri(), "--eval", script]);
-    assert!(output(&mut mongosh).ends_with("Ada"));
+    for uri in deployments() {
+        let mut mongosh = drivers.program("mongosh");
+        mongosh.args(["--quiet", "--norc", &uri, "--eval", script]);
+        assert!(output(&mut mongosh).ends_with("Ada"));
+    }
 }

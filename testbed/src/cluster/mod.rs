@@ -3,6 +3,7 @@
 mod builder;
 mod chunks;
 mod mongos;
+mod stand_in;
 
 use std::sync::OnceLock;
 
@@ -15,6 +16,7 @@ use crate::replica_set::{ReplicaSet, direct_client};
 
 pub use builder::ClusterBuilder;
 pub use mongos::Mongos;
+pub use stand_in::StandIn;
 
 /// A running sharded cluster; dropping it ends its processes and removes its temporary folder.
 #[derive(Debug)]

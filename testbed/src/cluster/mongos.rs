@@ -2,19 +2,15 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
-use std::net::TcpListener;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard};
 
+use super::stand_in::StandIn;
 use crate::Error;
-use crate::deadline::wait_for;
 use crate::fetch;
 use crate::process::{Port, Process, ProcessError};
 use crate::replica_set::ReplicaSet;
-use crate::router::Router;
 
-/// The router of a cluster, to be killed and restarted.
+/// The router of a cluster, to be frozen, continued, killed and restarted.
 #[derive(Debug)]
 pub enum Mongos {
     /// A `mongos` process.
@@ -23,27 +19,13 @@ pub enum Mongos {
     StandIn(StandIn),
 }
 
-/// The testbed's own router, running inside this process.
-#[derive(Debug)]
-pub struct StandIn {
-    port: Port,
-    config_server: String,
-    running: Mutex<Option<Router>>,
-}
-
 impl Mongos {
     pub(super) fn start(port: Port, config_server: &ReplicaSet, folder: &Path) -> Result<Mongos, Error> {
         match fetch::mongos()? {
             Some(program) => start_real(&program, port, config_server, folder),
             None => {
                 let config_server = config_server.members()[0].address();
-                let stand_in = Mongos::StandIn(StandIn {
-                    port,
-                    config_server,
-                    running: Mutex::new(None),
-                });
-                stand_in.restart()?;
-                Ok(stand_in)
+                Ok(Mongos::StandIn(StandIn::start(port, config_server)?))
             }
         }
     }
@@ -52,7 +34,29 @@ impl Mongos {
     pub fn address(&self) -> String {
         match self {
             Mongos::Real(process) => process.address(),
-            Mongos::StandIn(stand_in) => stand_in.port.address(),
+            Mongos::StandIn(stand_in) => stand_in.address(),
+        }
+    }
+
+    /// Freezes it (SIGSTOP): its connections stay open, nothing answers.
+    ///
+    /// # Errors
+    /// [`Error::Process`] if it isn't running.
+    pub fn stop(&self) -> Result<(), Error> {
+        match self {
+            Mongos::Real(process) => Ok(process.stop()?),
+            Mongos::StandIn(stand_in) => stand_in.stop(),
+        }
+    }
+
+    /// Lets a frozen one go on (SIGCONT).
+    ///
+    /// # Errors
+    /// [`Error::Process`] if it isn't running.
+    pub fn resume(&self) -> Result<(), Error> {
+        match self {
+            Mongos::Real(process) => Ok(process.resume()?),
+            Mongos::StandIn(stand_in) => stand_in.resume(),
         }
     }
 
@@ -62,10 +66,9 @@ impl Mongos {
     /// [`Error::Process`] if the process can't be killed.
     pub fn kill(&self) -> Result<(), Error> {
         match self {
-            Mongos::Real(process) => process.kill()?,
-            Mongos::StandIn(stand_in) => stand_in.kill()?,
+            Mongos::Real(process) => Ok(process.kill()?),
+            Mongos::StandIn(stand_in) => stand_in.kill(),
         }
-        Ok(())
     }
 
     /// Starts it again, on the same port, if it isn't running.
@@ -77,35 +80,6 @@ impl Mongos {
             Mongos::Real(process) => Ok(process.restart()?),
             Mongos::StandIn(stand_in) => stand_in.restart(),
         }
-    }
-}
-
-impl StandIn {
-    fn kill(&self) -> Result<(), Error> {
-        if let Some(router) = self.running().take() {
-            router.stop();
-            // Its threads end on their own time.
-            wait_for("the end of the router", || self.listen().is_ok())?;
-        }
-        Ok(())
-    }
-
-    fn listen(&self) -> io::Result<TcpListener> {
-        TcpListener::bind(("127.0.0.1", self.port.number()))
-    }
-
-    fn restart(&self) -> Result<(), Error> {
-        let mut running = self.running();
-        if running.is_none() {
-            let port = self.port.number();
-            let start = || Router::start(self.listen()?, self.config_server.clone());
-            *running = Some(start().map_err(|source| Error::Router { port, source })?);
-        }
-        Ok(())
-    }
-
-    fn running(&self) -> MutexGuard<'_, Option<Router>> {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -17,6 +17,7 @@ mod dispatch;
 mod display;
 mod error;
 mod find_and_modify;
+mod freeze;
 mod hello;
 mod message;
 mod operation;
@@ -46,6 +47,8 @@ use read::Cursors;
 use routing::{Catalog, Link};
 use shard::{Pools, ReplicaSet};
 use transaction::Sessions;
+
+pub use freeze::Frozen;
 
 /// Threads of its own: the machine is shared with every process of the cluster.
 const WORKER_THREADS: usize = 2;
@@ -84,6 +87,11 @@ impl Router {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Keeps it from reading and answering anything until the result is dropped; its connections stay open.
+    pub fn freeze(&self) -> Frozen {
+        freeze::freeze(self.runtime.handle(), WORKER_THREADS)
     }
 
     /// Ends it and drops every connection at once, as a killed process would.

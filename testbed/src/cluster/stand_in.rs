@@ -1,0 +1,109 @@
+//! The stand-in router's life: frozen, continued, killed and restarted on its port as a process would be.
+//!
+//! All of it works inside and outside a tokio runtime; the router's own threads are ended on a thread made for that.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+
+use crate::Error;
+use crate::deadline::wait_for;
+use crate::process::{Port, ProcessError};
+use crate::router::{Frozen, Router};
+
+/// The testbed's own router, running inside this process.
+#[derive(Debug)]
+pub struct StandIn {
+    port: Port,
+    config_server: String,
+    life: Mutex<Life>,
+}
+
+#[derive(Debug)]
+enum Life {
+    Running(Router),
+    Frozen(Router, Frozen),
+    Ended,
+}
+
+impl StandIn {
+    pub(super) fn start(port: Port, config_server: String) -> Result<StandIn, Error> {
+        let stand_in = StandIn {
+            port,
+            config_server,
+            life: Mutex::new(Life::Ended),
+        };
+        stand_in.restart()?;
+        Ok(stand_in)
+    }
+
+    pub(super) fn address(&self) -> String {
+        self.port.address()
+    }
+
+    pub(super) fn stop(&self) -> Result<(), Error> {
+        self.change(|life| match life {
+            Life::Running(router) => {
+                let frozen = router.freeze();
+                Life::Frozen(router, frozen)
+            }
+            other => other,
+        })
+    }
+
+    pub(super) fn resume(&self) -> Result<(), Error> {
+        self.change(|life| match life {
+            Life::Frozen(router, frozen) => {
+                drop(frozen);
+                Life::Running(router)
+            }
+            other => other,
+        })
+    }
+
+    pub(super) fn kill(&self) -> Result<(), Error> {
+        let router = match std::mem::replace(&mut *self.life(), Life::Ended) {
+            // A frozen one goes on for a moment: its threads can't be ended while they are held.
+            Life::Running(router) | Life::Frozen(router, _) => router,
+            Life::Ended => return Ok(()),
+        };
+        // A runtime can't be ended from within another.
+        let ended = thread::spawn(|| router.stop()).join();
+        ended.map_err(|_| io::Error::other("the router's threads panicked"))?;
+        wait_for("the end of the router", || self.listen().is_ok())
+    }
+
+    pub(super) fn restart(&self) -> Result<(), Error> {
+        let mut life = self.life();
+        if matches!(*life, Life::Ended) {
+            let port = self.port.number();
+            let start = || Router::start(self.listen()?, self.config_server.clone());
+            *life = Life::Running(start().map_err(|source| Error::Router { port, source })?);
+        }
+        Ok(())
+    }
+
+    fn change(&self, change: impl FnOnce(Life) -> Life) -> Result<(), Error> {
+        let mut life = self.life();
+        if matches!(*life, Life::Ended) {
+            return Err(ProcessError::NotRunning("the stand-in router".to_owned()).into());
+        }
+        *life = change(std::mem::replace(&mut *life, Life::Ended));
+        Ok(())
+    }
+
+    fn listen(&self) -> io::Result<TcpListener> {
+        TcpListener::bind(("127.0.0.1", self.port.number()))
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}

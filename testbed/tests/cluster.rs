@@ -61,6 +61,12 @@ fn a_sharded_collection_lies_on_both_shards() {
 }
 
 #[test]
+fn the_balancer_is_off() {
+    let status = Cluster::shared().run("admin", doc! { "balancerStatus": 1 }).unwrap();
+    assert_eq!(status.get_str("mode").unwrap(), "off");
+}
+
+#[test]
 fn a_shard_takes_retryable_majority_writes() {
     let shard = Cluster::shared().shard("shard1").unwrap();
     let lsid = bson::Uuid::new();

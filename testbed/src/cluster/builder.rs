@@ -66,7 +66,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Starts the cluster, and waits until it can be used through its router.
+    /// Starts the cluster, and waits until it can be used through its router. The balancer is off.
     ///
     /// # Errors
     /// [`Error`] of the first part that failed; everything started so far is ended.
@@ -80,6 +80,7 @@ impl ClusterBuilder {
         let config_server = sets.remove(0);
         add_shards(&config_server, &sets)?;
         shard_sessions(&config_server)?;
+        stop_balancer(&config_server)?;
         let mongos = Mongos::start(port, &config_server, workspace.path())?;
         Ok(Cluster {
             mongos,
@@ -128,5 +129,12 @@ fn add_shards(config_server: &ReplicaSet, shards: &[ReplicaSet]) -> Result<(), E
 fn shard_sessions(config_server: &ReplicaSet) -> Result<(), Error> {
     config_server
         .run("admin", doc! { "refreshLogicalSessionCacheNow": 1 })
+        .map(drop)
+}
+
+/// Chunks move when a test moves them (or sends `balancerStart`).
+fn stop_balancer(config_server: &ReplicaSet) -> Result<(), Error> {
+    config_server
+        .run("admin", doc! { "_configsvrBalancerStop": 1 })
         .map(drop)
 }

@@ -78,14 +78,18 @@ impl Instance {
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let upstream = Upstream::new(config.upstream.uri()).await?;
         await_answer(&upstream, config, &readiness).await?;
-        let catalog = prepare::prepare(upstream.client(), &config.constraints, config.lease).await?;
+        let catalog = prepare::prepare(upstream.client(), &config.constraints, config.lease, &metrics).await?;
         for constraint in &config.constraints {
             metrics.set_ready(constraint, true);
         }
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(catalog, config.lease);
-        let service = Arc::new(Service { upstream, writes });
+        let service = Arc::new(Service {
+            upstream,
+            writes,
+            metrics,
+        });
         let limits = server::Limits {
             connections_max: config.limits.max_connections,
             drain: config.drain,

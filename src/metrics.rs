@@ -6,71 +6,28 @@
 
 use std::sync::Arc;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::constraint::Constraint;
 
-/// From a tenth of a millisecond, the least that a command through a proxy takes, to the longest lease.
-const SECONDS_BUCKETS: [f64; 14] = [
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0, 60.0,
+/// From half a millisecond, below which no majority write gets, to past the longest lease.
+const SECONDS_BUCKETS: [f64; 13] = [
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 600.0,
 ];
 
-/// What Keyward did with a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Handling {
-    /// Sent on as it came.
-    Forwarded,
-    /// Carried out under the constraints of its collection.
-    Protected,
-    /// Answered with an error because it can't be protected.
-    Refused,
-}
-
-impl Handling {
-    const ALL: [Handling; 3] = [Handling::Forwarded, Handling::Protected, Handling::Refused];
-
-    fn label(self) -> &'static str {
-        match self {
-            Handling::Forwarded => "forwarded",
-            Handling::Protected => "protected",
-            Handling::Refused => "refused",
-        }
-    }
-}
-
-/// Whose time it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spent {
-    /// Keyward's own.
-    Keyward,
-    /// Spent waiting for the deployment.
-    Upstream,
-}
-
-impl Spent {
-    const ALL: [Spent; 2] = [Spent::Keyward, Spent::Upstream];
-
-    fn label(self) -> &'static str {
-        match self {
-            Spent::Keyward => "keyward",
-            Spent::Upstream => "upstream",
-        }
-    }
-}
-
-/// Every metric of one process.
+/// Every metric of one process; clones count together.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Registry,
     /// Clients' connections.
     pub connections: Connections,
-    commands: IntCounterVec,
-    command_seconds: HistogramVec,
+    /// Clients' commands.
+    pub commands: Commands,
     reservations: IntCounterVec,
+    released: IntCounterVec,
+    takeovers: IntCounterVec,
     duplicates: IntCounterVec,
     conflicts_waited: IntCounterVec,
-    takeovers: IntCounterVec,
-    compensations: IntCounterVec,
     in_doubt: IntCounterVec,
     ready: IntGaugeVec,
 }
@@ -86,21 +43,54 @@ pub struct Connections {
     pub refused: IntCounter,
 }
 
+/// Clients' commands, by what was done with them.
+#[derive(Debug, Clone)]
+pub struct Commands {
+    /// Sent on as they came.
+    pub forwarded: IntCounter,
+    /// Answered with an error, because they can't be protected.
+    pub refused: IntCounter,
+    /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
+    pub protected_seconds: Histogram,
+}
+
 /// The metrics of one constraint.
 #[derive(Debug, Clone)]
 pub struct ConstraintMetrics {
-    /// Reservations written for a client's write, takeovers included.
+    /// Reservations written, takeovers and backfill included.
     pub reservations: IntCounter,
+    /// Reservations given back because their write didn't happen.
+    pub released: IntCounter,
+    /// Abandoned reservations taken over.
+    pub takeovers: IntCounter,
     /// Keys refused because another document holds them.
     pub duplicates: IntCounter,
     /// Conflicts with a reservation in flight whose outcome was waited for.
     pub conflicts_waited: IntCounter,
-    /// Abandoned reservations taken over.
-    pub takeovers: IntCounter,
-    /// Reservations released because their write failed.
-    pub compensations: IntCounter,
-    /// Writes whose outcome was unknown.
+    /// Reservations that stay until somebody looks, because the outcome of their write is unknown.
     pub in_doubt: IntCounter,
+}
+
+impl Connections {
+    /// Counts a connection as opened now, and as closed when the result is dropped, however its task ends.
+    pub fn open(&self) -> OpenConnection {
+        self.opened.inc();
+        OpenConnection {
+            closed: self.closed.clone(),
+        }
+    }
+}
+
+/// A connection that is counted as closed when this is dropped.
+#[derive(Debug)]
+pub struct OpenConnection {
+    closed: IntCounter,
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.closed.inc();
+    }
 }
 
 impl Metrics {
@@ -116,56 +106,41 @@ impl Metrics {
                     "Clients' connections closed at once because limits.max_connections were open.",
                 ),
             },
-            commands: make.counters(
-                "client_commands_total",
-                "Commands, by what was done with them.",
-                &["handling"],
-            ),
-            command_seconds: make.histograms(
-                "client_command_duration_seconds",
-                "Time from a command's arrival to its reply, split into Keyward's own and the deployment's.",
-                &["handling", "spent"],
-            ),
+            commands: Commands {
+                forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
+                refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
+                protected_seconds: make.histogram(
+                    "client_protected_writes_seconds",
+                    "Time from a protected write's turn to its reply.",
+                ),
+            },
             reservations: make.of_constraint("reservations_total", "Reservations written."),
+            released: make.of_constraint("released_total", "Reservations given back."),
+            takeovers: make.of_constraint("takeovers_total", "Abandoned reservations taken over."),
             duplicates: make.of_constraint("duplicates_total", "Keys refused because another document holds them."),
             conflicts_waited: make.of_constraint("conflicts_waited_total", "Conflicts with a reservation in flight."),
-            takeovers: make.of_constraint("takeovers_total", "Abandoned reservations taken over."),
-            compensations: make.of_constraint("compensations_total", "Reservations released after a failed write."),
-            in_doubt: make.of_constraint("in_doubt_total", "Writes whose outcome was unknown."),
-            ready: make.gauges(
-                "constraint_ready",
-                "1 while the constraint is enforced.",
-                &["constraint"],
-            ),
+            in_doubt: make.of_constraint("in_doubt_total", "Reservations whose write has an unknown outcome."),
+            ready: make.gauge_of_constraint("ready", "1 while the constraint is enforced."),
             registry: make.registry.clone(),
         };
-        make.gauges("build_info", "Always 1; the version is in the label.", &["version"])
-            .with_label_values(&[env!("CARGO_PKG_VERSION")])
-            .set(1);
-        metrics.touch(constraints);
+        make.build_info();
+        for constraint in constraints {
+            metrics.constraint(constraint);
+            metrics.set_ready(constraint, false);
+        }
         metrics
     }
 
-    /// Counts a command and the time it took.
-    pub fn command(&self, handling: Handling, own: std::time::Duration, upstream: std::time::Duration) {
-        self.commands.with_label_values(&[handling.label()]).inc();
-        for (spent, time) in [(Spent::Keyward, own), (Spent::Upstream, upstream)] {
-            self.command_seconds
-                .with_label_values(&[handling.label(), spent.label()])
-                .observe(time.as_secs_f64());
-        }
-    }
-
-    /// The metrics of `constraint`; cheap enough to be asked for once a command.
+    /// The metrics of `constraint`.
     pub fn constraint(&self, constraint: &Constraint) -> ConstraintMetrics {
         let name = constraint_label(constraint);
         let of = |counters: &IntCounterVec| counters.with_label_values(&[&name]);
         ConstraintMetrics {
             reservations: of(&self.reservations),
+            released: of(&self.released),
+            takeovers: of(&self.takeovers),
             duplicates: of(&self.duplicates),
             conflicts_waited: of(&self.conflicts_waited),
-            takeovers: of(&self.takeovers),
-            compensations: of(&self.compensations),
             in_doubt: of(&self.in_doubt),
         }
     }
@@ -185,20 +160,6 @@ impl Metrics {
         TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text)?;
         Ok((text, prometheus::TEXT_FORMAT))
     }
-
-    fn touch(&self, constraints: &[Arc<Constraint>]) {
-        for handling in Handling::ALL {
-            self.commands.with_label_values(&[handling.label()]);
-            for spent in Spent::ALL {
-                self.command_seconds
-                    .with_label_values(&[handling.label(), spent.label()]);
-            }
-        }
-        for constraint in constraints {
-            self.constraint(constraint);
-            self.set_ready(constraint, false);
-        }
-    }
 }
 
 /// How a constraint is named in metrics and in `/readyz`: `shop.users.email_1`.
@@ -217,21 +178,29 @@ impl Maker {
         self.register(IntCounter::with_opts(options(name, help)))
     }
 
-    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.register(IntCounterVec::new(options(name, help), labels))
+    fn histogram(&self, name: &str, help: &str) -> Histogram {
+        let options = HistogramOpts::from(options(name, help)).buckets(SECONDS_BUCKETS.to_vec());
+        self.register(Histogram::with_opts(options))
     }
 
     fn of_constraint(&self, name: &str, help: &str) -> IntCounterVec {
-        self.counters(&format!("constraint_{name}"), help, &["constraint"])
+        self.register(IntCounterVec::new(
+            options(&format!("constraint_{name}"), help),
+            &["constraint"],
+        ))
     }
 
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.register(IntGaugeVec::new(options(name, help), labels))
+    fn gauge_of_constraint(&self, name: &str, help: &str) -> IntGaugeVec {
+        self.register(IntGaugeVec::new(
+            options(&format!("constraint_{name}"), help),
+            &["constraint"],
+        ))
     }
 
-    fn histograms(&self, name: &str, help: &str, labels: &[&str]) -> HistogramVec {
-        let options = HistogramOpts::from(options(name, help)).buckets(SECONDS_BUCKETS.to_vec());
-        self.register(HistogramVec::new(options, labels))
+    fn build_info(&self) {
+        let options = options("build_info", "Always 1; the version is in the label.");
+        let info = self.register(IntGaugeVec::new(options, &["version"]));
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
     }
 
     fn register<M: prometheus::core::Collector + Clone + 'static>(&self, metric: prometheus::Result<M>) -> M {
@@ -253,36 +222,23 @@ mod tests {
 
     #[test]
     fn every_series_is_there_before_anything_happened() {
-        let metrics = Metrics::new(&[]);
-        let (text, content_type) = metrics.text().unwrap();
+        let (text, content_type) = Metrics::new(&[]).text().unwrap();
         assert!(content_type.starts_with("text/plain"));
         assert!(text.contains("keyward_client_connections_opened_total 0\n"), "{text}");
         assert!(
-            text.contains("keyward_client_commands_total{handling=\"refused\"} 0\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains(
-                "keyward_client_command_duration_seconds_count{handling=\"protected\",spent=\"upstream\"} 0\n"
-            ),
+            text.contains("keyward_client_protected_writes_seconds_count 0\n"),
             "{text}"
         );
     }
 
     #[test]
-    fn a_command_counts_once_and_its_time_twice() {
+    fn a_connection_is_open_as_long_as_its_guard_lives() {
         let metrics = Metrics::new(&[]);
-        let milliseconds = std::time::Duration::from_millis;
-        metrics.command(Handling::Protected, milliseconds(1), milliseconds(20));
-        let (text, _) = metrics.text().unwrap();
-        assert!(
-            text.contains("keyward_client_commands_total{handling=\"protected\"} 1\n"),
-            "{text}"
-        );
-        for (spent, seconds) in [("keyward", "0.001"), ("upstream", "0.02")] {
-            let series = format!("_duration_seconds_sum{{handling=\"protected\",spent=\"{spent}\"}} {seconds}\n");
-            assert!(text.contains(&series), "{series} in {text}");
-        }
+        let open = metrics.clone().connections.open();
+        let counted = || (metrics.connections.opened.get(), metrics.connections.closed.get());
+        assert_eq!(counted(), (1, 0));
+        drop(open);
+        assert_eq!(counted(), (1, 1));
     }
 
     #[test]

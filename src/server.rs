@@ -47,7 +47,10 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, limits: Limits, s
                     debug!(connection = next_id, %peer, "connection accepted");
                     sessions.spawn(session::run(client, next_id, Arc::clone(&service), stop.clone()));
                 }
-                Ok((client, peer)) => refuse(client, peer),
+                Ok((client, peer)) => {
+                    service.metrics.connections.refused.inc();
+                    refuse(client, peer);
+                }
                 Err(error) => {
                     // Out of file descriptors, mostly: trying again at once would only burn time.
                     warn!(%error, "a connection couldn't be accepted");

@@ -194,3 +194,44 @@ fn a_wrong_configuration_is_told_and_nothing_is_started() {
     assert_eq!(code, 78);
     assert!(log.ends_with("keyward.yaml:4:1: lease: must be 1s to 10m\n"), "{log}");
 }
+
+#[test]
+fn what_happens_is_counted() {
+    let constraints =
+        "  - { collection: run.counted, key: { a: 1 } }\n  - { collection: run.counted, key: { b: 1 } }\n";
+    let uri = ReplicaSet::shared().uri();
+    let mut keyward = Keyward::run(&format!("upstream: {uri}\nconstraints:\n{constraints}"));
+    let admin = keyward.logged("starting")["admin"].clone();
+    let address = keyward.logged("ready")["listen"].as_str().unwrap().to_owned();
+    let insert = |document| {
+        let command = doc! { "insert": "counted", "documents": [document] };
+        testbed::command::run(&address, "run", command)
+    };
+    assert!(insert(doc! { "a": 1, "b": 1 }).is_ok());
+    // `a` is free and reserved; `b` is taken, so `a` is given back.
+    assert!(insert(doc! { "a": 2, "b": 1 }).is_err());
+    let refused = doc! { "update": "counted", "updates": [{ "q": {}, "u": { "$inc": { "a": 1 } } }] };
+    assert!(testbed::command::run(&address, "run", refused).is_err());
+    testbed::command::run(&address, "run", doc! { "count": "counted" }).unwrap();
+    let metrics = get(&admin, "/metrics");
+    for series in [
+        "keyward_constraint_reservations_total{constraint=\"run.counted.a_1\"} 2",
+        "keyward_constraint_reservations_total{constraint=\"run.counted.b_1\"} 1",
+        "keyward_constraint_duplicates_total{constraint=\"run.counted.b_1\"} 1",
+        "keyward_constraint_released_total{constraint=\"run.counted.a_1\"} 1",
+        "keyward_constraint_in_doubt_total{constraint=\"run.counted.a_1\"} 0",
+    ] {
+        assert!(metrics.contains(&format!("\n{series}\n")), "{series} in {metrics}");
+    }
+    let value = |name: &str| {
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with(&format!("{name} ")))
+            .unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let opened = value("keyward_client_connections_opened_total");
+    assert!(opened >= 1 && value("keyward_client_connections_closed_total") <= opened);
+    assert!(value("keyward_client_protected_writes_seconds_count") >= 2);
+    assert!(value("keyward_client_commands_forwarded_total") >= 1);
+}

@@ -40,13 +40,14 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
     loop {
         // What is given back must be gone before it can be claimed again.
         give_back(protected, lease, candidates).await;
-        let round = take_effects(candidates, &mut awaited);
+        let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
             return awaited;
         }
         let asked = Instant::now();
         for (slot, event, read) in run(protected, lease, candidates, round).await {
             let candidate = &mut candidates[slot.0];
+            count(protected, candidate, slot.1, &event);
             if matches!(event, Event::Reserved(_) | Event::TookOver(_)) {
                 candidate.since = Some(candidate.since.map_or(asked, |since| since.min(asked)));
             }
@@ -55,6 +56,31 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
             }
             candidate.step(&event);
         }
+    }
+}
+
+/// Counts what an event says of the constraint of the candidate's key.
+fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &Event) {
+    let metrics = &protected.constraints[candidate.keys[key].constraint].metrics;
+    match event {
+        Event::Reserved(_) => metrics.reservations.inc(),
+        Event::TookOver(_) => {
+            metrics.reservations.inc();
+            metrics.takeovers.inc();
+        }
+        _ => {}
+    }
+}
+
+/// Counts a wait for the rival that stands in the way of one of the candidate's keys.
+fn count_wait(protected: &Protected, candidate: &Candidate<'_>, rival: Token) {
+    let in_the_way = candidate
+        .rivals
+        .iter()
+        .find(|(_, reservation)| reservation.token == rival);
+    if let Some((key, _)) = in_the_way {
+        let constraint = candidate.keys[*key].constraint;
+        protected.constraints[constraint].metrics.conflicts_waited.inc();
     }
 }
 
@@ -82,7 +108,7 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
 type Round = BTreeMap<(usize, Kind), Vec<(Slot, Option<Token>)>>;
 
 /// Sorts what the candidates ask for by what can travel together.
-fn take_effects(candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
+fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
     let mut round = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in std::mem::take(&mut candidate.effects) {
@@ -93,6 +119,7 @@ fn take_effects(candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> R
                 Effect::TakeOver { key, rival } => (Kind::TakeOver, key, Some(rival)),
                 Effect::Release(key) => (Kind::Release, key, None),
                 Effect::Wait { rival } => {
+                    count_wait(protected, candidate, rival);
                     awaited.push(rival);
                     continue;
                 }
@@ -219,7 +246,9 @@ impl Group<'_, '_> {
         if let Err(error) = self.proxy().release(&keys).await {
             // Nobody's write depends on it: what stays behind is settled after its lease.
             tracing::warn!(%error, constraint = self.proxy().constraint.name(), count = keys.len(), "could not release");
+            return Vec::new();
         }
+        self.proxy().metrics.released.inc_by(keys.len() as u64);
         Vec::new()
     }
 

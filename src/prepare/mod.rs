@@ -17,6 +17,7 @@ use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
+use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 
@@ -67,6 +68,7 @@ pub async fn prepare(
     client: &Client,
     constraints: &[Arc<Constraint>],
     lease: Duration,
+    metrics: &Metrics,
 ) -> Result<Catalog, PrepareError> {
     let deployment = Deployment::of(client).await?;
     let mut seen = HashSet::new();
@@ -81,7 +83,7 @@ pub async fn prepare(
             .iter()
             .filter(|constraint| constraint.namespace() == namespace);
         let proxies = of_namespace
-            .map(|constraint| ProxyCollection::new(client, constraint.clone()))
+            .map(|constraint| ProxyCollection::new(client, constraint.clone(), metrics.constraint(constraint)))
             .collect();
         let shard_key = deployment.shard_key(client, namespace).await?;
         let collection = Protected {

@@ -19,6 +19,7 @@ use mongodb::{
 };
 
 use crate::constraint::{Constraint, Key};
+use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
 
@@ -53,6 +54,8 @@ pub struct Read {
 pub struct ProxyCollection {
     /// The constraint.
     pub constraint: Arc<Constraint>,
+    /// What is counted of it.
+    pub metrics: ConstraintMetrics,
     client: Client,
     database: Database,
     reservations: Collection<RawDocumentBuf>,
@@ -63,7 +66,7 @@ pub struct ProxyCollection {
 
 impl ProxyCollection {
     /// The proxy collection of `constraint`, through `client`; needs a tokio runtime for its queue.
-    pub fn new(client: &Client, constraint: Arc<Constraint>) -> ProxyCollection {
+    pub fn new(client: &Client, constraint: Arc<Constraint>, metrics: ConstraintMetrics) -> ProxyCollection {
         let namespace = constraint.proxy_collection();
         let database = client.database(&namespace.database);
         // Whatever the URI says: a reservation counts once a majority has it, and only a primary knows the latest.
@@ -80,6 +83,7 @@ impl ProxyCollection {
             times: Arc::default(),
             database,
             constraint,
+            metrics,
         }
     }
 

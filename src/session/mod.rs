@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 pub use end::End;
 
 use crate::classify::{Protection, Verdict, classify};
+use crate::metrics::Metrics;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::upstream::{Connection, Targets, Upstream};
 use crate::wire::{Flags, Rejection, Request};
@@ -39,6 +40,8 @@ pub struct Service {
     pub upstream: Upstream,
     /// What the write path needs.
     pub writes: write::Context,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// A client's connection and the upstream connection that belongs to it.
@@ -60,6 +63,7 @@ struct Session {
 ///
 /// `id` names the connection in the logs.
 pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stop: watch::Receiver<bool>) {
+    let _open = service.metrics.connections.open();
     let end = match Session::begin(client, service, stop.clone()).await {
         Ok(session) => session.pump(stop).await,
         Err(end) => end,
@@ -154,6 +158,7 @@ impl Session {
         let next = match forwarded {
             None => Requests::Waiting,
             Some(reply) => {
+                self.service.metrics.commands.forwarded.inc();
                 if let Some(reply) = reply {
                     self.replies.owe(reply);
                 }

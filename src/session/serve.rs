@@ -3,7 +3,7 @@
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
 use super::{End, forwarded};
-use super::{Owed, Requests, Session};
+use super::{Owed, Requests, Service, Session};
 use crate::classify::{Verdict, classify};
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write;
@@ -25,7 +25,7 @@ impl Session {
         let length = message.len();
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
         let outcome = match Request::read(message, &mut self.scratch) {
-            Ok(request) => serve_one(&request, self.last_reply_id, &self.service.writes, &mut self.upstream).await?,
+            Ok(request) => serve_one(&request, self.last_reply_id, &self.service, &mut self.upstream).await?,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
             Err(rejection) => return Err(rejection.into()),
         };
@@ -35,6 +35,7 @@ impl Session {
         self.requests = Requests::Reading;
         match outcome {
             Outcome::Forward(reply) => {
+                self.service.metrics.commands.forwarded.inc();
                 if let Some(reply) = reply {
                     self.replies.owe(reply);
                 }
@@ -56,7 +57,7 @@ impl Session {
 async fn serve_one(
     request: &Request<'_>,
     reply_id: i32,
-    writes: &write::Context,
+    service: &Service,
     upstream: &mut crate::upstream::Connection,
 ) -> Result<Outcome, End> {
     let envelope = &request.envelope;
@@ -64,20 +65,26 @@ async fn serve_one(
         Ok(message) => message,
         Err(rejection) => return turn_down(envelope, rejection, reply_id),
     };
-    let catalog = writes.catalog();
+    let commands = &service.metrics.commands;
+    let catalog = service.writes.catalog();
     let verdict = match classify(message, &**catalog) {
         Ok(verdict) => verdict,
         Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
     };
     match (verdict, message) {
-        (Verdict::Refuse(refusal), _) => answer(envelope, &refusal.error().body(), reply_id),
+        (Verdict::Refuse(refusal), _) => {
+            commands.refused.inc();
+            answer(envelope, &refusal.error().body(), reply_id)
+        }
         (Verdict::Write(write), Message::Msg(_)) => {
             // The server checks a message whole before it runs any of it; so does the write path.
             let parsed = match OpMsg::parse_whole(request.unpacked) {
                 Ok(parsed) => parsed,
                 Err(rejection) => return turn_down(envelope, &rejection, reply_id),
             };
-            let body = write::serve(&write, &parsed, writes, upstream).await?;
+            let timer = commands.protected_seconds.start_timer();
+            let body = write::serve(&write, &parsed, &service.writes, upstream).await?;
+            timer.observe_duration();
             answer(envelope, &body, reply_id)
         }
         // The constraints have changed since the message arrived, and it needs no care any more.

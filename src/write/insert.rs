@@ -175,7 +175,11 @@ impl<'a> Insert<'a, '_> {
         match part {
             Ok(part) => self.take_part(part, ready),
             Err(error) => {
-                ready.for_each(|candidate| candidate.step(&Event::InDoubt));
+                let protected = self.protected;
+                ready.for_each(|candidate| {
+                    candidate.step(&Event::InDoubt);
+                    count_in_doubt(protected, candidate);
+                });
                 Err(error)
             }
         }
@@ -205,6 +209,9 @@ impl<'a> Insert<'a, '_> {
                 Outcome::InDoubt(error) => (Event::InDoubt, error),
             };
             candidate.step(&event);
+            if event == Event::InDoubt {
+                count_in_doubt(self.protected, candidate);
+            }
             if let Some(error) = error {
                 self.error(candidate.position, error);
             }
@@ -222,7 +229,9 @@ impl<'a> Insert<'a, '_> {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
-                    let duplicate = self.protected.constraints[*constraint].constraint.duplicate(key);
+                    let proxy = &self.protected.constraints[*constraint];
+                    proxy.metrics.duplicates.inc();
+                    let duplicate = proxy.constraint.duplicate(key);
                     self.error(candidate.position, WriteError::duplicate(&duplicate));
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
@@ -294,6 +303,13 @@ impl<'a> Insert<'a, '_> {
             true => WriteReply::default().body(),
             false => self.reply.body(),
         }
+    }
+}
+
+/// Counts the reservations that a write of unknown outcome leaves.
+fn count_in_doubt(protected: &Protected, candidate: &Candidate<'_>) {
+    for ConstrainedKey { constraint, .. } in &candidate.keys {
+        protected.constraints[*constraint].metrics.in_doubt.inc();
     }
 }
 

@@ -111,7 +111,7 @@ async fn the_rust_driver_with_each_compressor() {
         insert.session(&mut session).await.unwrap();
         session.commit_transaction().await.unwrap();
         assert!(things.find_one(doc! { "_id": "transaction" }).await.unwrap().is_some());
-        let refused = client.database("shop").collection("users").insert_one(doc! {}).await;
+        let refused = client.database("admin").run_command(doc! { "applyOps": [] }).await;
         assert!(refused.unwrap_err().to_string().contains("Keyward"));
         // Shutting down waits for what still belongs to the client.
         drop((session, things));

@@ -1,7 +1,9 @@
 //! A Keyward inside the test, on a runtime of its own, so that tests may block.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use keyward::catalog::Catalog;
 use keyward::server::{self, Limits};
 use keyward::session::Service;
 use keyward::upstream::Upstream;
@@ -11,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A running Keyward that protects `shop.users`; ends when it is dropped.
+/// A running Keyward without constraints; ends when it is dropped.
 pub struct Proxy {
     pub address: String,
     runtime: Runtime,
@@ -34,7 +36,7 @@ impl Proxy {
         let (address, server) = runtime.block_on(async {
             let service = Service {
                 upstream: Upstream::new(upstream).await.unwrap(),
-                writes: write::Context::new(&[("shop", "users")]),
+                writes: write::Context::new(Catalog::default(), Duration::from_secs(10)),
             };
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();

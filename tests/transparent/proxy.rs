@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::catalog::Catalog;
+use keyward::metrics::Metrics;
 use keyward::server::{self, Limits};
 use keyward::session::Service;
 use keyward::upstream::Upstream;
@@ -37,6 +38,7 @@ impl Proxy {
             let service = Service {
                 upstream: Upstream::new(upstream).await.unwrap(),
                 writes: write::Context::new(Catalog::default(), Duration::from_secs(10)),
+                metrics: Metrics::new(&[]),
             };
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();

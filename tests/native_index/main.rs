@@ -40,6 +40,7 @@ fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
     };
     let mut seen = Seen::default();
     for seed in seeds {
+        let _replay = PrintedOnPanic(seed);
         compare(&mut server, seed, &mut seen);
     }
     println!("{seen:?}");
@@ -47,6 +48,17 @@ fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
         seed.is_some() || seen.refused * 10 > seen.documents,
         "too few conflicts to show anything: {seen:?}"
     );
+}
+
+/// The seed that replays a failure, whatever fails.
+struct PrintedOnPanic(u64);
+
+impl Drop for PrintedOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("KEYWARD_SEED={}", self.0);
+        }
+    }
 }
 
 /// What the generated documents met with, to see that they test something.

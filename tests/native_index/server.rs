@@ -30,14 +30,14 @@ impl Server {
             "createIndexes": &namespace.collection, "indexes": [super::index_document(spec)], "$db": &namespace.database,
         };
         let reply = self.run(&command, &[]);
-        let reply: Document = bson::deserialize_from_slice(&reply).unwrap();
-        match reply.get_f64("ok") {
-            Ok(1.0) => Ok(()),
-            _ => Err((
-                reply.get_i32("code").unwrap(),
-                reply.get_str("errmsg").unwrap().to_owned(),
-            )),
+        let reply = Doc::new(&reply).unwrap();
+        let field = |name| reply.get(name).unwrap().unwrap();
+        if field("ok").is_truthy() {
+            return Ok(());
         }
+        // The specification is repeated in the text, its long strings cut anywhere.
+        let text = String::from_utf8_lossy(field("errmsg").as_string_bytes().unwrap()).into_owned();
+        Err((field("code").as_whole_number().unwrap() as i32, text))
     }
 
     /// Inserts each document whatever happens to the others; the entry of `writeErrors` for each one refused.

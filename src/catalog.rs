@@ -10,6 +10,7 @@ use crate::classify::Protection;
 use crate::constraint::PROXY_PREFIX;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
+use crate::reply::Times;
 
 /// A protected collection with what its writes need.
 #[derive(Debug)]
@@ -20,6 +21,25 @@ pub struct Protected {
     pub constraints: Vec<ProxyCollection>,
     /// The paths of its shard key; empty where it isn't sharded.
     pub shard_key: Vec<String>,
+}
+
+impl Protected {
+    /// Every path whose change can change a key, or where a reservation's owner is looked for.
+    pub fn paths(&self) -> Vec<&str> {
+        let of_constraints = self.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
+        of_constraints
+            .chain(self.shard_key.iter().map(String::as_str))
+            .collect()
+    }
+
+    /// The latest cluster times that Keyward's own reads for this collection told.
+    pub fn times(&self) -> Times {
+        let mut times = Times::default();
+        for proxy in &self.constraints {
+            times.advance(proxy.times());
+        }
+        times
+    }
 }
 
 /// The snapshot.

@@ -97,6 +97,17 @@ impl<'a> Doc<'a> {
         Ok(None)
     }
 
+    /// The document or array named `name`; nothing if there is none, or something else.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is, or it isn't what it says.
+    pub fn nested(self, name: &str) -> Result<Option<Doc<'a>>, Malformed> {
+        match self.get(name)? {
+            Some(element) => element.as_document_or_array(),
+            None => Ok(None),
+        }
+    }
+
     /// Checks everything down to the last nested document, as the server does on intake.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
 
 /// A key together with the constraint that it belongs to.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConstrainedKey {
     /// The constraint's position among the collection's.
     pub constraint: usize,
@@ -51,15 +51,8 @@ impl<'a> Candidate<'a> {
     pub fn new(protected: &Protected, token: Token, document: &'a [u8]) -> Result<Self, KeyError> {
         let document = with_id(document, token)?;
         let doc = Doc::new(&document)?;
-        let mut keys = Vec::new();
-        for (constraint, proxy) in protected.constraints.iter().enumerate() {
-            let of_constraint = proxy.constraint.keys(doc)?;
-            keys.extend(of_constraint.into_iter().map(|key| ConstrainedKey { constraint, key }));
-        }
-        let owner = Owner {
-            id: id_of(doc)?,
-            route: route_of(doc, &protected.shard_key)?,
-        };
+        let keys = keys_of_new(protected, doc)?;
+        let owner = owner_of(protected, doc)?;
         let (attempt, effects) = Attempt::begin(token, keys.len());
         let position = token.position as usize;
         Ok(Candidate {
@@ -84,25 +77,28 @@ impl<'a> Candidate<'a> {
         token: Token,
         doc: Doc<'a>,
     ) -> Result<Vec<Self>, KeyError> {
-        let owner = Owner {
-            id: id_of(doc)?,
-            route: route_of(doc, &protected.shard_key)?,
-        };
+        let owner = owner_of(protected, doc)?;
         let keys = protected.constraints[constraint].constraint.keys(doc)?;
         let candidates = keys.into_iter().map(|key| {
-            let (attempt, effects) = Attempt::begin(token, 1);
-            Candidate {
-                position: token.position as usize,
-                document: Cow::Borrowed(doc.bytes()),
-                owner: owner.clone(),
-                keys: vec![ConstrainedKey { constraint, key }],
-                attempt,
-                effects,
-                since: None,
-                rivals: HashMap::new(),
-            }
+            let document = Cow::Borrowed(doc.bytes());
+            Candidate::of_one_key(token, document, owner.clone(), ConstrainedKey { constraint, key })
         });
         Ok(candidates.collect())
+    }
+
+    /// An attempt at one key alone.
+    pub fn of_one_key(token: Token, document: Cow<'a, [u8]>, owner: Owner, key: ConstrainedKey) -> Self {
+        let (attempt, effects) = Attempt::begin(token, 1);
+        Candidate {
+            position: token.position as usize,
+            document,
+            owner,
+            keys: vec![key],
+            attempt,
+            effects,
+            since: None,
+            rivals: HashMap::new(),
+        }
     }
 
     /// Whether the reservation in the way of the key at `key` is for this very document.
@@ -134,9 +130,51 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// A document's keys under all constraints of its collection: by constraint, then in index order.
+///
+/// # Errors
+/// [`KeyError`] if the document can't be indexed.
+pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> Result<Vec<ConstrainedKey>, KeyError> {
+    let mut keys = Vec::new();
+    for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        let of_constraint = proxy.constraint.keys(doc)?;
+        keys.extend(of_constraint.into_iter().map(|key| ConstrainedKey { constraint, key }));
+    }
+    Ok(keys)
+}
+
+/// As [`keys_of`], for a document that is yet to be inserted.
+///
+/// # Errors
+/// [`KeyError`] if the document can't be indexed, or the server would change its keys.
+pub fn keys_of_new(protected: &Protected, doc: Doc<'_>) -> Result<Vec<ConstrainedKey>, KeyError> {
+    for proxy in &protected.constraints {
+        if proxy.constraint.server_fills_in(doc)? {
+            return Err(KeyError::FilledIn {
+                constraint: proxy.constraint.name().to_owned(),
+            });
+        }
+    }
+    keys_of(protected, doc)
+}
+
+/// The document as an owner of keys.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed> {
+    Ok(Owner {
+        id: id_of(doc)?,
+        route: route_of(doc, &protected.shard_key)?,
+    })
+}
+
 /// The document with an `_id`: the server's drivers send one; where one is missing it is added in front, as the server
 /// does. A retry of the same statement gets the same one, so that the two are one document.
-fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed> {
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed> {
     let doc = Doc::new(document)?;
     if doc.get("_id")?.is_some() {
         return Ok(Cow::Borrowed(document));
@@ -188,12 +226,7 @@ fn at_path<'a>(doc: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malforme
     let Some((first, rest)) = path.split_once('.') else {
         return doc.get(path);
     };
-    match doc
-        .get(first)?
-        .map(|element| element.as_document_or_array())
-        .transpose()?
-        .flatten()
-    {
+    match doc.nested(first)? {
         Some(nested) => at_path(nested, rest),
         None => Ok(None),
     }

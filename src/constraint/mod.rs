@@ -69,6 +69,13 @@ pub enum KeyError {
         /// The array, as the server prints it.
         array: Vec<u8>,
     },
+    /// The server would put its own time in the place of `Timestamp(0, 0)`, so the key isn't known ahead. Keyward's own
+    /// refusal: a native index takes the time.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    FilledIn {
+        /// The constraint's name.
+        constraint: String,
+    },
     /// The document isn't BSON, or nests deeper than any that the server takes.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -212,6 +219,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some(171),
             KeyError::AmbiguousField { .. } => Some(16746),
+            KeyError::FilledIn { .. } => Some(20),
             KeyError::Malformed(_) => None,
         }
     }
@@ -221,6 +229,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
             KeyError::AmbiguousField { .. } => Some("Location16746"),
+            KeyError::FilledIn { .. } => Some("IllegalOperation"),
             KeyError::Malformed(_) => None,
         }
     }
@@ -236,6 +245,11 @@ impl KeyError {
                              in an array), field: '";
                 [&text[..], field, b"' for array: ", array].concat()
             }
+            KeyError::FilledIn { constraint } => format!(
+                "Keyward can't reserve a key of unique constraint {constraint} ahead: the server puts its time in the place of \
+                 Timestamp(0, 0); insert the time itself, or set it with $currentDate afterwards"
+            )
+            .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
         }
     }

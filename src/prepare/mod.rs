@@ -6,6 +6,7 @@
 
 mod backfill;
 mod definition;
+mod results;
 mod sharding;
 
 use std::collections::HashSet;
@@ -103,6 +104,7 @@ async fn prepare_collection(
     protected: &Protected,
     lease: Duration,
 ) -> Result<(), PrepareError> {
+    results::create(client, &protected.namespace.database).await?;
     let definitions = Definitions::of(client, &protected.namespace);
     for (position, proxy) in protected.constraints.iter().enumerate() {
         let constraint = &proxy.constraint;

@@ -24,7 +24,7 @@ use crate::reply::Times;
 use crate::reservation::Token;
 
 pub use queue::Reserved;
-pub use reservation::{Owner, Reservation};
+pub use reservation::{Owner, Reservation, document as reservation_document};
 
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]

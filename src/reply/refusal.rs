@@ -31,6 +31,20 @@ pub enum Refusal {
         /// The protected collection, if there is one in question.
         namespace: Option<String>,
     },
+    /// One statement would change too many documents in one transaction; nothing was changed.
+    #[error(
+        "Keyward changes at most 10000 documents of {namespace} with one statement, because its unique constraints are kept \
+         by one transaction; update fewer documents at a time"
+    )]
+    TooMany {
+        /// The protected collection.
+        namespace: Namespace,
+    },
+    /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
+    #[error(
+        "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
+    )]
+    Conflict,
     /// The configuration was reloaded between two looks at it.
     #[error("the constraints in Keyward's configuration have just changed; send the command again")]
     ConstraintsChanged,
@@ -61,6 +75,8 @@ impl Refusal {
             Refusal::NotYet { .. } | Refusal::ConstraintsChanged => (20, "IllegalOperation"),
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } => (6, "HostUnreachable"),
+            Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
+            Refusal::Conflict => (112, "WriteConflict"),
             Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
         }
     }
@@ -71,10 +87,15 @@ impl Refusal {
         let mut reply = Builder::new();
         reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
         reply.int32("code", code).string("codeName", code_name.as_bytes());
-        if matches!(self, Refusal::Unsure { retryable: true, .. }) {
+        let label = match self {
+            Refusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
+            Refusal::Conflict => Some("TransientTransactionError"),
+            _ => None,
+        };
+        if let Some(label) = label {
             reply
                 .open(ElementType::Array, b"errorLabels")
-                .string("0", b"RetryableWriteError")
+                .string("0", label.as_bytes())
                 .close();
         }
         times.append_to(&mut reply);

@@ -80,6 +80,9 @@ impl WriteError {
 #[derive(Debug, Default)]
 pub struct WriteReply {
     n: i32,
+    n_modified: i32,
+    /// `{_id}` of each statement that inserted a document, by position.
+    upserted: BTreeMap<usize, Vec<u8>>,
     errors: BTreeMap<usize, WriteError>,
     retried: Vec<i64>,
     /// The elements of the latest part's reply that are merely passed on.
@@ -120,7 +123,7 @@ impl WriteReply {
                         .and_then(|n| i32::try_from(n).ok())
                         .unwrap_or(0)
                 }
-                b"writeErrors" | b"ok" => {}
+                b"writeErrors" | b"ok" | b"nModified" | b"upserted" | b"recoveryToken" => {}
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
                 b"retriedStmtIds" => self.retried.extend(whole_numbers(&element)?),
                 b"$clusterTime" | b"operationTime" => {
@@ -138,6 +141,54 @@ impl WriteReply {
         Ok(())
     }
 
+    /// Counts documents that the server won't count in a reply.
+    pub fn count(&mut self, documents: usize) {
+        self.n += i32::try_from(documents).unwrap_or(i32::MAX);
+    }
+
+    /// Adds the server's reply to a run of statements, the first of which is the client's at position `first`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the reply isn't BSON.
+    pub fn add_statements(&mut self, reply: Doc<'_>, first: usize) -> Result<(), Malformed> {
+        for (index, entry) in entries(reply.get("writeErrors")?)? {
+            self.error(first + index, WriteError::from_server(entry)?);
+        }
+        for (index, entry) in entries(reply.get("upserted")?)? {
+            let mut id = Builder::new();
+            if let Some(element) = entry.get("_id")? {
+                id.element(&element);
+            }
+            self.upserted.insert(first + index, id.finish());
+        }
+        let modified = reply.get("nModified")?.and_then(|n| n.as_whole_number()).unwrap_or(0);
+        self.n_modified += i32::try_from(modified).unwrap_or(0);
+        self.add_part(reply)
+    }
+
+    /// The body of the reply to an `update`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if a part of it, from the server, isn't BSON.
+    pub fn update_body(&self) -> Result<Vec<u8>, Malformed> {
+        let mut reply = Builder::new();
+        reply.int32("n", self.n);
+        if !self.upserted.is_empty() {
+            reply.open(ElementType::Array, b"upserted");
+            for (place, (index, id)) in self.upserted.iter().enumerate() {
+                reply.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+                reply.int32("index", i32::try_from(*index).unwrap_or(i32::MAX));
+                for element in Doc::new(id)?.elements() {
+                    reply.element(&element?);
+                }
+                reply.close();
+            }
+            reply.close();
+        }
+        reply.int32("nModified", self.n_modified);
+        self.append_rest(reply)
+    }
+
     /// The reply's body.
     ///
     /// # Errors
@@ -145,6 +196,10 @@ impl WriteReply {
     pub fn body(&self) -> Result<Vec<u8>, Malformed> {
         let mut reply = Builder::new();
         reply.int32("n", self.n);
+        self.append_rest(reply)
+    }
+
+    fn append_rest(&self, mut reply: Builder) -> Result<Vec<u8>, Malformed> {
         if !self.passed_on.is_empty() {
             for element in Doc::new(&self.passed_on)?.elements() {
                 reply.element(&element?);
@@ -181,6 +236,20 @@ impl WriteReply {
         reply.close();
         Ok(())
     }
+}
+
+/// The documents of a reply's array, each with its `index`.
+fn entries<'a>(array: Option<Element<'a>>) -> Result<Vec<(usize, Doc<'a>)>, Malformed> {
+    let array = array.map(|array| array.as_document_or_array()).transpose()?.flatten();
+    let mut entries = Vec::new();
+    for element in array.into_iter().flat_map(Doc::elements) {
+        let Some(entry) = element?.as_document_or_array()? else {
+            continue;
+        };
+        let index = entry.get("index")?.and_then(|index| index.as_whole_number());
+        entries.push((index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0), entry));
+    }
+    Ok(entries)
 }
 
 fn whole_numbers(array: &Element<'_>) -> Result<Vec<i64>, Malformed> {

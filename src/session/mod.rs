@@ -23,7 +23,7 @@ use crate::classify::{Protection, Verdict, classify};
 use crate::metrics::Metrics;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::upstream::{Connection, Targets, Upstream};
-use crate::wire::{Flags, Rejection, Request};
+use crate::wire::{Envelope, Flags, Rejection, Request};
 use crate::write;
 use replies::{Owed, Replies};
 use requests::Requests;
@@ -180,12 +180,16 @@ fn forwarded(request: &Request<'_>, protection: &impl Protection) -> Option<Opti
         Verdict::Hello => true,
         Verdict::Write(_) | Verdict::Refuse(_) => return None,
     };
-    let envelope = &request.envelope;
-    Some(envelope.wants_reply().then_some(Owed {
+    Some(owed(&request.envelope, is_hello))
+}
+
+/// The reply that upstream will owe for a request that goes on, if any.
+fn owed(envelope: &Envelope, is_hello: bool) -> Option<Owed> {
+    envelope.wants_reply().then_some(Owed {
         answers: envelope.request_id,
         is_hello,
         may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
-    }))
+    })
 }
 
 /// Ends when the connection should close as soon as the client has its answers, and says why.

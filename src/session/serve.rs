@@ -2,11 +2,11 @@
 //!
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
-use super::{End, forwarded};
+use super::{End, forwarded, owed};
 use super::{Owed, Requests, Service, Session};
 use crate::classify::{Verdict, classify};
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
-use crate::write;
+use crate::write::{self, Served};
 
 /// What to do once the message has been dealt with.
 enum Outcome {
@@ -83,9 +83,16 @@ async fn serve_one(
                 Err(rejection) => return turn_down(envelope, &rejection, reply_id),
             };
             let timer = commands.protected_seconds.start_timer();
-            let body = write::serve(&write, &parsed, &service.writes, upstream).await?;
-            timer.observe_duration();
-            answer(envelope, &body, reply_id)
+            match write::serve(&write, &parsed, &service.writes, upstream).await? {
+                Served::Reply(body) => {
+                    timer.observe_duration();
+                    answer(envelope, &body, reply_id)
+                }
+                Served::Untouched => {
+                    timer.stop_and_discard();
+                    Ok(Outcome::Forward(owed(envelope, false)))
+                }
+            }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
         _ => match forwarded(request, &**catalog) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
-use super::insert_command::InsertCommand;
+use super::batch_command::BatchCommand;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
@@ -53,7 +53,7 @@ pub enum ForwardError {
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
 pub async fn forward(
-    command: &InsertCommand<'_>,
+    command: &BatchCommand<'_>,
     candidates: &[&Candidate<'_>],
     time: Duration,
     upstream: &mut Connection,
@@ -72,19 +72,66 @@ pub async fn forward(
     read(reply.body(), candidates.len(), command.ordered)
 }
 
+/// Sends the statements at `positions` of an `update` or `delete` (`list` is its batch) on as they came; gives the reply's
+/// body, and whether it is `ok`.
+///
+/// # Errors
+/// [`ForwardError`]: the outcome is unknown then.
+pub async fn statements(
+    command: &BatchCommand<'_>,
+    list: &'static str,
+    positions: std::ops::Range<usize>,
+    upstream: &mut Connection,
+) -> Result<(Vec<u8>, bool), ForwardError> {
+    let body = part_of_body(command, list, positions.clone())?.finish();
+    let documents = command.documents[positions]
+        .iter()
+        .map(|statement| statement.bytes())
+        .collect();
+    let sequence = OutSequence {
+        name: list.as_bytes(),
+        documents,
+    };
+    let draft = Draft {
+        sequences: vec![sequence],
+        ..Draft::of_body(&body)
+    };
+    let reply = upstream.request(&draft).await?;
+    let body = reply.body();
+    let is_ok = body.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    Ok((body.bytes().to_vec(), is_ok))
+}
+
 /// The client's body without its documents, fit for this part.
-fn body(command: &InsertCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
-    let numbers: Option<Vec<i32>> = command.retry.as_ref().map(|retry| {
-        let number = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;
-        candidates.iter().map(number).collect()
+fn body(command: &BatchCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
+    let positions = candidates.iter().map(|candidate| candidate.position);
+    let mut body = part_of_body(command, "documents", positions)?;
+    body.int32("maxTimeMS", i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
+    Ok(body.finish())
+}
+
+/// The client's body without its batch `list`, of which the part at `positions` is sent beside it.
+fn part_of_body(
+    command: &BatchCommand<'_>,
+    list: &str,
+    positions: impl Iterator<Item = usize>,
+) -> Result<Builder, Malformed> {
+    let retry = command.retry.as_ref();
+    let numbers = retry.map(|retry| {
+        positions
+            .map(|position| retry.operation(position).statement)
+            .collect::<Vec<_>>()
     });
     // By itself the server numbers the statements of a command from zero.
-    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..));
+    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
     let mut body = Builder::new();
     for element in command.body.elements() {
         let element = element?;
         match element.name {
-            b"documents" | b"maxTimeMS" | b"stmtId" | b"stmtIds" => {}
+            b"stmtId" | b"stmtIds" => {}
+            name if name == list.as_bytes() => {}
+            // The limit of an insert is set anew, within its lease.
+            b"maxTimeMS" if list == "documents" => {}
             // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
             b"apiStrict" if numbers.is_some() => {}
             // Whether a document was refused must be known, to give its keys back.
@@ -98,7 +145,6 @@ fn body(command: &InsertCommand<'_>, candidates: &[&Candidate<'_>], time: Durati
             }
         }
     }
-    body.int32("maxTimeMS", i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
     if let Some(numbers) = numbers {
         body.open(ElementType::Array, b"stmtIds");
         for (index, number) in numbers.iter().enumerate() {
@@ -106,7 +152,7 @@ fn body(command: &InsertCommand<'_>, candidates: &[&Candidate<'_>], time: Durati
         }
         body.close();
     }
-    Ok(body.finish())
+    Ok(body)
 }
 
 /// Reads what a reply says about each of `count` documents.
@@ -126,11 +172,7 @@ fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErro
         });
     }
     let mut outcomes = vec![Outcome::Applied; count];
-    let errors = reply
-        .get("writeErrors")?
-        .map(|errors| errors.as_document_or_array())
-        .transpose()?
-        .flatten();
+    let errors = reply.nested("writeErrors")?;
     for error in errors.iter().flat_map(|errors| errors.elements()) {
         let Some(error) = error?.as_document_or_array()? else {
             continue;

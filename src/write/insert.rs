@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Context;
+use super::batch_command::BatchCommand;
 use super::forward::{ForwardError, Outcome, Part, forward};
-use super::insert_command::InsertCommand;
+use super::{BackOff, Context};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Refusal, Times, WriteError, WriteReply};
+use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 use crate::upstream::Connection;
 
@@ -27,8 +27,6 @@ const SLICE_BYTES: usize = 16 << 20;
 const LEASE_LEFT_MIN: f64 = 0.4;
 /// This part of the lease is kept back from what a forwarded write may take: for its way to the server.
 const LEASE_RESERVE: f64 = 0.1;
-/// The first wait for a rival of another process, and the longest.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(250));
 
 /// A command whose keys take so many starts before half a lease has passed is given up.
 const RESTARTS_MAX: u32 = 3;
@@ -37,7 +35,7 @@ const RESTARTS_MAX: u32 = 3;
 struct Insert<'a, 'c> {
     context: &'c Context,
     protected: &'c Protected,
-    command: &'c InsertCommand<'a>,
+    command: &'c BatchCommand<'a>,
     attempt: UnderWay,
     deadline: Option<Instant>,
     restarts: u32,
@@ -60,7 +58,7 @@ enum Stopped {
 pub async fn insert(
     context: &Context,
     protected: &Protected,
-    command: &InsertCommand<'_>,
+    command: &BatchCommand<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let mut insert = Insert {
@@ -85,7 +83,7 @@ pub async fn insert(
 impl<'a> Insert<'a, '_> {
     async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
         let (mut pending, unindexable) = self.candidates(positions);
-        let mut back_off = BACK_OFF.0;
+        let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = settle(self.protected, self.context.lease, &mut pending).await;
             self.restart_what_is_late(&mut pending);
@@ -244,7 +242,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     /// Waits until what rivals are at may be decided; rivals in the same command are, by now.
-    async fn wait(&mut self, awaited: &[Token], back_off: &mut Duration, pending: &mut [Candidate<'_>]) {
+    async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.attempt.attempt();
         if let Some(rival) = awaited.iter().find(|rival| rival.attempt != own) {
             let left = self
@@ -253,13 +251,11 @@ impl<'a> Insert<'a, '_> {
             if left.is_some_and(|left| left.is_zero()) {
                 self.refuse(&Refusal::TimeLimit);
             }
-            // Not in step with others who wait for the same rival.
-            let at_most = back_off.mul_f64(rand::random_range(0.5..1.0));
+            let at_most = back_off.next();
             self.context
                 .in_flight
                 .wait_for(rival.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
-            *back_off = BACK_OFF.1.min(*back_off * 2);
         }
         for candidate in pending.iter_mut().filter(|candidate| candidate.attempt.is_waiting()) {
             candidate.step(&Event::WaitOver);
@@ -274,7 +270,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     fn refuse(&mut self, refusal: &Refusal) {
-        self.stopped = Some(Stopped::Whole(refusal.body(&self.times())));
+        self.stopped = Some(Stopped::Whole(refusal.body(&self.protected.times())));
     }
 
     fn unsure(&self, constraint: usize) -> Refusal {
@@ -285,19 +281,11 @@ impl<'a> Insert<'a, '_> {
         }
     }
 
-    fn times(&self) -> Times {
-        let mut times = Times::default();
-        for proxy in &self.protected.constraints {
-            times.advance(proxy.times());
-        }
-        times
-    }
-
     fn into_body(mut self) -> Result<Vec<u8>, Malformed> {
         if let Some(Stopped::Whole(body)) = self.stopped {
             return Ok(body);
         }
-        let times = self.times();
+        let times = self.protected.times();
         self.reply.advance(times);
         match self.command.unacknowledged {
             true => WriteReply::default().body(),

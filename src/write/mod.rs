@@ -3,9 +3,24 @@
 //! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. What it can't
 //! protect it refuses, naming the collection and the way out.
 
+mod back_off;
+mod batch_command;
+mod touch;
+
 mod forward;
 mod insert;
-mod insert_command;
+
+mod clash;
+mod conclusion;
+mod image;
+mod moves;
+pub mod record;
+mod statement;
+mod transaction;
+
+mod find_and_modify;
+mod insert_within;
+mod modify;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +34,14 @@ use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
+use back_off::BackOff;
+use batch_command::BatchCommand;
 pub use forward::ForwardError;
-use insert_command::InsertCommand;
+use statement::Kind;
+use transaction::Transaction;
+
+/// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What the writes of one Keyward have in common.
 #[derive(Debug)]
@@ -48,7 +69,16 @@ impl Context {
     }
 }
 
-/// Carries out a write on protected data; gives the reply's body.
+/// What became of a write.
+#[derive(Debug)]
+pub enum Served {
+    /// It was carried out, or refused: the reply's body.
+    Reply(Vec<u8>),
+    /// It can't change a key, and nothing of it was carried out: it may go on as it came.
+    Untouched,
+}
+
+/// Carries out a write on protected data.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
@@ -57,10 +87,10 @@ pub async fn serve(
     message: &OpMsg<'_>,
     context: &Context,
     upstream: &mut Connection,
-) -> Result<Vec<u8>, ForwardError> {
-    let target = match write {
-        Write::Insert(target) => target,
-        other => return Ok(refusal(other).body(&Times::default())),
+) -> Result<Served, ForwardError> {
+    let (Write::Insert(target) | Write::Update(target) | Write::Delete(target) | Write::FindAndModify(target)) = write
+    else {
+        return Ok(Served::Reply(refusal(write).body(&Times::default())));
     };
     // The constraint may have gone since the message was classified; the catalog is taken once for all that follows.
     let protected = context
@@ -69,11 +99,31 @@ pub async fn serve(
         .protected(target.database, target.collection)
         .cloned();
     let Some(protected) = protected else {
-        return Ok(Refusal::ConstraintsChanged.body(&Times::default()));
+        return Ok(Served::Reply(Refusal::ConstraintsChanged.body(&Times::default())));
     };
-    match InsertCommand::parse(message) {
-        Ok(command) => insert::insert(context, &protected, &command, upstream).await,
-        Err(refusal) => Ok(refusal.body(&Times::default())),
+    let command = match write {
+        Write::Insert(_) => BatchCommand::parse(message, "documents"),
+        Write::Update(_) => BatchCommand::parse(message, "updates"),
+        Write::Delete(_) => BatchCommand::parse(message, "deletes"),
+        _ => BatchCommand::single(message.body),
+    };
+    let command = match command {
+        Ok(command) => command,
+        Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
+    };
+    match write {
+        Write::Insert(_) => {
+            let reply = match Transaction::of_client(command.body)? {
+                Some(transaction) => {
+                    insert_within::insert_within(context, &protected, &command, transaction, upstream).await
+                }
+                None => insert::insert(context, &protected, &command, upstream).await,
+            };
+            reply.map(Served::Reply)
+        }
+        Write::Update(_) => modify::modify(context, &protected, &command, Kind::Update, upstream).await,
+        Write::Delete(_) => modify::modify(context, &protected, &command, Kind::Delete, upstream).await,
+        _ => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
     }
 }
 

@@ -1,7 +1,8 @@
-//! An `insert` as the client sent it, read as far as enforcing constraints needs it.
+//! An `insert`, `update`, `delete` or `findAndModify` as the client sent it, read as far as enforcing constraints needs
+//! it.
 //!
 //! Everything else in the body is the server's business and goes to it unchanged. What the server would refuse because
-//! of its shape is refused here with the server's code: the documents are forwarded in parts, so the server wouldn't see
+//! of its shape is refused here with the server's code: batches are carried out in parts, so the server wouldn't see
 //! the mistake in the whole.
 
 use std::time::Duration;
@@ -16,12 +17,12 @@ use crate::wire::{BatchItemError, OpMsg};
 /// At most so many documents in one command (`maxWriteBatchSize`).
 const BATCH_MAX: usize = 100_000;
 
-/// A client's `insert`.
+/// A client's command.
 #[derive(Debug)]
-pub struct InsertCommand<'a> {
-    /// The body, the documents perhaps in it.
+pub struct BatchCommand<'a> {
+    /// The body, the batch perhaps in it.
     pub body: Doc<'a>,
-    /// The documents in order.
+    /// The documents to insert, or the statements, in order.
     pub documents: Vec<Doc<'a>>,
     /// Whether nothing after the first failure is attempted.
     pub ordered: bool,
@@ -57,22 +58,26 @@ impl Retry {
     }
 }
 
-impl<'a> InsertCommand<'a> {
-    /// Reads the command.
+impl<'a> BatchCommand<'a> {
+    /// Reads a command whose batch is `field`.
     ///
     /// # Errors
     /// [`Refusal`] if the server would refuse its shape, or if Keyward can't protect it.
-    pub fn parse(message: &OpMsg<'a>) -> Result<Self, Refusal> {
-        let body = message.body;
+    pub fn parse(message: &OpMsg<'a>, field: &'static str) -> Result<Self, Refusal> {
+        Self::new(message.body, documents(message, field)?)
+    }
+
+    /// Reads a command that is one statement.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the server would refuse its shape.
+    pub fn single(body: Doc<'a>) -> Result<Self, Refusal> {
+        Self::new(body, vec![body])
+    }
+
+    fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, Refusal> {
         let field = |name| body.get(name).map_err(malformed);
-        if field("autocommit")?.is_some() {
-            return Err(Refusal::NotYet {
-                what: "an insert inside a transaction",
-                namespace: None,
-            });
-        }
-        let documents = documents(message)?;
-        Ok(InsertCommand {
+        Ok(BatchCommand {
             body,
             ordered: field("ordered")?.is_none_or(|ordered| ordered.is_truthy()),
             retry: retry(body, documents.len())?,
@@ -83,18 +88,18 @@ impl<'a> InsertCommand<'a> {
     }
 }
 
-fn documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Refusal> {
+fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>>, Refusal> {
     let batch = message
-        .documents("documents")
+        .documents(field)
         .map_err(malformed)?
-        .ok_or(Refusal::MissingField("documents"))?;
+        .ok_or(Refusal::MissingField(field))?;
     if !batch.is_array() {
-        return Err(Refusal::WrongType("documents"));
+        return Err(Refusal::WrongType(field));
     }
     let documents: Result<Vec<Doc<'a>>, BatchItemError> = batch.iter().map_err(malformed)?.collect();
     let documents = documents.map_err(|error| match error {
         BatchItemError::Malformed(error) => malformed(error),
-        BatchItemError::Type(_) => Refusal::WrongType("documents"),
+        BatchItemError::Type(_) => Refusal::WrongType(field),
     })?;
     match documents.len() {
         1..=BATCH_MAX => Ok(documents),

@@ -1,0 +1,20 @@
+//! The collection where the results of retryable statements are recorded ([`crate::write::record`]).
+//!
+//! It isn't sharded: its documents are small and live for an hour, longer than a driver tries again.
+
+use bson::doc;
+use mongodb::Client;
+
+use super::PrepareError;
+use crate::write::record;
+
+/// How long a result is kept: longer than a session lives without use (30 min), and so than its retries can come.
+const SECONDS_KEPT: i32 = 3_600;
+
+/// Creates the collection in `database`, with the index that lets results expire; repeating it changes nothing.
+pub(super) async fn create(client: &Client, database: &str) -> Result<(), PrepareError> {
+    let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT };
+    let command = doc! { "createIndexes": record::COLLECTION, "indexes": [index] };
+    client.database(database).run_command(command).await?;
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Brings one statement to its end: in a transaction of Keyward's own, tried again until it commits or is refused, or
+//! inside the client's.
+//!
+//! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
+//! documents and reservations agree, and the driver's retry finds the result that was recorded in the same transaction.
+
+use tokio::time::Instant;
+
+use super::clash::{Resolved, resolve};
+use super::moves::{Clash, Impossible};
+use super::record::{self, Recorded};
+use super::statement::{Evaluated, Statement};
+use super::transaction::{Failure, Refused, Transaction};
+use super::{BackOff, Context, ForwardError};
+use crate::catalog::Protected;
+use crate::claims::ConstrainedKey;
+use crate::constraint::KeyError;
+use crate::reply::Refusal;
+use crate::reservation::{AttemptId, Operation, Token};
+use crate::upstream::Connection;
+
+/// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
+const COMMITS_MAX: usize = 5;
+
+/// What became of a statement.
+#[derive(Debug)]
+pub enum Conclusion {
+    /// The server's reply, be it that it applied or that it refused the statement.
+    Reply(Vec<u8>),
+    /// As above, for a part of the documents: the statement is to be run again.
+    Part(Vec<u8>),
+    /// The server's reply with `ok: 0`.
+    Failed(Vec<u8>),
+    /// A document holds the key.
+    Duplicate(ConstrainedKey),
+    /// A native index would refuse a document.
+    Unindexable(KeyError),
+    /// Keyward gives up.
+    Refused(Refusal),
+}
+
+/// A statement with what bringing it to its end needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<'a> {
+    /// What the writes have in common.
+    pub context: &'a Context,
+    /// The collection.
+    pub protected: &'a Protected,
+    /// The statement.
+    pub statement: Statement<'a>,
+    /// Set if it is retryable.
+    pub operation: Option<Operation>,
+    /// When to give up.
+    pub deadline: Instant,
+}
+
+impl Case<'_> {
+    fn token(&self) -> Token {
+        Token {
+            attempt: AttemptId(rand::random()),
+            position: 0,
+            operation: None,
+        }
+    }
+
+    /// Runs the statement in transactions of Keyward's own until one settles it.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+    pub async fn conclude_alone(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+        let mut back_off = BackOff::default();
+        loop {
+            let mut transaction = Transaction::own(self.statement.body)?;
+            let tried = self.attempt(&mut transaction, upstream).await;
+            let again = match tried {
+                Ok(Attempted::Concluded(conclusion)) => return Ok(conclusion),
+                Ok(Attempted::Abandoned(conclusion)) => {
+                    transaction.abort(upstream).await?;
+                    return Ok(conclusion);
+                }
+                Ok(Attempted::Clash(clash)) => self.resolve(&clash).await?,
+                Err(Failure::Forward(error)) => return Err(error),
+                Err(Failure::Refused(refused)) if refused.is_transient() => None,
+                Err(Failure::Refused(refused)) => {
+                    transaction.abort(upstream).await?;
+                    Some(Conclusion::Failed(refused.body))
+                }
+            };
+            if let Some(conclusion) = again {
+                return Ok(conclusion);
+            }
+            if Instant::now() > self.deadline {
+                return Ok(Conclusion::Refused(Refusal::TimeLimit));
+            }
+            tokio::time::sleep(back_off.next()).await;
+        }
+    }
+
+    async fn attempt(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
+        let record = self.operation.map(|operation| Recorded::new(self.protected, operation));
+        if let Some(record) = &record
+            && let Some(reply) = record.find(transaction, upstream).await?
+        {
+            return Ok(Attempted::Abandoned(Conclusion::Reply(reply)));
+        }
+        let (reply, is_part) = match self.evaluate(transaction, upstream).await? {
+            Attempted::Concluded(Conclusion::Reply(reply)) => (reply, false),
+            Attempted::Concluded(Conclusion::Part(reply)) => (reply, true),
+            other => return Ok(other),
+        };
+        if let Some(record) = &record
+            && !record.write(&reply, transaction, upstream).await?
+        {
+            // The same operation, sent twice, has just been recorded by the other one.
+            return Err(Failure::Refused(Refused::transient()));
+        }
+        let committed = self.commit(transaction, upstream).await?;
+        let reply = record::with_times_of(&reply, &committed)?;
+        Ok(Attempted::Concluded(if is_part {
+            Conclusion::Part(reply)
+        } else {
+            Conclusion::Reply(reply)
+        }))
+    }
+
+    /// Has the statement evaluated; what is concluded is there to be committed.
+    async fn evaluate(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
+        let evaluated = self
+            .statement
+            .evaluate(self.protected, self.token(), transaction, upstream)
+            .await?;
+        Ok(match evaluated {
+            Evaluated::Done(reply) => Attempted::Concluded(Conclusion::Reply(reply)),
+            Evaluated::DoneInPart(reply) => Attempted::Concluded(Conclusion::Part(reply)),
+            Evaluated::Refused(reply) => Attempted::Abandoned(Conclusion::Reply(reply)),
+            Evaluated::Clash(clash) => Attempted::Clash(clash),
+            Evaluated::Impossible(Impossible::Twice(key)) => Attempted::Abandoned(Conclusion::Duplicate(key)),
+            Evaluated::Impossible(Impossible::Unindexable(error)) => {
+                Attempted::Abandoned(Conclusion::Unindexable(error))
+            }
+            Evaluated::TooMany => Attempted::Abandoned(Conclusion::Refused(Refusal::TooMany {
+                namespace: self.protected.namespace.clone(),
+            })),
+        })
+    }
+
+    async fn commit(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let mut last = transaction.commit(upstream).await;
+        for _ in 1..COMMITS_MAX {
+            match &last {
+                Err(Failure::Refused(refused)) if refused.has_label("UnknownTransactionCommitResult") => {
+                    last = transaction.commit(upstream).await;
+                }
+                _ => break,
+            }
+        }
+        match last {
+            Err(Failure::Refused(refused)) if refused.has_label("UnknownTransactionCommitResult") => {
+                Err(Failure::Refused(refused.in_doubt(self.operation.is_some())))
+            }
+            last => last,
+        }
+    }
+
+    /// `None` if the statement may be tried again.
+    async fn resolve(&self, clash: &Clash) -> Result<Option<Conclusion>, ForwardError> {
+        Ok(
+            match resolve(self.context, self.protected, clash, self.deadline).await {
+                Resolved::Cleared => None,
+                Resolved::Duplicate if self.is_settled_by_another_try(clash)? => None,
+                Resolved::Duplicate => Some(Conclusion::Duplicate(clash.key.clone())),
+                Resolved::Unsure => Some(Conclusion::Refused(self.unsure(clash))),
+                Resolved::TimeLimit => Some(Conclusion::Refused(Refusal::TimeLimit)),
+            },
+        )
+    }
+
+    /// An upsert whose query asks for just the key that it would insert finds the document when it is tried again; the
+    /// server does so, too.
+    fn is_settled_by_another_try(&self, clash: &Clash) -> Result<bool, ForwardError> {
+        let constraint = &self.protected.constraints[clash.key.constraint].constraint;
+        if !self.statement.is_upsert || Instant::now() > self.deadline {
+            return Ok(false);
+        }
+        let Some(query) = self.statement.query()? else {
+            return Ok(false);
+        };
+        // The key that a document made of the query's plain equalities would have.
+        let asked = constraint.keys(query).unwrap_or_default();
+        Ok(asked == [clash.key.key.clone()])
+    }
+
+    fn unsure(&self, clash: &Clash) -> Refusal {
+        Refusal::Unsure {
+            namespace: self.protected.namespace.clone(),
+            constraint: self.protected.constraints[clash.key.constraint]
+                .constraint
+                .name()
+                .to_owned(),
+            retryable: self.operation.is_some(),
+        }
+    }
+
+    /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts
+    /// it, as natively; a reservation that turned out to be stale is gone, and the client is told to try again.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn conclude_within(
+        &self,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Conclusion, ForwardError> {
+        let evaluated = match self.evaluate(transaction, upstream).await {
+            Ok(evaluated) => evaluated,
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused)) => return Ok(Conclusion::Failed(refused.body)),
+        };
+        match evaluated {
+            Attempted::Concluded(conclusion) => Ok(conclusion),
+            Attempted::Clash(clash) => {
+                transaction.abort(upstream).await?;
+                Ok(self.resolve_within(&clash).await)
+            }
+            Attempted::Abandoned(conclusion) => {
+                transaction.abort(upstream).await?;
+                Ok(conclusion)
+            }
+        }
+    }
+
+    /// What a client is told whose transaction met `clash`.
+    async fn resolve_within(&self, clash: &Clash) -> Conclusion {
+        match resolve(self.context, self.protected, clash, self.deadline).await {
+            Resolved::Duplicate => Conclusion::Duplicate(clash.key.clone()),
+            Resolved::Cleared | Resolved::TimeLimit => Conclusion::Refused(Refusal::Conflict),
+            Resolved::Unsure => Conclusion::Refused(self.unsure(clash)),
+        }
+    }
+}
+
+/// How one try ended.
+#[derive(Debug)]
+enum Attempted {
+    /// Committed.
+    Concluded(Conclusion),
+    /// Concluded, but the transaction is to be aborted.
+    Abandoned(Conclusion),
+    /// A reservation is in the way.
+    Clash(Clash),
+}

@@ -1,0 +1,86 @@
+//! `findAndModify` on a protected collection: one statement, whose reply is the command's.
+
+use tokio::time::Instant;
+
+use super::batch_command::BatchCommand;
+use super::conclusion::{Case, Conclusion};
+use super::statement::{Kind, Statement};
+use super::touch::may_touch;
+use super::transaction::Transaction;
+use super::{Context, ForwardError, Served, TIME_MAX};
+use crate::catalog::Protected;
+use crate::claims::ConstrainedKey;
+use crate::constraint::KeyError;
+use crate::raw::{Builder, Malformed};
+use crate::upstream::Connection;
+
+/// What the server puts before the reason when the command fails over a document.
+const PREFIX: &str = "Plan executor error during findAndModify :: caused by :: ";
+
+/// Carries out the command.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn find_and_modify(
+    context: &Context,
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    upstream: &mut Connection,
+) -> Result<Served, ForwardError> {
+    let body = command.body;
+    let is_upsert = body.get("upsert")?.is_some_and(|upsert| upsert.is_truthy());
+    if !is_upsert && !touches(command, &protected.paths())? {
+        return Ok(Served::Untouched);
+    }
+    let statement = Statement {
+        kind: Kind::FindAndModify,
+        body,
+        own: body,
+        is_single: true,
+        is_upsert,
+    };
+    let case = Case {
+        context,
+        protected,
+        statement,
+        operation: command.retry.as_ref().map(|retry| retry.operation(0)),
+        deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
+    };
+    let conclusion = match Transaction::of_client(body)? {
+        Some(mut transaction) => case.conclude_within(&mut transaction, upstream).await?,
+        None => case.conclude_alone(upstream).await?,
+    };
+    Ok(Served::Reply(match conclusion {
+        Conclusion::Reply(reply) | Conclusion::Part(reply) | Conclusion::Failed(reply) => reply,
+        Conclusion::Duplicate(key) => duplicate(protected, &key),
+        Conclusion::Unindexable(error) => unindexable(protected, &error),
+        Conclusion::Refused(refusal) => refusal.body(&protected.times()),
+    }))
+}
+
+fn touches(command: &BatchCommand<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+    match command.body.get("update")? {
+        Some(update) => may_touch(&update, paths),
+        None => Ok(command.body.get("remove")?.is_some_and(|remove| remove.is_truthy())),
+    }
+}
+
+fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
+    let duplicate = protected.constraints[key.constraint].constraint.duplicate(&key.key);
+    let mut reply = Builder::new();
+    duplicate.append_to_command_error(PREFIX, &mut reply);
+    protected.times().append_to(&mut reply);
+    reply.finish()
+}
+
+fn unindexable(protected: &Protected, error: &KeyError) -> Vec<u8> {
+    let mut reply = Builder::new();
+    reply
+        .double("ok", 0.0)
+        .string("errmsg", &[PREFIX.as_bytes(), &error.errmsg()].concat());
+    if let (Some(code), Some(name)) = (error.code(), error.code_name()) {
+        reply.int32("code", code).string("codeName", name.as_bytes());
+    }
+    protected.times().append_to(&mut reply);
+    reply.finish()
+}

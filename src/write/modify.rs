@@ -1,0 +1,220 @@
+//! `update` and `delete` on a protected collection: statement by statement, in the order of the command.
+//!
+//! Statements that can't change a key go to the server as they came, neighbours together. Every other one is brought to
+//! its end in a transaction ([`super::conclusion`]), the client's own if the command is part of one.
+
+use std::ops::Range;
+
+use tokio::time::Instant;
+
+use super::batch_command::BatchCommand;
+use super::conclusion::{Case, Conclusion};
+use super::statement::{Kind, Statement};
+use super::touch::may_touch;
+use super::transaction::{Failure, Transaction};
+use super::{Context, ForwardError, Served, TIME_MAX, forward};
+use crate::catalog::Protected;
+use crate::raw::{Doc, Malformed};
+use crate::reply::{Times, WriteError, WriteReply};
+use crate::upstream::Connection;
+
+/// An `update` or `delete` on its way.
+struct Modify<'a, 'c> {
+    context: &'c Context,
+    protected: &'c Protected,
+    command: &'c BatchCommand<'a>,
+    kind: Kind,
+    deadline: Instant,
+    reply: WriteReply,
+    /// The client's reply, once the command has failed as a whole.
+    failed: Option<Vec<u8>>,
+}
+
+/// Carries out the command.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn modify(
+    context: &Context,
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    kind: Kind,
+    upstream: &mut Connection,
+) -> Result<Served, ForwardError> {
+    let paths = protected.paths();
+    let touching = command.documents.iter().map(|own| touches(kind, *own, &paths));
+    let touching: Vec<bool> = touching.collect::<Result<_, _>>()?;
+    if !touching.contains(&true) {
+        return Ok(Served::Untouched);
+    }
+    let mut modify = Modify {
+        context,
+        protected,
+        command,
+        kind,
+        deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
+        reply: WriteReply::default(),
+        failed: None,
+    };
+    match Transaction::of_client(command.body)? {
+        Some(transaction) => modify.within(transaction, &touching, upstream).await?,
+        None => modify.alone(&touching, upstream).await?,
+    }
+    modify.into_body().map(Served::Reply)
+}
+
+/// Whether the statement may change a key, and so must be watched. What the server always refuses needn't be.
+fn touches(kind: Kind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+    if kind == Kind::Delete {
+        return Ok(true);
+    }
+    if own.get("upsert")?.is_some_and(|upsert| upsert.is_truthy()) {
+        return Ok(true);
+    }
+    match own.get("u")? {
+        Some(update) => may_touch(&update, paths),
+        None => Ok(false),
+    }
+}
+
+impl<'a: 'c, 'c> Modify<'a, 'c> {
+    /// Outside any transaction of the client's.
+    async fn alone(&mut self, touching: &[bool], upstream: &mut Connection) -> Result<(), ForwardError> {
+        let mut next = 0;
+        while next < touching.len() && !self.is_over() {
+            let same = touching[next..]
+                .iter()
+                .take_while(|touches| **touches == touching[next])
+                .count();
+            match touching[next] && !self.is_refused_by_the_server(next)? {
+                false => {
+                    let end = if touching[next] { next + 1 } else { next + same };
+                    self.forward(next..end, upstream).await?;
+                    next = end;
+                }
+                true => {
+                    let case = self.case(next)?;
+                    while let Some(again) = self.take(next, case.conclude_alone(upstream).await?)? {
+                        debug_assert!(again, "only a part asks for another run");
+                    }
+                    next += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Inside the client's transaction: one statement at a time, all of them in it.
+    async fn within(
+        &mut self,
+        mut transaction: Transaction,
+        touching: &[bool],
+        upstream: &mut Connection,
+    ) -> Result<(), ForwardError> {
+        for (index, touches) in touching.iter().enumerate() {
+            let case = self.case(index)?;
+            while !self.is_over() {
+                let conclusion = match touches {
+                    true => case.conclude_within(&mut transaction, upstream).await?,
+                    false => {
+                        let command = case.statement.command(None)?;
+                        let database = &self.protected.namespace.database;
+                        match transaction.run(upstream, database, command, None).await {
+                            Ok(reply) => Conclusion::Reply(reply),
+                            Err(Failure::Refused(refused)) => Conclusion::Failed(refused.body),
+                            Err(Failure::Forward(error)) => return Err(error),
+                        }
+                    }
+                };
+                if self.take(index, conclusion)?.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A statement about many documents can't be retryable: the server says so.
+    fn is_refused_by_the_server(&self, index: usize) -> Result<bool, Malformed> {
+        Ok(self.command.retry.is_some() && !is_single(self.kind, self.command.documents[index])?)
+    }
+
+    fn case(&self, index: usize) -> Result<Case<'c>, Malformed> {
+        let own = self.command.documents[index];
+        Ok(Case {
+            context: self.context,
+            protected: self.protected,
+            statement: Statement {
+                kind: self.kind,
+                body: self.command.body,
+                own,
+                is_single: is_single(self.kind, own)?,
+                is_upsert: own.get("upsert")?.is_some_and(|upsert| upsert.is_truthy()),
+            },
+            operation: self.command.retry.as_ref().map(|retry| retry.operation(index)),
+            deadline: self.deadline,
+        })
+    }
+
+    /// Notes what became of the statement at `index`; `Some` if it is to be run again.
+    fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<Option<bool>, Malformed> {
+        match conclusion {
+            Conclusion::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
+            Conclusion::Part(reply) => {
+                self.reply.add_statements(Doc::new(&reply)?, index)?;
+                return Ok(Some(true));
+            }
+            Conclusion::Failed(body) => self.failed = Some(body),
+            Conclusion::Duplicate(key) => {
+                let duplicate = self.protected.constraints[key.constraint]
+                    .constraint
+                    .duplicate(&key.key);
+                self.reply.error(index, WriteError::duplicate(&duplicate));
+            }
+            Conclusion::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
+            Conclusion::Refused(refusal) => self.failed = Some(refusal.body(&self.protected.times())),
+        }
+        Ok(None)
+    }
+
+    /// Sends statements on that need no care.
+    async fn forward(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
+        let list = if self.kind == Kind::Update {
+            "updates"
+        } else {
+            "deletes"
+        };
+        let first = positions.start;
+        let (reply, is_ok) = forward::statements(self.command, list, positions, upstream).await?;
+        match is_ok {
+            true => self.reply.add_statements(Doc::new(&reply)?, first)?,
+            false => self.failed = Some(reply),
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || (self.command.ordered && self.reply.has_errors())
+    }
+
+    fn into_body(mut self) -> Result<Vec<u8>, ForwardError> {
+        if let Some(body) = self.failed {
+            return Ok(body);
+        }
+        let times: Times = self.protected.times();
+        self.reply.advance(times);
+        Ok(match self.command.unacknowledged {
+            true => WriteReply::default().body()?,
+            false if self.kind == Kind::Update => self.reply.update_body()?,
+            false => self.reply.body()?,
+        })
+    }
+}
+
+fn is_single(kind: Kind, own: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(match kind {
+        Kind::Update => !own.get("multi")?.is_some_and(|multi| multi.is_truthy()),
+        Kind::Delete => own.get("limit")?.is_some_and(|limit| limit.is_truthy()),
+        Kind::FindAndModify => true,
+    })
+}

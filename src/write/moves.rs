@@ -1,0 +1,162 @@
+//! What a statement does to reservations, as commands of the statement's own transaction: keys that documents gave up
+//! are released, new ones reserved, and those that pass from one document to another change their owner.
+//!
+//! Commit and abort then carry documents and reservations alike. Keys are taken in one order, so that two transactions
+//! don't block each other crosswise; a key that somebody else holds ends the transaction with [`Clash`].
+
+use std::collections::BTreeMap;
+
+use bson::spec::ElementType;
+
+use super::image::Image;
+use super::transaction::{Failure, Transaction};
+use crate::catalog::Protected;
+use crate::claims::ConstrainedKey;
+use crate::constraint::{DuplicateKey, KeyError};
+use crate::proxy_collection::{Owner, reservation_document};
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Token;
+use crate::upstream::Connection;
+use crate::wire::OutSequence;
+
+/// A reservation stands where a key should be reserved: perhaps a duplicate, perhaps stale.
+#[derive(Debug, Clone)]
+pub struct Clash {
+    /// The key.
+    pub key: ConstrainedKey,
+    /// The document that was to have it.
+    pub owner: Owner,
+}
+
+/// The reservations to delete and to insert.
+#[derive(Debug, Default)]
+pub struct Moves {
+    released: BTreeMap<ConstrainedKey, Owner>,
+    reserved: BTreeMap<ConstrainedKey, Owner>,
+}
+
+/// Why a statement's documents can't be.
+#[derive(Debug)]
+pub enum Impossible {
+    /// Two of them hold one key.
+    Twice(ConstrainedKey),
+    /// One can't be indexed.
+    Unindexable(KeyError),
+}
+
+impl Moves {
+    /// The difference between what documents held `before` and hold `after`.
+    ///
+    /// # Errors
+    /// [`Impossible`] if a native index would refuse what is there `after`.
+    pub fn between(before: &[Image], after: &[Image]) -> Result<Moves, Impossible> {
+        let mut moves = Moves::default();
+        for image in before {
+            for key in image.keys.iter().flatten() {
+                moves.released.insert(key.clone(), image.owner.clone());
+            }
+        }
+        for image in after {
+            for key in image
+                .keys
+                .as_ref()
+                .map_err(|error| Impossible::Unindexable(error.clone()))?
+            {
+                if moves.released.get(key) == Some(&image.owner) {
+                    moves.released.remove(key);
+                } else if moves.reserved.insert(key.clone(), image.owner.clone()).is_some() {
+                    return Err(Impossible::Twice(key.clone()));
+                }
+            }
+        }
+        Ok(moves)
+    }
+
+    /// Carries the moves out in `transaction`; `Some` if a key is reserved already, which ends the transaction.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn run(
+        self,
+        protected: &Protected,
+        token: Token,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Option<Clash>, Failure> {
+        for (constraint, proxy) in protected.constraints.iter().enumerate() {
+            let collection = proxy.constraint.proxy_collection();
+            let released = of_constraint(&self.released, constraint);
+            if !released.is_empty() {
+                let mut command = Builder::new();
+                command.string("delete", collection.collection.as_bytes());
+                let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
+                let sequence = OutSequence {
+                    name: b"deletes",
+                    documents: deletes.iter().map(Vec::as_slice).collect(),
+                };
+                transaction
+                    .run(upstream, &collection.database, command, Some(sequence))
+                    .await?;
+            }
+            let reserved = of_constraint(&self.reserved, constraint);
+            if reserved.is_empty() {
+                continue;
+            }
+            let mut command = Builder::new();
+            command.string("insert", collection.collection.as_bytes());
+            let documents: Vec<_> = reserved
+                .iter()
+                .map(|(key, owner)| reservation_document(&key.key, owner, token))
+                .collect();
+            let documents = documents.iter().map(|document| document.as_bytes()).collect();
+            let sequence = OutSequence {
+                name: b"documents",
+                documents,
+            };
+            let reply = transaction
+                .run(upstream, &collection.database, command, Some(sequence))
+                .await?;
+            if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
+                let (key, owner) = reserved.get(index).ok_or(Malformed::Unterminated)?;
+                return Ok(Some(Clash {
+                    key: (*key).clone(),
+                    owner: (*owner).clone(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> Vec<(&ConstrainedKey, &Owner)> {
+    keys.iter().filter(|(key, _)| key.constraint == constraint).collect()
+}
+
+/// Deletes the key's reservation if it is the owner's.
+fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
+    let mut query = bson::RawDocumentBuf::new();
+    query.append(bson::cstr!("_id"), key.key.reservation_id());
+    let mut eq = bson::RawDocumentBuf::new();
+    eq.append(bson::cstr!("$eq"), owner.id.clone());
+    query.append(bson::cstr!("owner"), eq);
+    let mut delete = Builder::new();
+    delete
+        .append(ElementType::EmbeddedDocument, b"q", query.as_bytes())
+        .int32("limit", 1);
+    delete.finish()
+}
+
+/// Where a batch met a duplicate, if it did.
+fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
+    let errors = reply.nested("writeErrors")?;
+    for error in errors.into_iter().flat_map(Doc::elements) {
+        let Some(error) = error?.as_document_or_array()? else {
+            continue;
+        };
+        let number = |name| Ok::<_, Malformed>(error.get(name)?.and_then(|value| value.as_whole_number()));
+        if number("code")? == Some(DuplicateKey::CODE.into()) {
+            return Ok(number("index")?.and_then(|index| usize::try_from(index).ok()));
+        }
+    }
+    Ok(None)
+}

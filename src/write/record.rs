@@ -1,0 +1,136 @@
+//! The results of retryable statements that ran in Keyward's own transactions, in `keyward.results` of the protected
+//! collection's database.
+//!
+//! The server remembers that such a transaction committed, but not what its statement's reply was, and it knows the
+//! transaction by another session than the client's. So the reply is written in the same transaction, under what a
+//! driver's retry has in common with its first try, and expires when no retry can come any more.
+
+use std::time::SystemTime;
+
+use bson::{RawDocumentBuf, cstr, spec::ElementType};
+
+use super::transaction::{Failure, Transaction};
+use crate::catalog::Protected;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Operation;
+use crate::upstream::Connection;
+use crate::wire::OutSequence;
+
+/// The collection's name, in the protected collection's database.
+pub const COLLECTION: &str = "keyward.results";
+
+/// Where one operation's result is, or will be.
+#[derive(Debug)]
+pub struct Recorded<'a> {
+    database: &'a str,
+    id: RawDocumentBuf,
+}
+
+impl<'a> Recorded<'a> {
+    /// The record of `operation`.
+    pub fn new(protected: &'a Protected, operation: Operation) -> Self {
+        let mut id = RawDocumentBuf::new();
+        let session = bson::Binary {
+            subtype: bson::spec::BinarySubtype::Generic,
+            bytes: operation.session.to_vec(),
+        };
+        id.append(cstr!("session"), session);
+        id.append(cstr!("txnNumber"), operation.txn_number);
+        id.append(cstr!("statement"), operation.statement);
+        Recorded {
+            database: &protected.namespace.database,
+            id,
+        }
+    }
+
+    /// The reply that a first try got, if it committed.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn find(
+        &self,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let mut command = Builder::new();
+        command.string("find", COLLECTION.as_bytes());
+        command.open(ElementType::EmbeddedDocument, b"filter");
+        command
+            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
+            .close();
+        command.int32("limit", 1).boolean("singleBatch", true);
+        let found = transaction.run(upstream, self.database, command, None).await?;
+        let nested = |doc: Doc<'_>, name| -> Result<Option<Vec<u8>>, Malformed> {
+            let element = doc.nested(name)?;
+            Ok(element.map(|element| element.bytes().to_vec()))
+        };
+        let mut found = Some(found);
+        for name in ["cursor", "firstBatch", "0", "reply"] {
+            found = match found {
+                Some(found) => nested(Doc::new(&found)?, name)?,
+                None => None,
+            };
+        }
+        Ok(found)
+    }
+
+    /// Writes `reply` down; false if another try has done so.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn write(
+        &self,
+        reply: &[u8],
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<bool, Failure> {
+        let mut record = Builder::new();
+        record.append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes());
+        record.append(ElementType::EmbeddedDocument, b"reply", &without_times(reply)?);
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis();
+        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        record.append(ElementType::DateTime, b"at", &now.to_le_bytes());
+        let record = record.finish();
+        let mut command = Builder::new();
+        command.string("insert", COLLECTION.as_bytes());
+        let sequence = OutSequence {
+            name: b"documents",
+            documents: vec![&record],
+        };
+        let outcome = transaction
+            .run(upstream, self.database, command, Some(sequence))
+            .await?;
+        Ok(Doc::new(&outcome)?.get("writeErrors")?.is_none())
+    }
+}
+
+const TIMES: [&[u8]; 3] = [b"$clusterTime", b"operationTime", b"recoveryToken"];
+
+fn without_times(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut without = Builder::new();
+    for element in Doc::new(reply)?.elements() {
+        let element = element?;
+        if !TIMES.contains(&element.name) {
+            without.element(&element);
+        }
+    }
+    Ok(without.finish())
+}
+
+/// A statement's reply with the times of the commit's, which is when it took effect.
+///
+/// # Errors
+/// [`Malformed`] if either isn't BSON.
+pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut with = Builder::from_document(&without_times(reply)?);
+    for element in Doc::new(commit)?.elements() {
+        let element = element?;
+        if matches!(element.name, b"$clusterTime" | b"operationTime") {
+            with.element(&element);
+        }
+    }
+    Ok(with.finish())
+}

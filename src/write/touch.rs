@@ -1,0 +1,140 @@
+//! Can this update change a key? Decided from the statement alone, and whenever in doubt: yes.
+//!
+//! A statement that can't touches no path of any constraint, nor of the shard key (a reservation's route), and inserts
+//! nothing; it is forwarded as it came. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
+//! `a.b` are one path.
+
+use bson::spec::ElementType;
+
+use crate::raw::{Doc, Element, Malformed};
+
+/// Whether the update `u` (operators, a replacement or a pipeline) may change what stands at one of `paths`.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn may_touch(update: &Element<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+    let Some(document) = update.as_document_or_array()? else {
+        return Ok(true);
+    };
+    match update.kind {
+        ElementType::Array => pipeline_may_touch(document, paths),
+        _ => operators_may_touch(document, paths),
+    }
+}
+
+fn operators_may_touch(update: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+    for operator in update.elements() {
+        let operator = operator?;
+        let Some(fields) = operator.as_document_or_array()? else {
+            return Ok(true);
+        };
+        match operator.name {
+            b"$set" | b"$unset" | b"$inc" | b"$mul" | b"$min" | b"$max" | b"$currentDate" | b"$bit" | b"$push"
+            | b"$addToSet" | b"$pull" | b"$pullAll" | b"$pop" => {}
+            // What an update inserts is not asked about here: an upsert always may touch.
+            b"$setOnInsert" => continue,
+            // A replacement, `$rename`, or what a newer server knows.
+            _ => return Ok(true),
+        }
+        for field in fields.elements() {
+            if overlaps_any(field?.name, paths) {
+                return Ok(true);
+            }
+        }
+    }
+    // Without any operator it is a replacement by nothing.
+    Ok(update.is_empty())
+}
+
+fn pipeline_may_touch(pipeline: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+    for stage in pipeline.elements() {
+        let Some(stage) = stage?.as_document_or_array()? else {
+            return Ok(true);
+        };
+        for operator in stage.elements() {
+            let operator = operator?;
+            let fields = operator.as_document_or_array()?;
+            let touched = match (operator.name, fields) {
+                (b"$set" | b"$addFields", Some(fields)) => any(fields, |field| overlaps_any(field.name, paths))?,
+                (b"$unset", Some(fields)) => any(fields, |field| {
+                    field.as_string_bytes().is_none_or(|path| overlaps_any(path, paths))
+                })?,
+                (b"$unset", None) => operator.as_string_bytes().is_none_or(|path| overlaps_any(path, paths)),
+                _ => true,
+            };
+            if touched {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+fn any(document: Doc<'_>, test: impl Fn(&Element<'_>) -> bool) -> Result<bool, Malformed> {
+    for element in document.elements() {
+        if test(&element?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
+    paths.iter().any(|other| overlap(path, other.as_bytes()))
+}
+
+/// Whether one path, positions left out, begins with the other.
+fn overlap(one: &[u8], other: &[u8]) -> bool {
+    names(one).zip(names(other)).all(|(one, other)| one == other)
+}
+
+fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let is_position = |name: &&[u8]| name.starts_with(b"$") || name.iter().all(u8::is_ascii_digit);
+    path.split(|byte| *byte == b'.').filter(move |name| !is_position(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, bson, doc};
+
+    use super::*;
+
+    fn touches(update: Bson, paths: &[&str]) -> bool {
+        let bytes = doc! { "u": update }.to_vec().unwrap();
+        let update = Doc::new(&bytes).unwrap().get("u").unwrap().unwrap();
+        may_touch(&update, paths).unwrap()
+    }
+
+    #[test]
+    fn only_what_cannot_change_a_key_passes() {
+        let paths = ["email", "accounts.bank", "status"];
+        for harmless in [
+            bson!({ "$set": { "name": 1 } }),
+            bson!({ "$inc": { "visits": 1 }, "$push": { "log": 1 } }),
+            bson!({ "$set": { "accounts.0.balance": 1 } }),
+            bson!({ "$set": { "accounts.$[a].balance": 1 } }),
+            bson!({ "$set": { "emails": 1 } }),
+            bson!([{ "$set": { "name": "$email" } }, { "$unset": ["x", "y.z"] }, { "$unset": "z" }]),
+        ] {
+            assert!(!touches(harmless.clone(), &paths), "{harmless}");
+        }
+        for touching in [
+            bson!({ "$set": { "email": 1 } }),
+            bson!({ "$set": { "email.x": 1 } }),
+            bson!({ "$unset": { "accounts": 1 } }),
+            bson!({ "$set": { "accounts.3": {} } }),
+            bson!({ "$set": { "accounts.$[].bank": 1 } }),
+            bson!({ "$rename": { "name": "other" } }),
+            bson!({ "email": 1 }),
+            bson!({}),
+            bson!({ "$unknown": { "name": 1 } }),
+            bson!([{ "$set": { "status": 1 } }]),
+            bson!([{ "$replaceWith": "$x" }]),
+            bson!([{ "$project": { "name": 1 } }]),
+            bson!([{ "$unset": ["email"] }]),
+            bson!("no update"),
+        ] {
+            assert!(touches(touching.clone(), &paths), "{touching}");
+        }
+    }
+}

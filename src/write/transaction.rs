@@ -1,0 +1,244 @@
+//! A transaction on the client's upstream connection: the client's own, which Keyward's commands join, or one of
+//! Keyward's under a session of its own, in which the server evaluates a statement that Keyward can't.
+//!
+//! It runs as the client's user. `startTransaction`, and what may stand only beside it, goes with whatever command is
+//! sent first.
+
+use bson::spec::ElementType;
+
+use super::ForwardError;
+use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::reply::{Refusal, Times};
+use crate::upstream::Connection;
+use crate::wire::{Draft, OutSequence};
+
+/// An open transaction.
+#[derive(Debug)]
+pub struct Transaction {
+    /// What every command carries: `lsid`, `txnNumber`, `autocommit`, and the client's API version.
+    fields: Vec<u8>,
+    /// What only the first command carries; `None` once it was sent.
+    opening: Option<Vec<u8>>,
+}
+
+/// A command that failed as a whole inside a transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// No reply, or no BSON.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The server's reply with `ok: 0`; the transaction is over.
+    #[error("the server refused a command of a transaction")]
+    Refused(Refused),
+}
+
+/// A reply with `ok: 0`.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// The reply's body.
+    pub body: Vec<u8>,
+}
+
+impl From<Malformed> for Failure {
+    fn from(malformed: Malformed) -> Self {
+        Failure::Forward(malformed.into())
+    }
+}
+
+impl Refused {
+    /// Whether the server calls it `label`.
+    pub fn has_label(&self, label: &str) -> bool {
+        let labels = Doc::new(&self.body)
+            .and_then(|body| body.get("errorLabels"))
+            .ok()
+            .flatten();
+        let Some(labels) = labels.and_then(|labels| labels.as_document_or_array().ok().flatten()) else {
+            return false;
+        };
+        labels
+            .elements()
+            .flatten()
+            .any(|element| element.as_str() == Some(label))
+    }
+
+    /// What the server says of a transaction that met another one.
+    pub fn transient() -> Refused {
+        Refused {
+            body: Refusal::Conflict.body(&Times::default()),
+        }
+    }
+
+    /// The same for the client, whose command may have taken effect: a retryable one may be sent again, and finds out.
+    pub fn in_doubt(self, is_retryable: bool) -> Refused {
+        let mut body = Builder::new();
+        for element in Doc::new(&self.body).into_iter().flat_map(Doc::elements).flatten() {
+            if element.name != b"errorLabels" {
+                body.element(&element);
+            }
+        }
+        if is_retryable {
+            body.open(ElementType::Array, b"errorLabels")
+                .string("0", b"RetryableWriteError")
+                .close();
+        }
+        Refused { body: body.finish() }
+    }
+
+    /// Whether the transaction had no effect and may be tried again as a whole.
+    pub fn is_transient(&self) -> bool {
+        self.has_label("TransientTransactionError")
+    }
+}
+
+impl Transaction {
+    /// One of Keyward's own, for the client's command `body`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the body is.
+    pub fn own(body: Doc<'_>) -> Result<Transaction, Malformed> {
+        let mut fields = Builder::new();
+        // A session belongs to the user who first uses it; the client's may not be used for it.
+        let session: [u8; 16] = rand::random();
+        let mut id = vec![16, 0, 0, 0, 4];
+        id.extend_from_slice(&session);
+        fields
+            .open(ElementType::EmbeddedDocument, b"lsid")
+            .append(ElementType::Binary, b"id", &id)
+            .close();
+        fields
+            .append(ElementType::Int64, b"txnNumber", &1_i64.to_le_bytes())
+            .boolean("autocommit", false);
+        append_fields(&mut fields, body, &API)?;
+        let mut opening = Builder::new();
+        opening.boolean("startTransaction", true);
+        Ok(Transaction {
+            fields: fields.finish(),
+            opening: Some(opening.finish()),
+        })
+    }
+
+    /// The client's, if its command `body` is part of one.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the body is.
+    pub fn of_client(body: Doc<'_>) -> Result<Option<Transaction>, Malformed> {
+        if body.get("autocommit")?.is_none() {
+            return Ok(None);
+        }
+        let mut fields = Builder::new();
+        append_fields(&mut fields, body, &["lsid", "txnNumber", "autocommit"])?;
+        append_fields(&mut fields, body, &API)?;
+        let opening = match body.get("startTransaction")? {
+            Some(_) => {
+                let mut opening = Builder::new();
+                append_fields(&mut opening, body, &["startTransaction", "readConcern"])?;
+                Some(opening.finish())
+            }
+            None => None,
+        };
+        Ok(Some(Transaction {
+            fields: fields.finish(),
+            opening,
+        }))
+    }
+
+    /// Runs `command` in the transaction; gives the reply's body.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn run(
+        &mut self,
+        upstream: &mut Connection,
+        database: &str,
+        mut command: Builder,
+        sequence: Option<OutSequence<'_>>,
+    ) -> Result<Vec<u8>, Failure> {
+        append_all(&mut command, &self.fields)?;
+        if let Some(opening) = self.opening.take() {
+            append_all(&mut command, &opening)?;
+        }
+        command.string("$db", database.as_bytes());
+        let body = command.finish();
+        let draft = Draft {
+            sequences: sequence.into_iter().collect(),
+            ..Draft::of_body(&body)
+        };
+        let reply = upstream.request(&draft).await.map_err(ForwardError::from)?;
+        let reply = reply.body();
+        match reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+            true => Ok(reply.bytes().to_vec()),
+            false => Err(Failure::Refused(Refused {
+                body: reply.bytes().to_vec(),
+            })),
+        }
+    }
+
+    /// Commits with majority; gives the reply's body.
+    ///
+    /// # Errors
+    /// [`Failure`]: whether it is committed is certain only where the server says so by a label.
+    pub async fn commit(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let mut command = Builder::new();
+        command.int32("commitTransaction", 1);
+        command
+            .open(ElementType::EmbeddedDocument, b"writeConcern")
+            .string("w", b"majority")
+            .close();
+        self.run(upstream, "admin", command, None).await
+    }
+
+    /// Aborts, as far as the server hasn't yet.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn abort(&mut self, upstream: &mut Connection) -> Result<(), ForwardError> {
+        if self.opening.is_some() {
+            return Ok(());
+        }
+        let mut command = Builder::new();
+        command.int32("abortTransaction", 1);
+        match self.run(upstream, "admin", command, None).await {
+            Err(Failure::Forward(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Fields that every command of a transaction must repeat.
+const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
+
+fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
+    for element in Doc::new(document)?.elements() {
+        builder.element(&element?);
+    }
+    Ok(())
+}
+
+fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
+    for name in names {
+        if let Some(element) = body.get(name)? {
+            builder.element(&element);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a client's field belongs to how its command runs, which Keyward sets anew, rather than to what it does.
+pub fn is_about_running(element: &Element<'_>) -> bool {
+    const NAMES: [&[u8]; 13] = [
+        b"lsid",
+        b"txnNumber",
+        b"autocommit",
+        b"startTransaction",
+        b"readConcern",
+        b"writeConcern",
+        b"stmtId",
+        b"stmtIds",
+        b"$db",
+        b"$readPreference",
+        b"apiVersion",
+        b"apiStrict",
+        b"apiDeprecationErrors",
+    ];
+    NAMES.contains(&element.name)
+}

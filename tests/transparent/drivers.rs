@@ -8,7 +8,7 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use mongodb::options::{ClientOptions, Compressor, Credential, ServerAddress};
-use testbed::{NodeProject, ReplicaSet, node_project, python};
+use testbed::{Cluster, NodeProject, ReplicaSet, node_project, python};
 
 use crate::proxy::Proxy;
 
@@ -29,53 +29,78 @@ fn output(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
-/// Runs `script` against the replica set and through Keyward, and compares.
-fn compare(script: impl Fn(&str) -> Command) {
-    let set = ReplicaSet::shared();
-    let proxy = Proxy::start(&set.uri());
-    let direct = output(&mut script(&set.uri()));
+/// Runs `script` against the deployment at `uri` and through a Keyward in front of it, and compares.
+fn compare(uri: &str, script: impl Fn(&str) -> Command) {
+    let proxy = Proxy::start(uri);
+    let direct = output(&mut script(uri));
     let through = output(&mut script(&proxy.uri()));
     assert!(!direct.is_empty());
     assert_eq!(direct, through);
 }
 
-#[test]
-fn pymongo() {
-    compare(|uri| {
-        let mut command = Command::new(python().unwrap());
-        command
-            .arg(folder("python").join("transparent.py"))
-            .args([uri, "by_pymongo"]);
-        command
-    });
+fn pymongo(uri: &str, steps: &[&str]) -> Command {
+    let mut command = Command::new(python().unwrap());
+    let script = folder("python").join("transparent.py");
+    command.arg(script).args([uri, "by_pymongo"]).args(steps);
+    command
+}
+
+fn node_driver(node: &NodeProject, uri: &str) -> Command {
+    let mut command = node.script("transparent.mjs");
+    command.args([uri, "by_node"]);
+    command
+}
+
+fn mongosh(node: &NodeProject, uri: &str) -> Command {
+    let (host, options) = uri.rsplit_once('/').unwrap();
+    let uri = format!("{host}/by_mongosh{options}");
+    let mut command = node.program("mongosh");
+    let script = node.folder().join("shell.js");
+    command.args(["--quiet", "--norc", &uri, "--file"]).arg(script);
+    command
 }
 
 #[test]
-fn the_node_driver_and_mongoose() {
-    let node = node();
-    compare(|uri| {
-        let mut command = node.script("transparent.mjs");
-        command.args([uri, "by_node"]);
-        command
-    });
+fn pymongo_on_a_replica_set() {
+    compare(&ReplicaSet::shared().uri(), |uri| pymongo(uri, &[]));
 }
 
 #[test]
-fn mongosh() {
+fn pymongo_on_a_cluster() {
+    // All but the retries, which need a fail point that the router doesn't have.
+    let steps = [
+        "crud",
+        "large",
+        "unacknowledged",
+        "sessions",
+        "compressed",
+        "change_stream",
+    ];
+    compare(&Cluster::shared().uri(), |uri| pymongo(uri, &steps));
+}
+
+#[test]
+fn node_and_mongoose_on_a_replica_set() {
     let node = node();
-    compare(|uri| {
-        let uri = uri.replace("/?", "/by_mongosh?").trim_end_matches('/').to_owned();
-        let uri = if uri.contains("by_mongosh") {
-            uri
-        } else {
-            format!("{uri}/by_mongosh")
-        };
-        let mut command = node.program("mongosh");
-        command
-            .args(["--quiet", "--norc", &uri, "--file"])
-            .arg(node.folder().join("shell.js"));
-        command
-    });
+    compare(&ReplicaSet::shared().uri(), |uri| node_driver(&node, uri));
+}
+
+#[test]
+fn node_and_mongoose_on_a_cluster() {
+    let node = node();
+    compare(&Cluster::shared().uri(), |uri| node_driver(&node, uri));
+}
+
+#[test]
+fn mongosh_on_a_replica_set() {
+    let node = node();
+    compare(&ReplicaSet::shared().uri(), |uri| mongosh(&node, uri));
+}
+
+#[test]
+fn mongosh_on_a_cluster() {
+    let node = node();
+    compare(&Cluster::shared().uri(), |uri| mongosh(&node, uri));
 }
 
 #[tokio::test]

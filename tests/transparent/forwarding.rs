@@ -227,6 +227,52 @@ fn a_client_that_does_not_read_holds_up_nobody_else() {
     flooding.join().unwrap();
 }
 
+/// A message of exactly `length` bytes: one body and a document sequence.
+fn message_of(length: usize) -> Vec<u8> {
+    let body = doc! { "insert": "orders", "$db": "shop" }.to_vec().unwrap();
+    let document = |size: usize| {
+        let subtype = bson::spec::BinarySubtype::Generic;
+        let bytes = vec![0xab; size];
+        doc! { "b": Bson::Binary(bson::Binary { subtype, bytes }) }
+            .to_vec()
+            .unwrap()
+    };
+    let third = document(length / 3);
+    let around = Header::SIZE + 4 + 1 + body.len() + 1 + 4 + b"documents\0".len() + 2 * third.len() + document(0).len();
+    let last = document(length - around);
+    let draft = Draft {
+        sequences: vec![OutSequence {
+            name: b"documents",
+            documents: vec![&third, &third, &last],
+        }],
+        ..Draft::of_body(&body)
+    };
+    let bytes = draft.frame(1, 0).unwrap().to_vec();
+    assert_eq!(bytes.len(), length);
+    bytes
+}
+
+#[test]
+fn messages_of_48_megabytes_go_through_both_ways() {
+    let upstream = FakeMongos::start();
+    let proxy = Proxy::start(&upstream.uri());
+    let largest = message_of(48_000_000);
+    let mut client = Socket::open(&proxy.address);
+    client.send(&largest);
+    let (mut server, first) = upstream.accept();
+    assert!(first == largest, "the request arrived changed");
+    let mut reply = largest;
+    reply[8..12].copy_from_slice(&1_i32.to_le_bytes());
+    let expected = reply.clone();
+    let sending = std::thread::spawn(move || server.send(&reply));
+    assert!(client.receive_bytes() == Some(expected), "the reply arrived changed");
+    sending.join().unwrap();
+    let mut header = Header::read(&message(&ping(), 0, 1)).unwrap().unwrap().bytes();
+    header[..4].copy_from_slice(&48_000_001_i32.to_le_bytes());
+    client.send(&header);
+    assert!(client.is_closed());
+}
+
 #[test]
 fn what_keyward_answers_itself_keeps_its_place() {
     let upstream = FakeMongos::start();

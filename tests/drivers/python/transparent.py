@@ -1,6 +1,6 @@
 """What pymongo does every day, on unprotected collections; prints what it saw, so that two runs can be compared.
 
-Usage: transparent.py URI DATABASE
+Usage: transparent.py URI DATABASE [STEP...]
 """
 
 import sys
@@ -12,7 +12,7 @@ from pymongo import DeleteOne, InsertOne, MongoClient, UpdateOne, WriteConcern, 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 
-def crud(db):
+def crud(db, _uri):
     things = db.things
     things.insert_many([{"_id": n, "n": n, "text": "x" * 100} for n in range(3000)])
     yield "count", things.count_documents({})
@@ -46,13 +46,13 @@ def crud(db):
         yield "unknown command", (error.code, error.details["errmsg"])
 
 
-def large(db):
+def large(db, _uri):
     blob = bytes(range(256)) * 60_000
     db.large.insert_many([{"_id": n, "blob": blob} for n in range(5)])
     yield "large", sum(len(document["blob"]) for document in db.large.find())
 
 
-def unacknowledged(db):
+def unacknowledged(db, _uri):
     silent = db.get_collection("silent", write_concern=WriteConcern(w=0))
     with db.client.start_session():
         for n in range(200):
@@ -62,7 +62,7 @@ def unacknowledged(db):
     yield "unacknowledged", db.silent.count_documents({})
 
 
-def sessions(db):
+def sessions(db, _uri):
     things = db.session_things
     with db.client.start_session(causal_consistency=True) as session:
         things.insert_one({"_id": 1}, session=session)
@@ -95,7 +95,7 @@ def retries(db, uri):
     client.close()
 
 
-def change_stream(db):
+def change_stream(db, _uri):
     with db.watched.watch(full_document="updateLookup", max_await_time_ms=500) as stream:
         threading.Thread(target=db.watched.insert_one, args=({"_id": 1, "x": 2},)).start()
         yield "changed", next(stream)["fullDocument"]
@@ -110,14 +110,13 @@ def compressed(db, uri):
 
 
 def main():
-    uri, name = sys.argv[1:]
+    uri, name, *wanted = sys.argv[1:]
     client = MongoClient(uri)
     client.drop_database(name)
-    db = client[name]
-    steps = [crud(db), large(db), unacknowledged(db), sessions(db), retries(db, uri), change_stream(db)]
-    for step in [*steps, compressed(db, uri)]:
-        for what, seen in step:
-            print(what, seen)
+    for step in (crud, large, unacknowledged, sessions, compressed, retries, change_stream):
+        if step.__name__ in (wanted or [step.__name__]):
+            for what, seen in step(client[name], uri):
+                print(what, seen)
     client.drop_database(name)
 
 

@@ -185,12 +185,15 @@ fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErro
             continue;
         };
         let code = number("code")?.unwrap_or(0);
-        *outcome = match PERHAPS_EXECUTED.contains(&code) {
-            true => Outcome::InDoubt(Some(WriteError::from_server(error)?)),
-            false => Outcome::NotApplied(Some(WriteError::from_server(error)?)),
+        let error = Some(WriteError::from_server(error)?);
+        let (is, of_the_rest) = match is_refused(code) {
+            true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
+            // The router names the first document only, but what it sent to that shard with it may have gone through.
+            false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),
         };
+        *outcome = is;
         if ordered {
-            outcomes[index + 1..].fill(Outcome::NotApplied(None));
+            outcomes[index + 1..].fill(of_the_rest);
         }
     }
     Ok(Part {
@@ -202,7 +205,7 @@ fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErro
 
 /// Top-level codes with which the server turns a command down before it does anything of it. Any other top-level failure
 /// may come after a part was done.
-const REFUSED_BEFORE_EXECUTION: [i64; 22] = [
+const REFUSED_BEFORE_EXECUTION: [i64; 20] = [
     2,     // BadValue
     9,     // FailedToParse
     13,    // Unauthorized
@@ -215,41 +218,61 @@ const REFUSED_BEFORE_EXECUTION: [i64; 22] = [
     59,    // CommandNotFound
     72,    // InvalidOptions
     73,    // InvalidNamespace
-    79,    // UnknownReplWriteConcern
     115,   // CommandNotSupported
     166,   // CommandNotSupportedOnView
     322,   // APIVersionError
     323,   // APIStrictError
     324,   // APIDeprecationError
-    10334, // BSONObjectTooLarge
     40413, // duplicate field
     40414, // missing field
     40415, // unknown field
 ];
 
-/// Codes of a write error after which the document may nevertheless be there, or still come: the server, or the router,
-/// lost track of it midway.
-const PERHAPS_EXECUTED: [i64; 21] = [
-    1,     // InternalError
-    6,     // HostUnreachable
-    7,     // HostNotFound
-    8,     // UnknownError
-    24,    // LockTimeout
-    50,    // MaxTimeMSExpired
-    64,    // WriteConcernFailed
-    89,    // NetworkTimeout
-    90,    // CallbackCanceled
-    91,    // ShutdownInProgress
-    96,    // OperationFailed
-    133,   // FailedToSatisfyReadPreference
-    189,   // PrimarySteppedDown
-    262,   // ExceededTimeLimit
-    279,   // ClientDisconnect
-    9001,  // SocketException
+/// Whether a write error of this code says that its document isn't there and won't come.
+///
+/// With any other the server, or the router, may have lost track of it midway: a router passes on whatever code the lost
+/// connection to a shard gave it, and the next version may know another.
+fn is_refused(code: i64) -> bool {
+    match code {
+        // Assertions about the document itself: an index's, the storage's. Among them stand a few older codes.
+        10_000.. => !LOST_TRACK.contains(&code),
+        _ => REFUSED_DOCUMENT.contains(&code),
+    }
+}
+
+/// Codes below 10000 with which the server refuses a single document.
+const REFUSED_DOCUMENT: [i64; 21] = [
+    2,   // BadValue
+    9,   // FailedToParse
+    13,  // Unauthorized
+    14,  // TypeMismatch
+    20,  // IllegalOperation
+    22,  // InvalidBSON
+    26,  // NamespaceNotFound
+    28,  // PathNotViable
+    52,  // DollarPrefixedFieldName
+    53,  // InvalidIdField
+    54,  // NotSingleValueField
+    55,  // InvalidDBRef
+    57,  // DottedFieldName
+    61,  // ShardKeyNotFound
+    67,  // CannotCreateIndex
+    72,  // InvalidOptions
+    73,  // InvalidNamespace
+    112, // WriteConflict
+    121, // DocumentValidationFailure
+    166, // CommandNotSupportedOnView
+    171, // CannotIndexParallelArrays
+];
+
+/// Codes from 10000 on that say nothing about the document.
+const LOST_TRACK: [i64; 7] = [
+    10058, // LegacyNotPrimary
     10107, // NotWritablePrimary
     11600, // InterruptedAtShutdown
     11601, // Interrupted
     11602, // InterruptedDueToReplStateChange
+    13435, // NotPrimaryNoSecondaryOk
     13436, // NotPrimaryOrSecondary
 ];
 
@@ -278,7 +301,13 @@ mod tests {
         assert_eq!(outcomes(doc! { "n": 2, "ok": 1.0 }, 2, true), "aa");
         assert_eq!(outcomes(failed(121), 3, true), "aen");
         assert_eq!(outcomes(failed(121), 3, false), "aea");
-        assert_eq!(outcomes(failed(91), 3, true), "a?n");
+        // A router that lost a shard midway: what follows may have been sent along.
+        assert_eq!(outcomes(failed(91), 3, true), "a??");
+        assert_eq!(outcomes(failed(202), 3, false), "a?a");
+        // A code that nobody has heard of proves nothing.
+        assert_eq!(outcomes(failed(9_999), 1 + 1, true), "a?");
+        assert_eq!(outcomes(failed(10_107), 2, true), "a?");
+        assert_eq!(outcomes(failed(16_755), 2, true), "ae");
         assert_eq!(outcomes(doc! { "ok": 0.0, "code": 13 }, 2, true), "nn");
         assert_eq!(outcomes(doc! { "ok": 0.0, "code": 50 }, 2, true), "??");
         assert_eq!(outcomes(doc! { "ok": 0.0 }, 1, true), "?");

@@ -72,7 +72,9 @@ impl Refusal {
         let (code, code_name) = match self {
             Refusal::TwoDatabases => (40413, "Location40413"),
             Refusal::LoadBalanced => (72, "InvalidOptions"),
-            _ => (20, "IllegalOperation"),
+            // Not IllegalOperation: of a write, the Node driver takes that to mean that the deployment has no retryable
+            // writes, and puts that in place of the message.
+            _ => (115, "CommandNotSupported"),
         };
         ServerError {
             code,

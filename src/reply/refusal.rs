@@ -72,7 +72,10 @@ impl Refusal {
             Refusal::MissingField(_) => (40414, "Location40414"),
             Refusal::WrongType(_) => (14, "TypeMismatch"),
             Refusal::BatchSize(_) => (16, "InvalidLength"),
-            Refusal::NotYet { .. } | Refusal::ConstraintsChanged => (20, "IllegalOperation"),
+            // Not IllegalOperation: of a write, the Node driver takes that to mean that the deployment has no retryable
+            // writes, and puts that in place of the message.
+            Refusal::NotYet { .. } => (115, "CommandNotSupported"),
+            Refusal::ConstraintsChanged => (117, "ConflictingOperationInProgress"),
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),

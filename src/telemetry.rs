@@ -3,6 +3,8 @@
 //! What is logged follows `log.level`; the environment variable `KEYWARD_LOG` goes before it, so that one process can
 //! be looked into without touching its file. Events carry values as fields; none of them carries a client's documents.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
@@ -30,6 +32,7 @@ pub fn start(log: &Log) -> Result<(), TelemetryError> {
     let level = std::env::var(LEVEL_VARIABLE).unwrap_or_else(|_| log.level.clone());
     let lines = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::builder().parse(level)?)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match log.format {
         LogFormat::Text => lines.try_init(),

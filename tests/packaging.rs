@@ -182,5 +182,5 @@ fn every_image_but_keywards_own_has_a_version() {
 
 #[test]
 fn the_compose_file_says_that_it_has_not_been_run() {
-    assert!(read("docker-compose.yml").contains("nothing here has been run"));
+    assert!(read("docker-compose.yml").contains("no container of it has been run"));
 }

@@ -4,7 +4,9 @@
 //! knows that a stream is TCP: encryption goes in here.
 
 use std::io::{self, IoSlice};
+use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -14,12 +16,20 @@ use crate::wire::Inbox;
 /// How many pieces go into one write; the system's own limit is 1024.
 const PIECES_MAX: usize = 64;
 
+/// After how much silence the system asks whether the peer is still there, how often, and how many times: as drivers
+/// and servers of MongoDB do. Without it, a peer that vanished would be waited for without end.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(120))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(9);
+
 /// Takes a socket apart; small messages must not wait for more, so Nagle's algorithm is turned off.
 ///
 /// # Errors
 /// What the system says if the socket is dead already.
 pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
     socket.set_nodelay(true)?;
+    SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
     let (read, write) = socket.into_split();
     let incoming = Incoming {
         socket: read,

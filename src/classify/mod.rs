@@ -5,6 +5,7 @@
 //! refused, and so is one that two readers could read differently. What the server itself will turn down is forwarded,
 //! so that the error is the server's own.
 
+mod check;
 mod command;
 mod refusal;
 mod rule;
@@ -79,8 +80,8 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
             Some(command) => match Rule::of(command.name) {
                 Some(Rule::Hello) => hello(message.body),
                 Some(Rule::Harmless) => Ok(Verdict::Forward),
-                Some(rule) => rule.apply(&command, protection),
-                None => rule::unknown(&command, protection),
+                Some(rule) => check::known(rule, &command, protection),
+                None => check::unknown(&command, protection),
             },
         },
     }

@@ -1,0 +1,185 @@
+//! Checks a command by its rule: where it can write, and what the catalog knows of those places.
+//!
+//! What may go on goes on; a write that Keyward can protect goes to the write path; everything else that touches a
+//! protected or a proxy collection is refused. A command without a rule is searched for anything that names one.
+
+use bson::spec::ElementType;
+
+use super::command::Command;
+use super::rule::{Rule, WriteCommand};
+use super::target::visit_all;
+use super::{Kind, Protection, Refusal, Target, Verdict, Write};
+use crate::raw::{Doc, Element, Malformed};
+use crate::wire::Documents;
+
+/// Applies `rule` to a command that it is the rule for.
+pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let named = || Target::in_database(command.database, &command.first);
+    let refuse_known = |targets: &mut dyn Iterator<Item = Target<'a>>| {
+        Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
+            Verdict::Refuse(Refusal::of(command.name, target, kind))
+        })
+    };
+    let refuse_proxy = |targets: &mut dyn Iterator<Item = Target<'a>>| {
+        refuse_known(&mut targets.filter(|target| target.kind(protection) == Some(Kind::ProxyCollection)))
+    };
+    Ok(match rule {
+        Rule::Hello | Rule::Harmless => Verdict::Forward,
+        Rule::Write(kind) => write(kind, command, protection),
+        Rule::BulkWrite => bulk_write(command, protection)?,
+        Rule::Aggregate => aggregate(command, protection)?,
+        Rule::MapReduce => match command.message.body.get("out")? {
+            Some(out) => output(command, b"mapReduce", &out, protection)?,
+            None => Verdict::Forward,
+        },
+        Rule::DropDatabase if protection.protects_any_in(command.database) => Verdict::Write(Write::DropDatabase {
+            database: command.database,
+        }),
+        Rule::DropDatabase => Verdict::Forward,
+        Rule::Create => {
+            let body = command.message.body;
+            let changes_kind = body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some();
+            match changes_kind {
+                true => refuse_known(&mut named()),
+                false => refuse_proxy(&mut named()),
+            }
+        }
+        Rule::Definition => refuse_proxy(&mut named()),
+        Rule::DefinitionOfWhole => refuse_proxy(&mut Target::whole(&command.first)),
+        Rule::Rewrite => {
+            let to = command.message.body.get("toCollection")?;
+            let to = to.iter().flat_map(|to| Target::in_database(command.database, to));
+            refuse_known(&mut named().chain(to))
+        }
+        Rule::RewriteOfWhole => {
+            let to = command.message.body.get("to")?;
+            refuse_known(&mut Target::whole(&command.first).chain(to.iter().flat_map(Target::whole)))
+        }
+        Rule::Anywhere => Verdict::Refuse(Refusal::Anywhere {
+            command: String::from_utf8_lossy(command.name).into_owned(),
+        }),
+    })
+}
+
+fn write<'a>(kind: WriteCommand, command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+    if command.first.kind == ElementType::Binary {
+        return Verdict::Refuse(Refusal::Uuid {
+            command: String::from_utf8_lossy(command.name).into_owned(),
+        });
+    }
+    let targets = Target::in_database(command.database, &command.first);
+    match Target::find(targets, protection) {
+        None => Verdict::Forward,
+        Some((target, Kind::ProxyCollection)) => {
+            Verdict::Refuse(Refusal::of(command.name, target, Kind::ProxyCollection))
+        }
+        // The write path composes commands of its own: it gets only what has one reading.
+        Some((target, Kind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
+            Verdict::Refuse(Refusal::of(command.name, target, Kind::Protected))
+        }
+        Some((target, Kind::Protected)) => Verdict::Write(match kind {
+            WriteCommand::Insert => Write::Insert(target),
+            WriteCommand::Update => Write::Update(target),
+            WriteCommand::Delete => Write::Delete(target),
+            WriteCommand::FindAndModify => Write::FindAndModify(target),
+            WriteCommand::Drop => Write::Drop(target),
+        }),
+    }
+}
+
+fn bulk_write<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let mut verdict = Verdict::Forward;
+    let Some(batch) = command.message.documents("nsInfo")? else {
+        return Ok(verdict);
+    };
+    for entry in batch.iter()?.filter_map(Result::ok) {
+        for field in entry.elements() {
+            let field = field?;
+            let targets = (field.name == b"ns")
+                .then(|| Target::whole(&field))
+                .into_iter()
+                .flatten();
+            match Target::find(targets, protection) {
+                Some((target, Kind::ProxyCollection)) => {
+                    return Ok(Verdict::Refuse(Refusal::of(
+                        command.name,
+                        target,
+                        Kind::ProxyCollection,
+                    )));
+                }
+                Some((_, Kind::Protected)) => verdict = Verdict::Write(Write::BulkWrite),
+                None => {}
+            }
+        }
+    }
+    Ok(verdict)
+}
+
+fn aggregate<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let Some(pipeline) = command.message.documents("pipeline")? else {
+        return Ok(Verdict::Forward);
+    };
+    let mut outputs: Vec<Element<'a>> = Vec::new();
+    for stage in pipeline.iter()?.filter_map(Result::ok) {
+        visit_all(stage, |element| {
+            if matches!(element.name, b"$out" | b"$merge") {
+                outputs.push(*element);
+            }
+        })?;
+    }
+    for out in outputs {
+        let verdict = output(command, out.name, &out, protection)?;
+        if verdict != Verdict::Forward {
+            return Ok(verdict);
+        }
+    }
+    Ok(Verdict::Forward)
+}
+
+/// Refuses `stage` if what its value `out` names, in any reading, is protected or a proxy collection.
+fn output<'a>(
+    command: &Command<'a>,
+    stage: &[u8],
+    out: &Element<'a>,
+    protection: &impl Protection,
+) -> Result<Verdict<'a>, Malformed> {
+    let mut collections = vec![*out];
+    let mut databases = vec![command.database];
+    if let Some(specification) = out.as_document_or_array()? {
+        visit_all(specification, |element| match element.name {
+            b"db" => databases.extend(element.as_string_bytes()),
+            b"coll" | b"into" | b"replace" | b"merge" | b"reduce" | b"normal" => collections.push(*element),
+            _ => {}
+        })?;
+    }
+    let targets = databases.iter().flat_map(|database| {
+        collections
+            .iter()
+            .flat_map(move |collection| Target::in_database(database, collection))
+    });
+    Ok(
+        Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
+            Verdict::Refuse(Refusal::of(stage, target, kind))
+        }),
+    )
+}
+
+/// A command that isn't in the table goes on only if nothing in it names a protected or a proxy collection.
+pub fn unknown<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let mut found = None;
+    let mut search = |document: Doc<'a>| {
+        visit_all(document, |element| {
+            let targets = Target::in_database(command.database, element).chain(Target::whole(element));
+            found = found.or_else(|| Target::find(targets, protection));
+        })
+    };
+    search(command.message.body)?;
+    for sequence in command.message.sequences() {
+        for document in Documents::concatenated(sequence.documents).filter_map(Result::ok) {
+            search(document)?;
+        }
+    }
+    Ok(found.map_or(Verdict::Forward, |(target, kind)| {
+        Verdict::Refuse(Refusal::of(command.name, target, kind))
+    }))
+}

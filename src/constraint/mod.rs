@@ -219,7 +219,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some(171),
             KeyError::AmbiguousField { .. } => Some(16746),
-            KeyError::FilledIn { .. } => Some(20),
+            KeyError::FilledIn { .. } => Some(115),
             KeyError::Malformed(_) => None,
         }
     }
@@ -229,7 +229,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
             KeyError::AmbiguousField { .. } => Some("Location16746"),
-            KeyError::FilledIn { .. } => Some("IllegalOperation"),
+            KeyError::FilledIn { .. } => Some("CommandNotSupported"),
             KeyError::Malformed(_) => None,
         }
     }

@@ -210,7 +210,7 @@ fn what_happens_is_counted() {
     assert!(insert(doc! { "a": 1, "b": 1 }).is_ok());
     // `a` is free and reserved; `b` is taken, so `a` is given back.
     assert!(insert(doc! { "a": 2, "b": 1 }).is_err());
-    let refused = doc! { "update": "counted", "updates": [{ "q": {}, "u": { "$inc": { "a": 1 } } }] };
+    let refused = doc! { "aggregate": "counted", "pipeline": [{ "$out": "counted" }], "cursor": {} };
     assert!(testbed::command::run(&address, "run", refused).is_err());
     testbed::command::run(&address, "run", doc! { "count": "counted" }).unwrap();
     let metrics = get(&admin, "/metrics");
@@ -232,6 +232,7 @@ fn what_happens_is_counted() {
     };
     let opened = value("keyward_client_connections_opened_total");
     assert!(opened >= 1 && value("keyward_client_connections_closed_total") <= opened);
+    assert!(value("keyward_client_commands_refused_total") >= 1);
     assert!(value("keyward_client_protected_writes_seconds_count") >= 2);
     assert!(value("keyward_client_commands_forwarded_total") >= 1);
 }

@@ -29,9 +29,14 @@ async function driver() {
   say('committed', await things.find({ _id: { $in: [2, 'in a transaction'] } }).toArray());
   const stream = things.watch();
   const change = stream.next();
-  const writing = setInterval(() => things.updateOne({ _id: 3 }, { $inc: { touched: 1 } }), 100);
+  // The stream opens with its first read: write until it has seen something, and leave no write under way.
+  let isSeen = false;
+  const writing = (async () => {
+    while (!isSeen) await things.updateOne({ _id: 3 }, { $inc: { touched: 1 } });
+  })();
   say('changed', (await change).documentKey);
-  clearInterval(writing);
+  isSeen = true;
+  await writing;
   await stream.close();
   await client.close();
 }

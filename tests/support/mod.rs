@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a Keyward of its own process in front of a testbed deployment.
 
 #![allow(dead_code, missing_docs, reason = "every test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

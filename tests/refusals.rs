@@ -1,7 +1,5 @@
 //! What Keyward refuses reaches the user in Keyward's words: drivers have texts of their own for some error codes.
 
-#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
-
 mod support;
 
 use std::path::Path;

@@ -60,6 +60,11 @@ impl Catalog {
         catalog
     }
 
+    /// Every protected collection.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Protected>> {
+        self.databases.values().flat_map(HashMap::values)
+    }
+
     /// The protected collection of that name, byte for byte.
     pub fn protected(&self, database: &[u8], collection: &[u8]) -> Option<&Arc<Protected>> {
         self.databases.get(database)?.get(collection)

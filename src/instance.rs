@@ -21,6 +21,7 @@ use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::server;
 use crate::session::Service;
+use crate::sweep;
 use crate::upstream::{SetupError, Upstream};
 use crate::write;
 
@@ -36,6 +37,7 @@ pub struct Instance {
     readiness: Readiness,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
+    sweeping: Sweeping,
     pages: Pages,
 }
 
@@ -84,6 +86,9 @@ impl Instance {
         }
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
+        let catalog = Arc::new(catalog);
+        let client = upstream.client().clone();
+        let sweeping = tokio::spawn(sweep::run(client, catalog.clone(), config.lease, config.sweep));
         let writes = write::Context::new(catalog, config.lease);
         let service = Arc::new(Service {
             upstream,
@@ -103,6 +108,7 @@ impl Instance {
             readiness,
             stop,
             serving,
+            sweeping: Sweeping(sweeping),
             pages,
         })
     }
@@ -121,11 +127,22 @@ impl Instance {
     pub async fn stop(self) {
         self.readiness.block(Obstacle::Draining, "stopping");
         self.stop.send_replace(true);
+        drop(self.sweeping);
         if let Err(error) = self.serving.await {
             tracing::error!(%error, "serving ended before it was told to");
         }
         // The pages close last: how the draining goes can be watched to the end.
         drop(self.pages);
+    }
+}
+
+/// The sweeper; it stops, wherever it is, when this is dropped.
+#[derive(Debug)]
+struct Sweeping(JoinHandle<()>);
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -24,6 +24,7 @@ pub mod reply;
 pub mod write;
 
 pub mod prepare;
+pub mod sweep;
 
 pub mod admin;
 pub mod cli;

@@ -29,6 +29,8 @@ pub struct Metrics {
     duplicates: IntCounterVec,
     conflicts_waited: IntCounterVec,
     in_doubt: IntCounterVec,
+    sweeps: IntCounterVec,
+    swept: IntCounterVec,
     ready: IntGaugeVec,
 }
 
@@ -69,6 +71,10 @@ pub struct ConstraintMetrics {
     pub conflicts_waited: IntCounter,
     /// Reservations that stay until somebody looks, because the outcome of their write is unknown.
     pub in_doubt: IntCounter,
+    /// Sweeps that this Keyward brought to their end.
+    pub sweeps: IntCounter,
+    /// Reservations without an owner that its sweeps deleted.
+    pub swept: IntCounter,
 }
 
 impl Connections {
@@ -120,6 +126,8 @@ impl Metrics {
             duplicates: make.of_constraint("duplicates_total", "Keys refused because another document holds them."),
             conflicts_waited: make.of_constraint("conflicts_waited_total", "Conflicts with a reservation in flight."),
             in_doubt: make.of_constraint("in_doubt_total", "Reservations whose write has an unknown outcome."),
+            sweeps: make.of_constraint("sweeps_total", "Sweeps brought to their end."),
+            swept: make.of_constraint("swept_total", "Reservations without an owner that a sweep deleted."),
             ready: make.gauge_of_constraint("ready", "1 while the constraint is enforced."),
             registry: make.registry.clone(),
         };
@@ -142,6 +150,8 @@ impl Metrics {
             duplicates: of(&self.duplicates),
             conflicts_waited: of(&self.conflicts_waited),
             in_doubt: of(&self.in_doubt),
+            sweeps: of(&self.sweeps),
+            swept: of(&self.swept),
         }
     }
 

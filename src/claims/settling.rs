@@ -288,9 +288,11 @@ impl Group<'_, '_> {
     }
 }
 
+/// Whether a reservation written `at` is older than `lease` by `now`.
+///
 /// Both times are the cluster time of the reservation's own shard, whole seconds rounded down; so the difference must
 /// exceed the lease for a whole lease to have passed.
-fn age(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
+pub fn age(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
     let elapsed = u64::from(now.time.saturating_sub(at.time));
     match elapsed > lease.as_secs_f64().ceil() as u64 {
         true => Age::Expired,

@@ -34,6 +34,7 @@ fn summary(config: &Config) -> String {
         ("upstream", config.upstream.to_string()),
         ("admin", config.admin.to_string()),
         ("lease", humantime::format_duration(config.lease).to_string()),
+        ("sweep", humantime::format_duration(config.sweep).to_string()),
         ("drain", humantime::format_duration(config.drain).to_string()),
         ("log", format!("{}, as {format}", config.log.level)),
         ("limits", format!("{} connections", config.limits.max_connections)),

@@ -20,12 +20,14 @@ const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOS
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+const DEFAULT_SWEEP: Duration = Duration::from_secs(60);
 const DEFAULT_LEVEL: &str = "info";
 const DEFAULT_MAX_CONNECTIONS: usize = 10_000;
 
 /// Shorter, and a slow majority write would outlive it; longer, and a crash would hold a key hostage.
 const LEASE_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
+const SWEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 const MAX_CONNECTIONS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 
 /// The problems found so far in one file.
@@ -94,6 +96,7 @@ pub fn config(
         listen,
         admin,
         lease: duration_in("lease", raw.lease.unwrap_or(DEFAULT_LEASE), LEASE_RANGE, found),
+        sweep: duration_in("sweep", raw.sweep.unwrap_or(DEFAULT_SWEEP), SWEEP_RANGE, found),
         drain: duration_in("drain", raw.drain.unwrap_or(DEFAULT_DRAIN), DRAIN_RANGE, found),
         log: checked_log(raw.log.unwrap_or_default(), found),
         limits: checked_limits(&raw.limits.unwrap_or_default(), found),
@@ -256,6 +259,7 @@ mod tests {
                 example.admin,
                 example.lease,
                 example.drain,
+                example.sweep,
                 example.log,
                 example.limits
             ),
@@ -264,6 +268,7 @@ mod tests {
                 defaults.admin,
                 defaults.lease,
                 defaults.drain,
+                defaults.sweep,
                 defaults.log,
                 defaults.limits
             )
@@ -276,6 +281,7 @@ mod tests {
         for range in [
             format!("# Default: 30s; {}", in_words(LEASE_RANGE)),
             format!("# Default: 30s; {}", in_words(DRAIN_RANGE)),
+            format!("# Default: 1m; {}", in_words(SWEEP_RANGE)),
             format!(
                 "# Default: 10000; {} to {}",
                 MAX_CONNECTIONS_RANGE.start(),

@@ -34,6 +34,8 @@ pub struct Config {
     pub admin: SocketAddr,
     /// How long a reservation whose owner isn't there yet is presumed in flight; 1 s to 10 min.
     pub lease: Duration,
+    /// How long to leave each constraint between two sweeps; 1 s to 1 d.
+    pub sweep: Duration,
     /// How long connections may go on after the first signal to stop; up to 1 h.
     pub drain: Duration,
     /// What is logged, and how.

@@ -82,6 +82,12 @@ impl Definitions {
     }
 }
 
+/// The query by which a constraint's document is found, for [`Definitions`].
 fn id(constraint: &Constraint) -> Document {
-    doc! { "_id": { "collection": constraint.namespace().collection.as_str(), "name": constraint.name() } }
+    doc! { "_id": definition_id(constraint.namespace(), constraint.name()) }
+}
+
+/// The `_id` of a constraint's document in `keyward.constraints`.
+pub fn definition_id(namespace: &Namespace, constraint: &str) -> Document {
+    doc! { "collection": &namespace.collection, "name": constraint }
 }

@@ -23,6 +23,7 @@ use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 
 pub use backfill::Report;
+pub use definition::definition_id;
 use definition::{Definitions, State};
 use sharding::Deployment;
 

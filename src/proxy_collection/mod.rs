@@ -106,10 +106,7 @@ impl ProxyCollection {
         let ids = keys.iter().map(|key| id_value(key)).collect::<Result<Vec<_>, _>>()?;
         let command = doc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } };
         let found = self.find(command).await?;
-        let now = found
-            .times
-            .operation
-            .ok_or(StoreError::Unexpected("a reply without operationTime"))?;
+        let now = now_of(&found)?;
         let mut by_key = HashMap::with_capacity(found.documents.len());
         for document in &found.documents {
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
@@ -119,6 +116,28 @@ impl ProxyCollection {
             by_key.insert(key, Read { reservation, now });
         }
         Ok(keys.iter().map(|key| by_key.get(*key).cloned()).collect())
+    }
+
+    /// Reads at most `limit` reservations after the `_id` `after`, in the order of their keys, each with its `_id`.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer, or a document isn't a reservation.
+    pub async fn page(&self, after: Option<&Document>, limit: i64) -> Result<Vec<(Document, Key, Read)>, StoreError> {
+        let filter = after
+            .map(|after| doc! { "_id": { "$gt": after.clone() } })
+            .unwrap_or_default();
+        let command = doc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
+        let found = self.find(command).await?;
+        let now = now_of(&found)?;
+        let read = |document: &Document| {
+            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
+            let key = self
+                .key_of(document)
+                .ok_or(StoreError::Unexpected("a reservation's _id"))?;
+            let id = document.get_document("_id").cloned().unwrap_or_default();
+            Ok((id, key, Read { reservation, now }))
+        };
+        found.documents.iter().map(read).collect()
     }
 
     /// Replaces the reservation of `key` that still has the token `seen` by one for `owner`; whether it was there.
@@ -174,4 +193,12 @@ impl ProxyCollection {
 fn id_value(key: &Key) -> Result<Bson, StoreError> {
     let id = Document::try_from(key.reservation_id()).map_err(|_| StoreError::Unexpected("a key"))?;
     Ok(Bson::Document(id))
+}
+
+/// The cluster time at which a read was answered.
+fn now_of(found: &find::Found) -> Result<Timestamp, StoreError> {
+    found
+        .times
+        .operation
+        .ok_or(StoreError::Unexpected("a reply without operationTime"))
 }

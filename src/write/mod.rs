@@ -55,9 +55,9 @@ pub struct Context {
 
 impl Context {
     /// Enforces what stands in `catalog`.
-    pub fn new(catalog: Catalog, lease: Duration) -> Context {
+    pub fn new(catalog: Arc<Catalog>, lease: Duration) -> Context {
         Context {
-            catalog: ArcSwap::from_pointee(catalog),
+            catalog: ArcSwap::new(catalog),
             lease,
             in_flight: InFlight::default(),
         }

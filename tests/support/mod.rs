@@ -34,6 +34,12 @@ impl Keyward {
         Self::try_start(upstream, lease, constraints).unwrap_or_else(|refused| panic!("{}", refused.errors))
     }
 
+    /// With the shortest lease, and sweeping as often as possible.
+    pub fn start_sweeping(upstream: &str, constraints: &str) -> Keyward {
+        let lease = "1s\nsweep: 1s";
+        Self::try_start(upstream, lease, constraints).unwrap_or_else(|refused| panic!("{}", refused.errors))
+    }
+
     pub fn try_start(upstream: &str, lease: &str, constraints: &str) -> Result<Keyward, Refused> {
         let mut config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
         let text = format!(
@@ -92,6 +98,19 @@ impl Keyward {
         let mut options = ClientOptions::parse(self.uri()).await.unwrap();
         options.retry_writes = Some(false);
         Client::with_options(options).unwrap()
+    }
+
+    /// Its metrics, as Prometheus reads them.
+    pub fn metrics(&self) -> String {
+        let mut socket = std::net::TcpStream::connect(&self.admin).unwrap();
+        write!(
+            socket,
+            "GET /metrics HTTP/1.1\r\nhost: keyward\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut socket, &mut answer).unwrap();
+        answer
     }
 
     /// Kills it as `kill -9` does.

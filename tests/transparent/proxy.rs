@@ -37,7 +37,7 @@ impl Proxy {
         let (address, server) = runtime.block_on(async {
             let service = Service {
                 upstream: Upstream::new(upstream).await.unwrap(),
-                writes: write::Context::new(Catalog::default(), Duration::from_secs(10)),
+                writes: write::Context::new(Arc::new(Catalog::default()), Duration::from_secs(10)),
                 metrics: Metrics::new(&[]),
             };
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -30,6 +30,8 @@ pub struct RawConfig {
     pub lease: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
     pub drain: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub sweep: Option<Duration>,
     pub log: Option<RawLog>,
     pub limits: Option<RawLimits>,
     pub constraints: Option<Vec<Option<RawConstraint>>>,

@@ -1,0 +1,100 @@
+//! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them.
+//!
+//! It walks each proxy collection slowly, in the order of its keys, and looks at what is older than the lease: where no
+//! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still has the
+//! token that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
+//! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.
+
+mod turn;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::Document;
+use mongodb::Client;
+
+use crate::catalog::{Catalog, Protected};
+use crate::claims::age;
+use crate::constraint::Key;
+use crate::proxy_collection::{ProxyCollection, Read, StoreError};
+use crate::reservation::{Age, Scope};
+use turn::Turn;
+
+/// So many reservations are looked at together.
+const PAGE: i64 = 200;
+/// How long to rest after each page: at most 2,000 reservations a second.
+const REST: Duration = Duration::from_millis(100);
+
+/// Sweeps every constraint of `catalog`, again and again with `pause` in between; ends only when it is dropped.
+pub async fn run(client: Client, catalog: Arc<Catalog>, lease: Duration, pause: Duration) {
+    let sweeper = bson::oid::ObjectId::new().to_hex();
+    loop {
+        for protected in catalog.all() {
+            for proxy in &protected.constraints {
+                if let Err(error) = sweep(&client, protected, proxy, &sweeper, lease, pause).await {
+                    tracing::warn!(%error, constraint = proxy.constraint.name(), "a sweep was broken off");
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Sweeps one constraint, if it is this Keyward's turn.
+async fn sweep(
+    client: &Client,
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    sweeper: &str,
+    lease: Duration,
+    pause: Duration,
+) -> Result<(), StoreError> {
+    let Some(mut turn) = Turn::take(client, &protected.namespace, proxy.constraint.name(), sweeper).await? else {
+        return Ok(());
+    };
+    loop {
+        let page = proxy.page(turn.after(), PAGE).await?;
+        let Some((last, _, _)) = page.last() else {
+            proxy.metrics.sweeps.inc();
+            return turn.end(pause).await;
+        };
+        let last = last.clone();
+        settle(proxy, &page, lease).await?;
+        if !turn.go_on(last).await? {
+            return Ok(());
+        }
+        tokio::time::sleep(REST).await;
+    }
+}
+
+/// Deletes the reservations of a page that are nobody's.
+async fn settle(proxy: &ProxyCollection, page: &[(Document, Key, Read)], lease: Duration) -> Result<(), StoreError> {
+    let is_old = |read: &Read| age(read.reservation.at, read.now, lease) == Age::Expired;
+    let mut suspects: Vec<&(Document, Key, Read)> = page.iter().filter(|(_, _, read)| is_old(read)).collect();
+    for scope in [Scope::Route, Scope::Fenced] {
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let claims: Vec<_> = suspects
+            .iter()
+            .map(|(_, key, read)| (key, &read.reservation.owner))
+            .collect();
+        let mut held = proxy.look_up(&claims, scope).await?.into_iter();
+        suspects.retain(|_| !held.next().unwrap_or(true));
+    }
+    if suspects.is_empty() {
+        return Ok(());
+    }
+    let abandoned: Vec<_> = suspects
+        .iter()
+        .map(|(_, key, read)| (key, read.reservation.token))
+        .collect();
+    proxy.release(&abandoned).await?;
+    proxy.metrics.swept.inc_by(abandoned.len() as u64);
+    tracing::info!(
+        constraint = proxy.constraint.name(),
+        count = abandoned.len(),
+        "reservations without owner deleted"
+    );
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Whose turn it is to sweep a constraint, and how far it has come: in the constraint's own document in
+//! `keyward.constraints`, by the server's clock alone.
+//!
+//! A turn that isn't renewed runs out, and another Keyward goes on from the last key noted. Two that sweep at once, because
+//! one was stopped for longer than its turn, do no harm: every deletion names the token it saw.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+use mongodb::options::ReturnDocument;
+use mongodb::{Client, Collection};
+
+use crate::namespace::Namespace;
+use crate::prepare::definition_id;
+use crate::proxy_collection::StoreError;
+
+/// How long a turn lasts unless it is renewed, which happens with every page.
+const TURN: Duration = Duration::from_secs(30);
+
+/// A turn that is this Keyward's.
+pub(super) struct Turn<'a> {
+    definitions: Collection<Document>,
+    id: Document,
+    sweeper: &'a str,
+    after: Option<Document>,
+}
+
+impl<'a> Turn<'a> {
+    /// Takes the turn unless another Keyward has it, or a sweep has ended only lately.
+    pub(super) async fn take(
+        client: &Client,
+        namespace: &Namespace,
+        constraint: &str,
+        sweeper: &'a str,
+    ) -> Result<Option<Turn<'a>>, StoreError> {
+        let definitions = client.database(&namespace.database).collection("keyward.constraints");
+        let id = definition_id(namespace, constraint);
+        let mut turn = Turn {
+            definitions,
+            id,
+            sweeper,
+            after: None,
+        };
+        let free = doc! { "$lte": [{ "$ifNull": ["$sweep.until", Bson::Null] }, "$$NOW"] };
+        let set = doc! { "by": sweeper, "until": until(TURN) };
+        let taken = turn
+            .update(doc! { "$expr": free }, vec![doc! { "$set": { "sweep": set } }])
+            .await?;
+        turn.after = taken.as_ref().and_then(after);
+        Ok(taken.is_some().then_some(turn))
+    }
+
+    /// Where the walk goes on.
+    pub(super) fn after(&self) -> Option<&Document> {
+        self.after.as_ref()
+    }
+
+    /// Notes that everything up to `last` is settled, and renews the turn; false if another Keyward has it now.
+    pub(super) async fn go_on(&mut self, last: Document) -> Result<bool, StoreError> {
+        // A literal: a key may hold what looks like an expression.
+        let set = doc! { "until": until(TURN), "after": { "$literal": last.clone() } };
+        let kept = self
+            .update(
+                doc! { "sweep.by": self.sweeper },
+                vec![doc! { "$set": { "sweep": set } }],
+            )
+            .await?;
+        self.after = Some(last);
+        Ok(kept.is_some())
+    }
+
+    /// Ends the turn: the next one, anybody's, begins after `pause` at the first key.
+    pub(super) async fn end(self, pause: Duration) -> Result<(), StoreError> {
+        let ended = vec![
+            doc! { "$set": { "sweep": { "until": until(pause) } } },
+            doc! { "$unset": "sweep.after" },
+        ];
+        self.update(doc! { "sweep.by": self.sweeper }, ended).await?;
+        Ok(())
+    }
+
+    async fn update(&self, mut filter: Document, pipeline: Vec<Document>) -> Result<Option<Document>, StoreError> {
+        filter.insert("_id", self.id.clone());
+        let update = self.definitions.find_one_and_update(filter, pipeline);
+        Ok(update.return_document(ReturnDocument::After).await?)
+    }
+}
+
+fn until(time: Duration) -> Document {
+    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
+}
+
+fn after(definition: &Document) -> Option<Document> {
+    definition
+        .get_document("sweep")
+        .ok()?
+        .get_document("after")
+        .ok()
+        .cloned()
+}

@@ -1,0 +1,103 @@
+//! What nobody conflicts with is settled by the sweeper: reservations that no document holds any more disappear, all others
+//! stay.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use bson::{Bson, Document, doc};
+use keyward::reservation::{AttemptId, Token};
+use support::Keyward;
+use testbed::Cluster;
+
+const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
+
+/// A reservation as a Keyward would leave it that crashed at the time `at`.
+fn abandoned(email: &str, owner: i32, at: u32) -> Document {
+    use keyward::constraint::{Constraint, IndexSpec};
+    use keyward::namespace::Namespace;
+    let spec = IndexSpec {
+        key: doc! { "email": 1 },
+        ..IndexSpec::default()
+    };
+    let constraint = Constraint::new(Namespace::new("sweep", "users"), spec).unwrap();
+    let document = doc! { "email": email }.to_vec().unwrap();
+    let key = constraint
+        .keys(keyward::raw::Doc::new(&document).unwrap())
+        .unwrap()
+        .remove(0);
+    let token = Token {
+        attempt: AttemptId([owner as u8; 16]),
+        position: 0,
+        operation: None,
+    }
+    .to_bytes();
+    let token = bson::Binary {
+        subtype: bson::spec::BinarySubtype::Generic,
+        bytes: token,
+    };
+    doc! {
+        "_id": Bson::Document(Document::try_from(key.reservation_id()).unwrap()),
+        "owner": owner, "route": { "region": "a" }, "token": token,
+        "at": bson::Timestamp { time: at, increment: 1 },
+    }
+}
+
+#[tokio::test]
+async fn what_no_document_holds_is_swept_away_and_nothing_else() {
+    let cluster = Cluster::shared();
+    support::shard_on_two(cluster, "sweep.users", doc! { "region": 1 }, doc! { "region": "m" });
+    let keywards = [
+        Keyward::start_sweeping(&cluster.uri(), USERS),
+        Keyward::start_sweeping(&cluster.uri(), USERS),
+    ];
+    let users = keywards[0]
+        .client()
+        .await
+        .database("sweep")
+        .collection::<Document>("users");
+    let user = |id: i32| doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": format!("{id}@x") };
+    users.insert_many((0..500).map(user)).await.unwrap();
+    // Deleted past Keyward, as a TTL index does it; changed past it; and left behind by a crash.
+    let direct = cluster.client().database("sweep");
+    let past = direct.collection::<Document>("users");
+    past.delete_many(doc! { "_id": { "$lt": 100 } }).await.unwrap();
+    past.update_one(
+        doc! { "_id": 100, "region": "a" },
+        doc! { "$set": { "email": "other@x" } },
+    )
+    .await
+    .unwrap();
+    let proxy = direct.collection::<Document>("keyward.users.email_1");
+    proxy.insert_one(abandoned("nobody@x", 1_000, 1_000)).await.unwrap();
+    // The owner is there, and its reservation, as old as the others, names the wrong shard.
+    proxy.delete_many(doc! { "owner": 101 }).await.unwrap();
+    proxy.insert_one(abandoned("101@x", 101, 1_000)).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.count_documents(doc! {}).await.unwrap() > 399 {
+        assert!(
+            Instant::now() < deadline,
+            "{} left",
+            proxy.count_documents(doc! {}).await.unwrap()
+        );
+    }
+    // Another whole sweep takes nothing more.
+    let swept = |metrics: &str| {
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("keyward_constraint_sweeps_total{"))
+            .unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let total = || keywards.iter().map(|keyward| swept(&keyward.metrics())).sum::<u64>();
+    let before = total();
+    while total() < before + 2 {
+        assert!(Instant::now() < deadline, "no further sweep");
+    }
+    // The one that was changed past Keyward is in nobody's name: all others agree.
+    past.delete_one(doc! { "_id": 100, "region": "a" }).await.unwrap();
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    support::assert_documents_and_reservations_agree(cluster, "sweep", "users", "email_1", email).await;
+}

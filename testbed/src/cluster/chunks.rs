@@ -4,6 +4,10 @@ use bson::{Bson, Document, doc};
 
 use super::Cluster;
 use crate::Error;
+use crate::deadline::wait_for;
+
+/// The server's code for a shard that is sending or receiving another chunk.
+const CONFLICTING_OPERATION_IN_PROGRESS: i32 = 117;
 
 impl Cluster {
     /// Shards `namespace` (`database.collection`) by `key`; `unique` makes the shard key's index unique.
@@ -29,13 +33,19 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Moves the chunk of `namespace` that `find` (a query by shard key) falls into to the shard called `shard`.
+    /// Moves the chunk of `namespace` that `find` (a query by shard key) falls into to the shard called `shard`; waits while
+    /// another move keeps a shard busy, as each takes part in one at a time.
     ///
     /// # Errors
     /// [`Error::Command`] if the router refuses, or the move fails.
     pub fn move_chunk(&self, namespace: &str, find: Document, shard: &str) -> Result<(), Error> {
-        self.run("admin", doc! { "moveChunk": namespace, "find": find, "to": shard })
-            .map(drop)
+        let command = doc! { "moveChunk": namespace, "find": find, "to": shard };
+        let mut moved = Ok(());
+        wait_for("the end of another move", || {
+            moved = self.run("admin", command.clone()).map(drop);
+            !matches!(&moved, Err(Error::Command(refused)) if refused.code() == Some(CONFLICTING_OPERATION_IN_PROGRESS))
+        })?;
+        moved
     }
 
     /// Shards `namespace` by ranges of the number `field`, one chunk for each shard in their order: below `limits[0]` on the

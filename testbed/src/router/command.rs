@@ -212,7 +212,7 @@ impl Command {
         let mut builder = Builder::new();
         for element in self.doc().elements().flatten() {
             let named = |name: &&str| name.as_bytes() == element.name;
-            if !SET_BY_ROUTER.iter().any(|name| named(name)) && !without.iter().any(named) {
+            if !SET_BY_ROUTER.iter().any(&named) && !without.iter().any(named) {
                 builder.element(&element);
             }
         }

@@ -60,7 +60,7 @@ fn target(operation: &Operation, routing: &Routing) -> Result<String, Failure> {
     let query = command.nested("query").unwrap_or_else(Doc::empty);
     let simple = is_simple(command.nested("collation"), collection.collation.as_deref());
     match exact_point(&collection.key, query, simple) {
-        Some(point) => Ok(collection.chunk_at(&point).shard.to_string()),
+        Some(point) => Ok(collection.chunk_at(&point).owner(operation.read_time()).to_string()),
         None => refuse(
             code::SHARD_KEY_NOT_FOUND,
             "Query for sharded findAndModify must contain the shard key",

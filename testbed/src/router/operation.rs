@@ -100,6 +100,12 @@ impl Operation {
         }
     }
 
+    /// The cluster time that everything is read at, if there is one: of this read, or of its transaction.
+    pub fn read_time(&self) -> Option<u64> {
+        let of_transaction = || self.transaction.as_ref()?.transaction().as_ref()?.at_cluster_time;
+        self.at_cluster_time.or_else(of_transaction)
+    }
+
     /// The shard of that name.
     ///
     /// # Errors

@@ -93,7 +93,7 @@ impl Reply {
         let mut builder = Builder::new();
         for element in self.doc().elements().flatten() {
             let named = |name: &&str| name.as_bytes() == element.name;
-            if !NOT_HANDED_ON.iter().any(|name| named(name)) && !without.iter().any(named) {
+            if !NOT_HANDED_ON.iter().any(&named) && !without.iter().any(named) {
                 builder.element(&element);
             }
         }

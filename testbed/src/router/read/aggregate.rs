@@ -75,10 +75,7 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
         return through_shards_router(operation, &format!("{}.$cmd.aggregate", command.db)).await;
     }
     let namespace = command.namespace()?;
-    let query = pipeline
-        .first()
-        .and_then(|first| matched(first))
-        .unwrap_or_else(Doc::empty);
+    let query = pipeline.first().and_then(matched).unwrap_or_else(Doc::empty);
     let mut attempts = Attempts::new(operation, &namespace);
     loop {
         let Some(routing) = attempts.routing().await? else {
@@ -123,7 +120,7 @@ async fn on_one_with_neighbours(
     shard: &str,
     pipeline: &[Bytes],
 ) -> Result<Vec<u8>, Failure> {
-    for other in pipeline.iter().filter_map(|stage| joined_collection(stage)) {
+    for other in pipeline.iter().filter_map(joined_collection) {
         let namespace = format!("{}.{other}", operation.command.db);
         let found = operation
             .router

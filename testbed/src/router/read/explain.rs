@@ -93,7 +93,7 @@ fn query_of(explained: Doc<'_>) -> Result<Option<Doc<'_>>, Failure> {
 fn together(operation: &Operation, replies: &[(String, Reply)]) -> Result<Vec<u8>, Failure> {
     let mut plans = Vec::new();
     let mut executions = Vec::new();
-    let mut totals = doc! { "nReturned": 0_i64, "executionTimeMillis": 0_i64, "totalKeysExamined": 0_i64, "totalDocsExamined": 0_i64 };
+    let mut totals = doc! { "nReturned": 0, "executionTimeMillis": 0, "totalKeysExamined": 0, "totalDocsExamined": 0 };
     for (shard, reply) in replies {
         let mut explained = decode(reply.doc());
         let mut plan = doc! { "shardName": shard, "connectionString": operation.shard(shard)?.connection_string() };
@@ -132,13 +132,8 @@ fn together(operation: &Operation, replies: &[(String, Reply)]) -> Result<Vec<u8
 
 fn add_up(totals: &mut Document, stats: &Document) {
     for (name, total) in totals.iter_mut() {
-        let more = match stats.get(name) {
-            Some(Bson::Int32(number)) => i64::from(*number),
-            Some(Bson::Int64(number)) => *number,
-            _ => 0,
-        };
-        if let Bson::Int64(total) = total {
-            *total += more;
+        if let (Bson::Int32(total), Some(Bson::Int32(more))) = (total, stats.get(name)) {
+            *total = total.saturating_add(*more);
         }
     }
 }

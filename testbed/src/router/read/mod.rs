@@ -38,9 +38,10 @@ pub fn targets(operation: &Operation, routing: &Routing, query: Doc<'_>) -> Vec<
         return routing.shards();
     };
     let simple = is_simple(operation.command.nested("collation"), collection.collation.as_deref());
-    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple));
+    let at = operation.read_time();
+    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple), at);
     match shards.is_empty() {
-        true => vec![Arc::clone(&collection.chunks[0].shard)],
+        true => vec![Arc::clone(collection.chunks[0].owner(at))],
         false => shards,
     }
 }

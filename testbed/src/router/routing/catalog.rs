@@ -353,8 +353,26 @@ fn add_chunk(collection: &mut Collection, chunk: Doc<'_>) -> Result<(), Failure>
         max: collection.key.bound(max)?,
         bounds: (min.bytes().to_vec(), max.bytes().to_vec()),
         shard: owner,
+        history: read_history(chunk)?,
     });
     Ok(())
+}
+
+/// `[{validAfter, shard}, …]`, the latest first.
+fn read_history(chunk: Doc<'_>) -> Result<Vec<(u64, Arc<str>)>, Failure> {
+    let mut history = Vec::new();
+    let entries = chunk
+        .get("history")?
+        .map(|entries| entries.as_document_or_array())
+        .transpose()?
+        .flatten();
+    for entry in entries.iter().flat_map(|entries| entries.elements()) {
+        let entry = Doc::new(entry?.value)?;
+        let since = timestamp_value(entry.get("validAfter")?).unwrap_or(0);
+        let owner = entry.get("shard")?.and_then(|shard| shard.as_str()).unwrap_or_default();
+        history.push((since, owner.into()));
+    }
+    Ok(history)
 }
 
 /// Whether the chunks follow one another without gaps.

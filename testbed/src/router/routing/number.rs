@@ -147,6 +147,10 @@ impl Number {
                         .filter(|_| exponent < 64),
                     _ => Some(coefficient.checked_shr(exponent.unsigned_abs()).unwrap_or(0)),
                 };
+                // The double just past the largest int64 has always hashed as the smallest.
+                if whole == Some(1 << 63) && !negative {
+                    return i64::MIN;
+                }
                 clamp(negative, whole.unwrap_or(u128::MAX))
             }
             Number::Decimal {

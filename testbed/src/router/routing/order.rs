@@ -129,7 +129,7 @@ mod tests {
             ],
             vec![Bson::Int64(9_007_199_254_740_993), decimal("9007199254740993")],
             vec![Bson::Int64(i64::MAX)],
-            vec![Bson::Double(9.223_372_036_854_775_807e18)],
+            vec![Bson::Double(9.223_372_036_854_776e18)],
             vec![decimal("9.9E+6000")],
             vec![Bson::Double(f64::INFINITY)],
             vec![Bson::String("".into())],

@@ -43,10 +43,10 @@ impl Interval {
 pub fn key_ranges(key: &ShardKey, query: Doc<'_>, simple_collation: bool) -> Vec<KeyRange> {
     let reader = Reader { simple_collation };
     let constraints: Vec<_> = key.fields.iter().map(|field| reader.field(query, field)).collect();
-    if constraints.first().is_some_and(Option::is_none) {
-        if let Some(ranges) = branches(key, query, simple_collation) {
-            return ranges;
-        }
+    if constraints.first().is_some_and(Option::is_none)
+        && let Some(ranges) = branches(key, query, simple_collation)
+    {
+        return ranges;
     }
     combine(constraints)
 }

@@ -21,6 +21,18 @@ pub struct Chunk {
     pub bounds: (Vec<u8>, Vec<u8>),
     /// The shard that owns it.
     pub shard: Arc<str>,
+    /// Who has owned it since when (a cluster time), the latest first.
+    pub history: Vec<(u64, Arc<str>)>,
+}
+
+impl Chunk {
+    /// The shard that owned it at a cluster time; now, if there is none.
+    pub fn owner(&self, at: Option<u64>) -> &Arc<str> {
+        let Some(at) = at else { return &self.shard };
+        let then = self.history.iter().find(|(since, _)| *since <= at);
+        // Older than what is known: the first owner that is.
+        then.or(self.history.last()).map_or(&self.shard, |(_, owner)| owner)
+    }
 }
 
 /// A sharded collection as of one refresh.
@@ -51,8 +63,10 @@ impl Collection {
         &self.chunks[after.saturating_sub(1)]
     }
 
-    /// The shards that own any part of the ranges, by name.
-    pub fn shards_in(&self, ranges: &[KeyRange]) -> Vec<Arc<str>> {
+    /// The shards that own, or owned at a cluster time, any part of the ranges; by name.
+    ///
+    /// A snapshot is read where the documents were then: a shard that got them later doesn't show them at that time.
+    pub fn shards_in(&self, ranges: &[KeyRange], at: Option<u64>) -> Vec<Arc<str>> {
         let mut shards = std::collections::BTreeSet::new();
         for range in ranges {
             let first = self
@@ -61,8 +75,8 @@ impl Collection {
             let overlapping = self.chunks[first.min(self.chunks.len() - 1)..]
                 .iter()
                 .take_while(|chunk| compare_points(&chunk.min, &range.max).is_le());
-            shards.extend(overlapping.map(|chunk| Arc::clone(&chunk.shard)));
-            if shards.len() == self.versions.len() {
+            shards.extend(overlapping.map(|chunk| Arc::clone(chunk.owner(at))));
+            if at.is_none() && shards.len() == self.versions.len() {
                 break;
             }
         }

@@ -120,7 +120,7 @@ impl Batch<'_> {
         'statement: loop {
             let mut outcome = Outcome::default();
             let mut pending: Vec<usize> = (0..self.statements.len()).collect();
-            while !pending.is_empty() && !(self.stops_at_errors() && outcome.has_errors()) {
+            while !pending.is_empty() && !self.is_stopped(&outcome) {
                 let routing = attempts.routing_for_write().await?;
                 let round = self.plan(&routing, &pending, &mut outcome);
                 let stale = self.execute(round, &mut outcome, &mut pending).await?;
@@ -134,6 +134,10 @@ impl Batch<'_> {
             }
             return Ok(outcome);
         }
+    }
+
+    fn is_stopped(&self, outcome: &Outcome) -> bool {
+        self.stops_at_errors() && outcome.has_errors()
     }
 
     /// Ordered batches end at the first error, and so does everything inside a transaction.

@@ -125,7 +125,7 @@ pub async fn move_document(operation: &Operation, namespace: &str, change: &Chan
     let owner_of = |document: &[u8]| -> Result<String, Failure> {
         let point = table.key.point(Doc::new(document)?)?;
         match point {
-            Some(point) => Ok(table.chunk_at(&point).shard.to_string()),
+            Some(point) => Ok(table.chunk_at(&point).owner(operation.read_time()).to_string()),
             None => refuse(
                 code::SHARD_KEY_NOT_FOUND,
                 "Shard key cannot contain array values or array descendants.",

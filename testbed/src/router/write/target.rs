@@ -25,17 +25,47 @@ pub enum Target {
 pub fn target(batch: &mut Batch<'_>, routing: &Routing, index: usize) -> Result<Target, ServerError> {
     let collection = match routing {
         Routing::Unsharded { shard, .. } => return Ok(Target::One(Arc::clone(shard))),
-        Routing::Sharded(collection) => Arc::clone(collection),
+        Routing::Sharded(collection) => collection,
+    };
+    let owners = Owners {
+        collection,
+        at: batch.operation.read_time(),
     };
     if batch.kind == Kind::Insert {
-        return target_insert(batch, &collection, index);
+        return target_insert(batch, &owners, index);
     }
     let statement = Doc::new(&batch.statements[index])?;
     let query = document(statement, "q")?.unwrap_or_else(Doc::empty);
     let simple = is_simple(document(statement, "collation")?, collection.collation.as_deref());
     match batch.kind {
-        Kind::Delete => target_delete(&collection, statement, query, simple),
-        _ => target_update(&collection, statement, query, simple),
+        Kind::Delete => target_delete(&owners, statement, query, simple),
+        _ => target_update(&owners, statement, query, simple),
+    }
+}
+
+/// Who owns the chunks of a collection at the time that the statement reads.
+struct Owners<'a> {
+    collection: &'a Collection,
+    at: Option<u64>,
+}
+
+impl Owners<'_> {
+    fn of(&self, point: &[KeyValue<'_>]) -> Target {
+        Target::One(Arc::clone(self.collection.chunk_at(point).owner(self.at)))
+    }
+
+    /// The shards that the query can match on; at least one.
+    fn for_query(&self, query: Doc<'_>, simple: bool) -> Vec<Arc<str>> {
+        let ranges = key_ranges(&self.collection.key, query, simple);
+        let shards = self.collection.shards_in(&ranges, self.at);
+        match shards.is_empty() {
+            true => vec![Arc::clone(self.collection.chunks[0].owner(self.at))],
+            false => shards,
+        }
+    }
+
+    fn pattern(&self) -> String {
+        Doc::new(&self.collection.key.pattern).map(display).unwrap_or_default()
     }
 }
 
@@ -50,14 +80,14 @@ pub fn is_simple(given: Option<Doc<'_>>, default: Option<&[u8]>) -> bool {
     }
 }
 
-fn target_insert(batch: &mut Batch<'_>, collection: &Collection, index: usize) -> Result<Target, ServerError> {
+fn target_insert(batch: &mut Batch<'_>, owners: &Owners<'_>, index: usize) -> Result<Target, ServerError> {
     let document = Doc::new(&batch.statements[index])?;
     if document.get("_id")?.is_none() {
         batch.statements[index] = with_new_id(document);
     }
     let document = Doc::new(&batch.statements[index])?;
-    match collection.key.point(document)? {
-        Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+    match owners.collection.key.point(document)? {
+        Some(point) => Ok(owners.of(&point)),
         None => Err(ServerError::new(
             code::SHARD_KEY_NOT_FOUND,
             "Shard key cannot contain array values or array descendants.",
@@ -74,12 +104,7 @@ fn with_new_id(document: Doc<'_>) -> Bytes {
     with_id.finish().into()
 }
 
-fn target_update(
-    collection: &Collection,
-    statement: Doc<'_>,
-    query: Doc<'_>,
-    simple: bool,
-) -> Result<Target, ServerError> {
+fn target_update(owners: &Owners<'_>, statement: Doc<'_>, query: Doc<'_>, simple: bool) -> Result<Target, ServerError> {
     let multi = truthy(statement, "multi")?;
     let replacement = replacement(statement)?;
     if replacement.is_some() && multi {
@@ -89,20 +114,20 @@ fn target_update(
         ));
     }
     if truthy(statement, "upsert")? {
-        return match exact_point(&collection.key, query, simple) {
-            Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+        return match exact_point(&owners.collection.key, query, simple) {
+            Some(point) => Ok(owners.of(&point)),
             None => Err(ServerError::new(
                 code::SHARD_KEY_NOT_FOUND,
                 "Failed to target upsert by query :: could not extract exact shard key",
             )),
         };
     }
-    let shards = shards_for(collection, query, simple);
+    let shards = owners.for_query(query, simple);
     if let [only] = shards.as_slice() {
         return Ok(Target::One(Arc::clone(only)));
     }
     if let Some(replacement) = replacement {
-        return target_replacement(collection, replacement, query, simple);
+        return target_replacement(owners, replacement, query, simple);
     }
     if !multi && !has_exact_id(query, simple) {
         let message = format!(
@@ -111,7 +136,7 @@ fn target_update(
              shards. Update request: {}, shard key pattern: {}",
             shards.len(),
             display(statement),
-            pattern(collection),
+            owners.pattern(),
         );
         return Err(ServerError::new(code::INVALID_OPTIONS, message));
     }
@@ -119,11 +144,12 @@ fn target_update(
 }
 
 fn target_replacement(
-    collection: &Collection,
+    owners: &Owners<'_>,
     replacement: Doc<'_>,
     query: Doc<'_>,
     simple: bool,
 ) -> Result<Target, ServerError> {
+    let collection = owners.collection;
     let mut point = collection.key.point(replacement)?;
     // The replaced document keeps its `_id`, which the query may name.
     let id_at = collection.key.fields.iter().position(|field| field.path == "_id");
@@ -139,7 +165,7 @@ fn target_replacement(
         }
     }
     match point {
-        Some(point) => Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard))),
+        Some(point) => Ok(owners.of(&point)),
         None => Err(ServerError::new(
             code::SHARD_KEY_NOT_FOUND,
             "Failed to target update by replacement document :: could not extract exact shard key",
@@ -147,37 +173,23 @@ fn target_replacement(
     }
 }
 
-fn target_delete(
-    collection: &Collection,
-    statement: Doc<'_>,
-    query: Doc<'_>,
-    simple: bool,
-) -> Result<Target, ServerError> {
-    if let Some(point) = exact_point(&collection.key, query, simple) {
-        return Ok(Target::One(Arc::clone(&collection.chunk_at(&point).shard)));
+fn target_delete(owners: &Owners<'_>, statement: Doc<'_>, query: Doc<'_>, simple: bool) -> Result<Target, ServerError> {
+    if let Some(point) = exact_point(&owners.collection.key, query, simple) {
+        return Ok(owners.of(&point));
     }
     if truthy(statement, "limit")? && !has_exact_id(query, simple) {
         let message = format!(
             "A single delete on a sharded collection must contain an exact match on _id (and have the collection default \
              collation) or contain the shard key (and have the simple collation). Delete request: {}, shard key pattern: {}",
             display(statement),
-            pattern(collection),
+            owners.pattern(),
         );
         return Err(ServerError::new(code::SHARD_KEY_NOT_FOUND, message));
     }
-    let shards = shards_for(collection, query, simple);
+    let shards = owners.for_query(query, simple);
     match shards.as_slice() {
         [only] => Ok(Target::One(Arc::clone(only))),
         _ => Ok(Target::Several(shards)),
-    }
-}
-
-/// The shards that the query can match on; at least one.
-fn shards_for(collection: &Collection, query: Doc<'_>, simple: bool) -> Vec<Arc<str>> {
-    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple));
-    match shards.is_empty() {
-        true => vec![Arc::clone(&collection.chunks[0].shard)],
-        false => shards,
     }
 }
 
@@ -193,10 +205,6 @@ fn replacement(statement: Doc<'_>) -> Result<Option<Doc<'_>>, ServerError> {
     let is_operator = |element: &Element<'_>| element.name.starts_with(b"$");
     let first = update.elements().next().transpose()?;
     Ok(Some(update).filter(|_| !first.is_some_and(|first| is_operator(&first))))
-}
-
-fn pattern(collection: &Collection) -> String {
-    Doc::new(&collection.key.pattern).map(display).unwrap_or_default()
 }
 
 fn document<'a>(statement: Doc<'a>, name: &str) -> Result<Option<Doc<'a>>, ServerError> {

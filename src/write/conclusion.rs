@@ -15,12 +15,17 @@ use super::{BackOff, Context, ForwardError};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
+use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Operation, Token};
 use crate::upstream::Connection;
 
 /// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
 const COMMITS_MAX: usize = 5;
+
+/// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
+/// again, but not for ever.
+const UPSERTS_MAX: usize = 20;
 
 /// What became of a statement.
 #[derive(Debug)]
@@ -69,6 +74,7 @@ impl Case<'_> {
     /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
     pub async fn conclude_alone(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
         let mut back_off = BackOff::default();
+        let mut upserts = 0;
         loop {
             let mut transaction = Transaction::own(self.statement.body)?;
             let tried = self.attempt(&mut transaction, upstream).await;
@@ -78,7 +84,7 @@ impl Case<'_> {
                     transaction.abort(upstream).await?;
                     return Ok(conclusion);
                 }
-                Ok(Attempted::Clash(clash)) => self.resolve(&clash).await?,
+                Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut upserts).await?,
                 Err(Failure::Forward(error)) => return Err(error),
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused)) => {
@@ -163,11 +169,11 @@ impl Case<'_> {
     }
 
     /// `None` if the statement may be tried again.
-    async fn resolve(&self, clash: &Clash) -> Result<Option<Conclusion>, ForwardError> {
+    async fn resolve(&self, clash: &Clash, upserts: &mut usize) -> Result<Option<Conclusion>, ForwardError> {
         Ok(
             match resolve(self.context, self.protected, clash, self.deadline).await {
                 Resolved::Cleared => None,
-                Resolved::Duplicate if self.is_settled_by_another_try(clash)? => None,
+                Resolved::Duplicate if self.is_settled_by_another_try(clash, upserts)? => None,
                 Resolved::Duplicate => Some(Conclusion::Duplicate(clash.key.clone())),
                 Resolved::Unsure => Some(Conclusion::Refused(self.unsure(clash))),
                 Resolved::TimeLimit => Some(Conclusion::Refused(Refusal::TimeLimit)),
@@ -177,17 +183,15 @@ impl Case<'_> {
 
     /// An upsert whose query asks for just the key that it would insert finds the document when it is tried again; the
     /// server does so, too.
-    fn is_settled_by_another_try(&self, clash: &Clash) -> Result<bool, ForwardError> {
-        let constraint = &self.protected.constraints[clash.key.constraint].constraint;
-        if !self.statement.is_upsert || Instant::now() > self.deadline {
+    fn is_settled_by_another_try(&self, clash: &Clash, upserts: &mut usize) -> Result<bool, ForwardError> {
+        *upserts += 1;
+        if !self.statement.is_upsert || *upserts > UPSERTS_MAX {
             return Ok(false);
         }
-        let Some(query) = self.statement.query()? else {
-            return Ok(false);
-        };
-        // The key that a document made of the query's plain equalities would have.
-        let asked = constraint.keys(query).unwrap_or_default();
-        Ok(asked == [clash.key.key.clone()])
+        match (self.statement.query()?, clash.key.key.values()) {
+            (Some(query), Some(values)) => Ok(asks_for_just(query, values)?),
+            _ => Ok(false),
+        }
     }
 
     fn unsure(&self, clash: &Clash) -> Refusal {
@@ -248,4 +252,43 @@ enum Attempted {
     Abandoned(Conclusion),
     /// A reservation is in the way.
     Clash(Clash),
+}
+
+/// Whether `query` is made of equalities with `values`, those of a key by path, and of nothing else.
+fn asks_for_just(query: Doc<'_>, values: Doc<'_>) -> Result<bool, Malformed> {
+    let mut asked = 0;
+    for condition in query.elements() {
+        let condition = condition?;
+        let operators = condition.as_document_or_array()?;
+        let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
+        let asked_for = equal.unwrap_or(condition);
+        let is_value = |value: &Element<'_>| value.kind == asked_for.kind && value.value == asked_for.value;
+        let own = values.elements().flatten().find(|value| value.name == condition.name);
+        if !own.as_ref().is_some_and(is_value) {
+            return Ok(false);
+        }
+        asked += 1;
+    }
+    Ok(asked == values.elements().count())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn only_a_query_for_the_very_key_is_worth_another_try() {
+        let asks = |query: Document| {
+            let (query, values) = (query.to_vec().unwrap(), doc! { "c.d": 1, "b": "x" }.to_vec().unwrap());
+            asks_for_just(Doc::new(&query).unwrap(), Doc::new(&values).unwrap()).unwrap()
+        };
+        assert!(asks(doc! { "b": "x", "c.d": { "$eq": 1 } }));
+        assert!(!asks(doc! { "b": "x" }));
+        assert!(!asks(doc! { "b": "x", "c.d": 2 }));
+        assert!(!asks(doc! { "b": "x", "c.d": { "$gte": 1 } }));
+        // Who holds the key needn't match what is asked beside it.
+        assert!(!asks(doc! { "b": "x", "c.d": 1, "region": "a" }));
+    }
 }

@@ -113,7 +113,8 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
     ) -> Result<(), ForwardError> {
         for (index, touches) in touching.iter().enumerate() {
             let case = self.case(index)?;
-            while !self.is_over() {
+            // The first error ends a transaction, and so the command, ordered or not.
+            while self.failed.is_none() && !self.reply.has_errors() {
                 let conclusion = match touches {
                     true => case.conclude_within(&mut transaction, upstream).await?,
                     false => {

@@ -1,0 +1,522 @@
+//! Schemas and sequences of commands that collide often: few documents, few fields, few values.
+//!
+//! A document's shard follows from its `_id` (even ones lie on the first, odd ones on the second), so that no two shards
+//! hold the same `_id`, and every query names the shard key or the `_id`, so that a router can target it.
+
+use bson::{Bson, Document, doc, spec::BinarySubtype};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// So many sequences run on one collection, one after another.
+pub const SEQUENCES_A_SCHEMA: u64 = 20;
+
+/// What a client does next.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// One command.
+    Command(Document),
+    /// The same retryable command twice.
+    Twice(Document),
+    /// A client's own transaction.
+    Transaction {
+        /// Its commands; the first one that fails ends it.
+        commands: Vec<Document>,
+        /// Whether it is committed in the end.
+        commit: bool,
+    },
+}
+
+/// The unique indexes of a collection, as `createIndexes` takes them, `unique` aside.
+pub fn indexes(schema: u64) -> Vec<Document> {
+    let mut rng = StdRng::seed_from_u64(schema);
+    let mut indexes: Vec<Document> = Vec::new();
+    let count = if rng.random_bool(0.5) { 1 } else { 2 };
+    while indexes.len() < count {
+        let index = index(&mut rng);
+        if indexes.iter().all(|other| other.get("name") != index.get("name")) {
+            indexes.push(index);
+        }
+    }
+    indexes
+}
+
+fn index(rng: &mut StdRng) -> Document {
+    let key = match rng.random_range(0..9) {
+        0 | 1 => doc! { "a": 1 },
+        2 => doc! { "a": 1, "b": -1 },
+        3 => doc! { "c.d": 1 },
+        4 => doc! { "t": 1 },
+        5 => doc! { "i.x": 1 },
+        6 => doc! { "i.x": 1, "i.y": 1 },
+        7 => doc! { "b": 1, "c.d": 1 },
+        _ => doc! { "region": 1, "a": 1 },
+    };
+    let name: Vec<String> = key.iter().map(|(path, order)| format!("{path}_{order}")).collect();
+    let mut index = doc! { "key": key, "name": name.join("_") };
+    match rng.random_range(0..10) {
+        0..=2 => {
+            index.insert("sparse", true);
+        }
+        3..=5 => {
+            let filters = [
+                doc! { "s": "on" },
+                doc! { "n": { "$gt": 1 } },
+                doc! { "b": { "$exists": true } },
+                doc! { "a": { "$type": "number" } },
+            ];
+            index.insert("partialFilterExpression", filters.choose(rng).unwrap().clone());
+        }
+        _ => {}
+    }
+    index
+}
+
+/// The commands of one sequence on the collection `name`.
+pub fn sequence(seed: u64, name: &str) -> Vec<Step> {
+    let mut generator = Generator {
+        rng: StdRng::seed_from_u64(seed),
+        name: name.to_owned(),
+    };
+    let steps = generator.rng.random_range(6..20);
+    // Something to collide with.
+    let mut sequence = vec![Step::Command(generator.insert(6, false))];
+    sequence.extend((0..steps).map(|_| generator.step()));
+    sequence
+}
+
+pub fn region(id: i32) -> &'static str {
+    if id % 2 == 0 { "a" } else { "z" }
+}
+
+/// A session that nobody else has.
+pub fn session(id: u128) -> Document {
+    let bytes = id.to_le_bytes().to_vec();
+    doc! { "id": bson::Binary { subtype: BinarySubtype::Uuid, bytes } }
+}
+
+struct Generator {
+    rng: StdRng,
+    name: String,
+}
+
+impl Generator {
+    fn step(&mut self) -> Step {
+        if self.rng.random_bool(0.12) {
+            let count = self.rng.random_range(1..5);
+            return Step::Transaction {
+                commands: (0..count).map(|_| self.command()).collect(),
+                commit: self.rng.random_bool(0.8),
+            };
+        }
+        let mut command = self.command();
+        if !is_retryable(&command) || self.rng.random_bool(0.4) {
+            return Step::Command(command);
+        }
+        command.insert("lsid", session(self.rng.random()));
+        command.insert("txnNumber", 1_i64);
+        match is_one_statement(&command) && self.rng.random_bool(0.3) {
+            true => Step::Twice(command),
+            false => Step::Command(command),
+        }
+    }
+
+    fn command(&mut self) -> Document {
+        match self.rng.random_range(0..100) {
+            0..20 => {
+                let (count, ordered) = (self.rng.random_range(1..5), self.rng.random_bool(0.5));
+                self.insert(count, ordered)
+            }
+            20..62 => self.update(),
+            62..75 => self.delete(),
+            _ => self.find_and_modify(),
+        }
+    }
+
+    fn insert(&mut self, count: usize, ordered: bool) -> Document {
+        // Distinct within a command: which of two errors of equal `_id`s comes first is tried elsewhere.
+        let mut ids: Vec<i32> = Vec::new();
+        while ids.len() < count {
+            let id = self.id();
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        let documents: Vec<Document> = ids
+            .into_iter()
+            .map(|id| {
+                let mut document = doc! { "_id": id, "region": region(id) };
+                document.extend(self.fields());
+                document
+            })
+            .collect();
+        doc! { "insert": &self.name, "documents": documents, "ordered": ordered }
+    }
+
+    fn update(&mut self) -> Document {
+        let mut command = doc! { "update": &self.name };
+        let statements = match self.rng.random_range(0..10) {
+            0 | 1 => {
+                let mut statement = self.selective_update();
+                let many = self.query_of_many();
+                statement.insert("q", many);
+                statement.insert("multi", true);
+                statement.insert("hint", doc! { "_id": 1 });
+                vec![statement]
+            }
+            2..=7 => vec![self.update_of_one()],
+            _ => (0..self.rng.random_range(2..4)).map(|_| self.update_of_one()).collect(),
+        };
+        command.insert("updates", statements);
+        if self.rng.random_bool(0.3) {
+            command.insert("ordered", false);
+        }
+        command.insert("let", doc! { "v": self.scalar() });
+        command
+    }
+
+    /// A statement with `u` and perhaps `arrayFilters`, and a query that names no array.
+    fn selective_update(&mut self) -> Document {
+        loop {
+            let statement = self.update_of_one();
+            let uses_position = statement
+                .get_document("u")
+                .is_ok_and(|update| update.to_string().contains(".$\""));
+            let is_replacement = statement
+                .get_document("u")
+                .is_ok_and(|update| update.keys().next().is_none_or(|name| !name.starts_with('$')));
+            let sets_id = statement
+                .get_document("u")
+                .is_ok_and(|update| update.contains_key("$setOnInsert"));
+            if !uses_position && !is_replacement && !sets_id {
+                let mut statement = statement;
+                statement.remove("upsert");
+                return statement;
+            }
+        }
+    }
+
+    fn update_of_one(&mut self) -> Document {
+        let upsert = self.rng.random_bool(0.2);
+        let mut query = if upsert {
+            self.exact_query()
+        } else {
+            self.query_of_one()
+        };
+        let mut statement = Document::new();
+        match self.rng.random_range(0..20) {
+            0..=2 => {
+                let mut replacement = Document::new();
+                let region = query.get("region").cloned();
+                replacement.insert("region", region.unwrap_or_else(|| region_of(&query)));
+                replacement.extend(self.fields());
+                statement.insert("u", replacement);
+                if upsert && !query.contains_key("_id") {
+                    let id = self.id_in(&query);
+                    query.insert("_id", id);
+                }
+            }
+            3..=5 => {
+                statement.insert("u", self.pipeline());
+                if upsert && !query.contains_key("_id") {
+                    let id = self.id_in(&query);
+                    query.insert("_id", id);
+                }
+            }
+            _ => {
+                let (mut update, filters, condition) = self.operators();
+                if let Some(condition) = condition
+                    && !upsert
+                {
+                    query.extend(condition);
+                }
+                if let Some(filters) = filters {
+                    statement.insert("arrayFilters", filters);
+                }
+                if upsert && !query.contains_key("_id") {
+                    update.insert("$setOnInsert", doc! { "_id": self.id_in(&query) });
+                }
+                statement.insert("u", update);
+            }
+        }
+        if !query.contains_key("_id") {
+            // Which one of several is taken must not depend on which indexes there are.
+            statement.insert("hint", doc! { "_id": 1 });
+        }
+        statement.insert("q", query);
+        if upsert {
+            statement.insert("upsert", true);
+        }
+        statement
+    }
+
+    fn delete(&mut self) -> Document {
+        let count = if self.rng.random_bool(0.7) { 1 } else { 2 };
+        let deletes: Vec<Document> = (0..count)
+            .map(|_| match self.rng.random_bool(0.7) {
+                true => doc! { "q": self.query_of_one(), "limit": 1, "hint": { "_id": 1 } },
+                false => doc! { "q": self.query_of_many(), "limit": 0 },
+            })
+            .collect();
+        doc! { "delete": &self.name, "deletes": deletes, "ordered": self.rng.random_bool(0.5) }
+    }
+
+    fn find_and_modify(&mut self) -> Document {
+        let mut command = doc! { "findAndModify": &self.name };
+        if self.rng.random_bool(0.2) {
+            command.insert("query", self.routed_query());
+            command.insert("remove", true);
+        } else {
+            let mut statement = self.update_of_one();
+            while !statement.get_document("q").unwrap().contains_key("region") {
+                statement = self.update_of_one();
+            }
+            command.insert("query", statement.remove("q").unwrap());
+            command.insert("update", statement.remove("u").unwrap());
+            command.extend(statement);
+            command.insert("new", self.rng.random_bool(0.5));
+            command.insert("let", doc! { "v": self.scalar() });
+        }
+        command.remove("hint");
+        let sorts = [
+            doc! { "_id": 1 },
+            doc! { "_id": -1 },
+            doc! { "a": 1, "_id": 1 },
+            doc! { "n": -1, "_id": -1 },
+        ];
+        command.insert("sort", sorts.choose(&mut self.rng).unwrap().clone());
+        if self.rng.random_bool(0.3) {
+            let fields = [doc! { "a": 1 }, doc! { "t": 0 }, doc! { "_id": 0, "n": 1 }];
+            command.insert("fields", fields.choose(&mut self.rng).unwrap().clone());
+        }
+        command
+    }
+
+    fn query_of_one(&mut self) -> Document {
+        match self.rng.random_range(0..10) {
+            0 | 1 => doc! { "_id": self.id() },
+            _ => self.routed_query(),
+        }
+    }
+
+    /// Names the shard key, and whatever else.
+    fn routed_query(&mut self) -> Document {
+        let id = self.id();
+        match self.rng.random_range(0..10) {
+            0..=4 => doc! { "_id": id, "region": region(id) },
+            5 => doc! { "region": region(id), "a": self.scalar() },
+            6 => doc! { "_id": { "$gte": id }, "region": region(id) },
+            7 => doc! { "region": region(id), "n": { "$gte": self.rng.random_range(0..3) } },
+            8 => doc! { "$or": [{ "_id": id }, { "a": self.scalar() }], "region": region(id) },
+            _ => doc! { "_id": { "$in": [id, id + 2] }, "region": { "$eq": region(id) } },
+        }
+    }
+
+    /// What an upsert can make a document of.
+    fn exact_query(&mut self) -> Document {
+        let id = self.id();
+        match self.rng.random_range(0..4) {
+            0 | 1 => doc! { "_id": id, "region": region(id) },
+            2 => doc! { "_id": id, "region": region(id), "b": self.scalar() },
+            _ => doc! { "region": region(id), "a": self.scalar() },
+        }
+    }
+
+    fn query_of_many(&mut self) -> Document {
+        let id = self.id();
+        match self.rng.random_range(0..8) {
+            0 => doc! {},
+            1 => doc! { "region": region(id) },
+            2 => doc! { "a": self.scalar() },
+            3 => doc! { "n": self.rng.random_range(0..3) },
+            4 => doc! { "_id": { "$in": [id, self.id(), self.id()] } },
+            5 => doc! { "_id": { "$gt": id } },
+            6 => doc! { "s": "on", "region": region(id) },
+            _ => doc! { "t": { "$exists": true } },
+        }
+    }
+
+    /// Operators, their array filters, and what a query must ask for beside.
+    fn operators(&mut self) -> (Document, Option<Vec<Document>>, Option<Document>) {
+        let path = self.path();
+        let value = self.value();
+        let number = self.rng.random_range(-1..3);
+        let scalar = self.scalar();
+        let plain = |update: Document| (update, None, None);
+        match self.rng.random_range(0..30) {
+            0..=5 => plain(doc! { "$set": { path: value } }),
+            6 => plain(doc! { "$set": { path: value, "s": self.status(), "n": number } }),
+            7 => plain(doc! { "$set": { "n": number } }),
+            8 => plain(doc! { "$set": { "s": self.status() } }),
+            9 | 10 => plain(doc! { "$unset": { path: "" } }),
+            11 | 12 => plain(doc! { "$inc": { path: number } }),
+            13 => plain(doc! { "$mul": { path: number } }),
+            14 => plain(doc! { "$min": { path: scalar } }),
+            15 => plain(doc! { "$max": { path: scalar } }),
+            16 | 17 => {
+                let renames = [
+                    doc! { "a": "b" },
+                    doc! { "b": "a" },
+                    doc! { "a": "c.d" },
+                    doc! { "n": "a" },
+                    doc! { "t": "q" },
+                ];
+                plain(doc! { "$rename": renames.choose(&mut self.rng).unwrap().clone() })
+            }
+            18 => plain(doc! { "$push": { "t": scalar } }),
+            19 => plain(doc! { "$push": { "t": { "$each": [scalar, self.scalar()], "$slice": -3 } } }),
+            20 => plain(doc! { "$push": { "i": self.item() } }),
+            21 => plain(doc! { "$addToSet": { "t": scalar } }),
+            22 => plain(doc! { "$pull": { "t": scalar } }),
+            23 => plain(doc! { "$pull": { "i": { "x": scalar } } }),
+            24 => plain(doc! { "$pop": { if self.rng.random_bool(0.5) { "t" } else { "i" }: 1 } }),
+            25 => (
+                doc! { "$set": { "t.$": self.scalar() } },
+                None,
+                Some(doc! { "t": scalar }),
+            ),
+            26 => (
+                doc! { "$set": { "i.$.x": self.scalar() } },
+                None,
+                Some(doc! { "i.x": scalar }),
+            ),
+            27 => {
+                let filters = vec![doc! { "e": scalar }];
+                (doc! { "$set": { "t.$[e]": self.scalar() } }, Some(filters), None)
+            }
+            28 => {
+                let filters = vec![doc! { "e.x": scalar }];
+                (doc! { "$set": { "i.$[e].y": self.scalar() } }, Some(filters), None)
+            }
+            _ => plain(doc! { "$inc": { "t.$[]": number } }),
+        }
+    }
+
+    fn pipeline(&mut self) -> Vec<Document> {
+        match self.rng.random_range(0..7) {
+            0 => vec![doc! { "$set": { "a": "$b" } }],
+            1 => vec![doc! { "$set": { "a": { "$cond": [{ "$isNumber": "$a" }, { "$add": ["$a", 1] }, 1] } } }],
+            2 => vec![doc! { "$unset": "a" }, doc! { "$set": { "b": "$$v" } }],
+            3 => vec![doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", { "c": { "d": "$$v" } }] } }],
+            4 => vec![doc! { "$set": { "n": { "$literal": 2 } } }],
+            5 => vec![
+                doc! { "$set": { "t": { "$concatArrays": [{ "$cond": [{ "$isArray": "$t" }, "$t", []] }, ["$$v"]] } } },
+            ],
+            _ => vec![doc! { "$set": { "a": "$$v" } }],
+        }
+    }
+
+    fn fields(&mut self) -> Document {
+        let mut fields = Document::new();
+        for name in ["a", "b"] {
+            if self.rng.random_bool(0.7) {
+                let value = self.value();
+                fields.insert(name, value);
+            }
+        }
+        if self.rng.random_bool(0.6) {
+            fields.insert(
+                "c",
+                if self.rng.random_bool(0.9) {
+                    doc! { "d": self.scalar() }
+                } else {
+                    doc! {}
+                },
+            );
+        }
+        if self.rng.random_bool(0.5) {
+            let count = self.rng.random_range(0..3);
+            fields.insert("t", (0..count).map(|_| self.scalar()).collect::<Vec<Bson>>());
+        }
+        if self.rng.random_bool(0.5) {
+            let count = self.rng.random_range(0..3);
+            fields.insert("i", (0..count).map(|_| self.item()).collect::<Vec<Document>>());
+        }
+        if self.rng.random_bool(0.6) {
+            fields.insert("s", self.status());
+        }
+        fields.insert("n", self.rng.random_range(0..3));
+        fields
+    }
+
+    fn path(&mut self) -> &'static str {
+        ["a", "a", "a", "b", "c.d", "c", "t", "i", "t.0", "i.0.x"]
+            .choose(&mut self.rng)
+            .unwrap()
+    }
+
+    fn item(&mut self) -> Document {
+        match self.rng.random_bool(0.8) {
+            true => doc! { "x": self.scalar(), "y": self.scalar() },
+            false => doc! { "x": self.scalar() },
+        }
+    }
+
+    fn status(&mut self) -> &'static str {
+        if self.rng.random_bool(0.6) { "on" } else { "off" }
+    }
+
+    fn value(&mut self) -> Bson {
+        match self.rng.random_range(0..20) {
+            0 => Bson::Array(vec![self.scalar(), self.scalar()]),
+            1 => Bson::Array(Vec::new()),
+            2 => Bson::Document(doc! { "k": self.scalar() }),
+            _ => self.scalar(),
+        }
+    }
+
+    fn scalar(&mut self) -> Bson {
+        match self.rng.random_range(0..14) {
+            0..=2 => Bson::Int32(1),
+            3 | 4 => Bson::Int32(2),
+            5 | 6 => Bson::Int32(3),
+            7 => Bson::Double(1.0),
+            8 => Bson::Int64(2),
+            9 => Bson::Double(2.5),
+            10 => Bson::String("x".to_owned()),
+            11 => Bson::String("y".to_owned()),
+            12 => Bson::Int32(4),
+            _ => Bson::Null,
+        }
+    }
+
+    fn id(&mut self) -> i32 {
+        self.rng.random_range(0..16)
+    }
+
+    /// An `_id` that lies where the query looks.
+    fn id_in(&mut self, query: &Document) -> i32 {
+        let id = self.rng.random_range(0..10) * 2;
+        if query.get_str("region").ok() == Some("z") {
+            id + 1
+        } else {
+            id
+        }
+    }
+}
+
+/// The shard key of a document that the query names by `_id` only.
+fn region_of(query: &Document) -> Bson {
+    let id = query.get("_id").and_then(Bson::as_i32).unwrap_or(0);
+    Bson::String(region(id).to_owned())
+}
+
+fn statements<'c>(command: &'c Document, list: &str) -> Vec<&'c Document> {
+    let statements = command
+        .get_array(list)
+        .map(|list| list.iter().filter_map(Bson::as_document).collect());
+    statements.unwrap_or_default()
+}
+
+/// Whether a driver would send it with a number: a statement about many documents can't be repeated.
+fn is_retryable(command: &Document) -> bool {
+    let many = |statement: &&Document| statement.contains_key("multi") || statement.get_i32("limit").ok() == Some(0);
+    !["updates", "deletes"]
+        .iter()
+        .any(|list| statements(command, list).iter().any(many))
+}
+
+fn is_one_statement(command: &Document) -> bool {
+    ["updates", "deletes", "documents"]
+        .iter()
+        .all(|list| statements(command, list).len() <= 1)
+}

@@ -14,7 +14,7 @@ use super::message::{Request, Sequence};
 use super::raw::{Builder, Doc, Element};
 
 /// Fields that the router gives each shard itself.
-const SET_BY_ROUTER: [&str; 9] = [
+const SET_BY_ROUTER: [&str; 12] = [
     "$clusterTime",
     "lsid",
     "txnNumber",
@@ -24,7 +24,13 @@ const SET_BY_ROUTER: [&str; 9] = [
     "readConcern",
     "writeConcern",
     "$db",
+    "apiVersion",
+    "apiStrict",
+    "apiDeprecationErrors",
 ];
+
+/// Fields that every command of a session carries on.
+pub const API_PARAMETERS: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
 
 /// One command.
 #[derive(Debug, Clone)]

@@ -158,7 +158,9 @@ async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec
         }
     }
     operation.router.clock.append(&mut reply);
-    reply.timestamp("operationTime", operation.operation_time());
+    if operation.operation_time() > 0 {
+        reply.timestamp("operationTime", operation.operation_time());
+    }
     reply.finish()
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Codes, names and labels are the server's (`error_codes.yml`); the router adds the labels that a `mongos` adds.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use super::raw::Builder;
@@ -152,8 +154,8 @@ pub fn is_transient_in_transaction(code: i32, is_commit: bool) -> bool {
 }
 
 /// The server's name for a code.
-pub fn code_name(code: i32) -> &'static str {
-    match code {
+pub fn code_name(code: i32) -> Cow<'static, str> {
+    let name = match code {
         1 => "InternalError",
         2 => "BadValue",
         6 => "HostUnreachable",
@@ -163,6 +165,7 @@ pub fn code_name(code: i32) -> &'static str {
         16 => "InvalidLength",
         17 => "ProtocolError",
         20 => "IllegalOperation",
+        15 => "Overflow",
         22 => "InvalidBSON",
         26 => "NamespaceNotFound",
         43 => "CursorNotFound",
@@ -185,6 +188,8 @@ pub fn code_name(code: i32) -> &'static str {
         280 => "ChangeStreamFatalError",
         352 => "UnsupportedOpQueryCommand",
         13388 => "StaleConfig",
-        _ => "Error",
-    }
+        // A code without a name of its own.
+        _ => return format!("Location{code}").into(),
+    };
+    name.into()
 }

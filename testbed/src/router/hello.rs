@@ -2,7 +2,6 @@
 //!
 //! Nothing about a router changes while it runs, so a `hello` that awaits news waits its whole time.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bson::{DateTime, doc};
@@ -60,7 +59,6 @@ pub async fn hello(shared: &Shared, client: &mut Client, command: &Command) -> R
         "maxWireVersion": WIRE_VERSION,
         "minWireVersion": 0,
     });
-    let _ = shared.last_message.load(Ordering::Relaxed);
     Ok(reply::from_document(answer))
 }
 

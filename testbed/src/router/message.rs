@@ -39,9 +39,19 @@ pub enum FrameError {
     /// The CRC-32C at the end doesn't fit the message.
     #[error("wrong checksum")]
     Checksum,
-    /// A section that is no section.
-    #[error("malformed section: {0}")]
-    Section(#[from] Malformed),
+    /// A document that is none.
+    #[error("malformed document: {0}")]
+    Document(#[from] Malformed),
+    /// Not closed for: the request is answered with an error.
+    #[error("request {id}: {message} ({code})")]
+    Refused {
+        /// The request's id.
+        id: i32,
+        /// The server's code.
+        code: i32,
+        /// The server's text.
+        message: String,
+    },
 }
 
 /// How the reply must be framed.
@@ -140,23 +150,51 @@ fn parse_message(id: i32, frame: Bytes) -> Result<Request, FrameError> {
         verify_checksum(&frame)?;
         rest.truncate(rest.len() - 4);
     }
-    let mut body = None;
-    let mut sequences = Vec::new();
-    while !rest.is_empty() {
-        match rest.get_u8() {
-            0 => body = Some(split_document(&mut rest)?),
-            1 => sequences.push(split_sequence(&mut rest)?),
-            kind => return Err(Malformed::UnknownType(kind).into()),
-        }
-    }
+    let (body, sequences) =
+        parse_sections(rest).map_err(|(code, message)| FrameError::Refused { id, code, message })?;
     Ok(Request {
         id,
         framing: Framing::Message { checksum },
         more_to_come: flags & MORE_TO_COME != 0,
         exhaust_allowed: flags & EXHAUST_ALLOWED != 0,
-        body: body.ok_or(Malformed::Length(0))?,
+        body,
         sequences,
     })
+}
+
+/// The sections of a message, or the server's code and text for what is wrong with them (measured on 6.0.5).
+fn parse_sections(mut rest: Bytes) -> Result<(Bytes, Vec<Sequence>), (i32, String)> {
+    let mut body: Option<Bytes> = None;
+    let mut sequences: Vec<Sequence> = Vec::new();
+    while !rest.is_empty() {
+        match rest.get_u8() {
+            0 if body.is_some() => return Err((40430, "Multiple body sections in message".to_owned())),
+            0 => body = Some(split_document(&mut rest).map_err(invalid_bson)?),
+            1 => {
+                let sequence = split_sequence(&mut rest)?;
+                if sequences.iter().any(|other| other.name == sequence.name) {
+                    return Err((40431, format!("Duplicate document sequence: {}", sequence.name)));
+                }
+                sequences.push(sequence);
+            }
+            kind => return Err((40432, format!("Unknown section kind {kind}"))),
+        }
+    }
+    let body = body.ok_or_else(|| (40587, "OP_MSG messages must have a body".to_owned()))?;
+    for sequence in &sequences {
+        let in_body = Doc::new(&body).and_then(|body| body.get(&sequence.name));
+        if in_body.map_err(invalid_bson)?.is_some() {
+            return Err((
+                40433,
+                format!("Duplicate field between body and document sequence {}", sequence.name),
+            ));
+        }
+    }
+    Ok((body, sequences))
+}
+
+fn invalid_bson(malformed: Malformed) -> (i32, String) {
+    (22, malformed.to_string())
 }
 
 fn verify_checksum(frame: &Bytes) -> Result<(), FrameError> {
@@ -191,22 +229,23 @@ fn split_document(rest: &mut Bytes) -> Result<Bytes, Malformed> {
     Ok(rest.split_to(size))
 }
 
-fn split_sequence(rest: &mut Bytes) -> Result<Sequence, Malformed> {
+fn split_sequence(rest: &mut Bytes) -> Result<Sequence, (i32, String)> {
     let size = rest.first_chunk::<4>().map_or(0, |size| i32::from_le_bytes(*size));
     if size < 5 || size as usize > rest.len() {
-        return Err(Malformed::Length(size.into()));
+        return Err((
+            15,
+            format!("a document sequence of {size} bytes doesn't fit the message"),
+        ));
     }
     let mut section = rest.split_to(size as usize);
     section.advance(4);
-    let name_end = section
-        .iter()
-        .position(|byte| *byte == 0)
-        .ok_or(Malformed::Unterminated)?;
+    let name_end = section.iter().position(|byte| *byte == 0);
+    let name_end = name_end.ok_or_else(|| invalid_bson(Malformed::Unterminated))?;
     let name = String::from_utf8_lossy(&section.split_to(name_end)).into_owned();
     section.advance(1);
     let mut documents = Vec::new();
     while !section.is_empty() {
-        documents.push(split_document(&mut section)?);
+        documents.push(split_document(&mut section).map_err(invalid_bson)?);
     }
     Ok(Sequence { name, documents })
 }

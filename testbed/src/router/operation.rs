@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::command::Command;
+use super::command::{API_PARAMETERS, Command};
 use super::error::{Failure, ServerError, code, is_not_primary};
 use super::message::{Outgoing, Sequence};
 use super::raw::{Builder, Doc};
@@ -256,8 +256,11 @@ impl Operation {
         }
     }
 
-    /// `lsid`, and the fields of a retryable write or a transaction; joining `shard` to the latter.
+    /// `lsid`, the API version, and the fields of a retryable write or a transaction; joining `shard` to the latter.
     pub fn append_session(&self, body: &mut Builder, shard: &str) {
+        for parameter in API_PARAMETERS.iter().filter_map(|name| self.command.get(name)) {
+            body.element(&parameter);
+        }
         if let Some(lsid) = &self.command.lsid {
             body.append(ElementType::EmbeddedDocument, b"lsid", lsid);
         }

@@ -63,8 +63,15 @@ struct Connection {
 impl Connection {
     async fn run(&mut self) -> Result<(), FrameError> {
         while let Some(frame) = read_frame(&mut self.stream, &mut self.buffer).await? {
-            let request = parse_request(frame)?;
-            self.answer(request).await?;
+            match parse_request(frame) {
+                Ok(request) => self.answer(request).await?,
+                Err(FrameError::Refused { id, code, message }) => {
+                    let body = ServerError::new(code, message).reply(&[]);
+                    let message = encode_reply(0, id, Framing::Message { checksum: false }, false, &body);
+                    self.stream.write_all(&message).await?;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

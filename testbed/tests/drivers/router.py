@@ -3,6 +3,7 @@ import sys
 
 import pymongo
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, WriteError
+from pymongo.server_api import ServerApi
 
 
 def refused(error, call):
@@ -67,5 +68,12 @@ with client.start_session(causal_consistency=True) as session:
 with users.watch() as changes:
     users.insert_one({"_id": "watched", "region": "y"})
     assert changes.next()["documentKey"]["_id"] == "watched"
+
+strict = pymongo.MongoClient(sys.argv[1], server_api=ServerApi("1", strict=True, deprecation_errors=True))
+strict.py.users.insert_many([{"_id": f"s{n}", "region": "az"[n % 2]} for n in range(10)])
+with strict.start_session() as session, session.start_transaction():
+    strict.py.users.update_one({"_id": "s0", "region": "a"}, {"$set": {"region": "z"}}, session=session)
+assert strict.py.users.count_documents({"_id": {"$in": [f"s{n}" for n in range(10)]}, "region": "z"}) == 6
+assert refused(OperationFailure, lambda: strict.py.command("distinct", "users", key="region")).code == 323
 client.drop_database("py")
 print("OK")

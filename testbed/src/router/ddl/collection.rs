@@ -63,14 +63,9 @@ pub async fn modify(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let namespace = operation.command.namespace()?;
     let mut body = Builder::new();
     body.string("_shardsvrCollMod", collection_name(&namespace).as_bytes());
-    let request = operation.command.forward(&[
-        "collMod",
-        "comment",
-        "maxTimeMS",
-        "$readPreference",
-        "apiVersion",
-        "apiStrict",
-    ]);
+    let request = operation
+        .command
+        .forward(&["collMod", "comment", "maxTimeMS", "$readPreference"]);
     for field in crate::router::raw::Doc::new(&request.finish())?.elements() {
         body.element(&field?);
     }

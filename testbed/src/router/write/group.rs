@@ -1,6 +1,8 @@
 //! Sends one round's groups and takes their answers apart: what is done, what failed, what a shard calls stale and must be
 //! sent again.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 
 use super::Batch;
@@ -18,7 +20,7 @@ impl Batch<'_> {
         &self,
         round: Round,
         outcome: &mut Outcome,
-        pending: &mut Vec<usize>,
+        pending: &mut VecDeque<usize>,
     ) -> Result<Option<Bytes>, Failure> {
         let (groups, broadcast) = match round {
             Round::Single(groups) => (groups, false),
@@ -39,8 +41,15 @@ impl Batch<'_> {
         if broadcast && outcome.forgive_stale_broadcast(groups.first(), &answered) {
             stale = None;
         }
-        let stopped = outcome.first_error() != first_error && self.stops_at_errors();
-        pending.retain(|index| !outcome.is_settled(*index) && !stopped);
+        match (self.stops_at_errors(), outcome.first_error() == first_error) {
+            (true, false) => pending.clear(),
+            // In order, what is settled stands at the front: a long batch isn't gone through for every round.
+            (true, true) => {
+                let settled = pending.iter().take_while(|index| outcome.is_settled(**index)).count();
+                pending.drain(..settled);
+            }
+            (false, _) => pending.retain(|index| !outcome.is_settled(*index)),
+        }
         Ok(stale)
     }
 

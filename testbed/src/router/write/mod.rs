@@ -10,6 +10,8 @@ mod target;
 pub use shard_key_change::{Change, Changed, move_document};
 pub use target::is_simple;
 
+use std::collections::VecDeque;
+
 use bson::spec::ElementType;
 use bytes::Bytes;
 
@@ -119,7 +121,7 @@ impl Batch<'_> {
         let mut attempts = Attempts::new(self.operation, self.namespace);
         'statement: loop {
             let mut outcome = Outcome::default();
-            let mut pending: Vec<usize> = (0..self.statements.len()).collect();
+            let mut pending: VecDeque<usize> = (0..self.statements.len()).collect();
             while !pending.is_empty() && !self.is_stopped(&outcome) {
                 let routing = attempts.routing_for_write().await?;
                 let round = self.plan(&routing, &pending, &mut outcome);
@@ -152,17 +154,8 @@ impl Batch<'_> {
         if command.txn_number.is_none() || whole {
             return command.forward(&[self.kind.field()]);
         }
-        // A part of a retryable command: each statement keeps the number it had. `stmtIds` is not part of the stable
-        // API, so that a strict client's part is sent without the parameters that would forbid it.
-        let without = [
-            self.kind.field(),
-            "stmtIds",
-            "stmtId",
-            "apiVersion",
-            "apiStrict",
-            "apiDeprecationErrors",
-        ];
-        let mut body = command.forward(&without);
+        // A part of a retryable command: each statement keeps the number it had.
+        let mut body = command.forward(&[self.kind.field(), "stmtIds", "stmtId"]);
         body.open(ElementType::Array, b"stmtIds");
         for (position, member) in members.iter().enumerate() {
             let id = self.statement_ids.get(*member).copied().unwrap_or(*member as i32);

@@ -3,7 +3,7 @@
 //! Ordered: the longest run from the front that one shard can take. Unordered: everything that goes to one shard only, one
 //! group a shard, all at once; then, one by one, what goes to several.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::outcome::Outcome;
@@ -36,14 +36,14 @@ pub enum Round {
 
 impl Batch<'_> {
     /// The next round; statements that can't be targeted fail here. May be empty.
-    pub(super) fn plan(&mut self, routing: &Routing, pending: &[usize], outcome: &mut Outcome) -> Round {
+    pub(super) fn plan(&mut self, routing: &Routing, pending: &VecDeque<usize>, outcome: &mut Outcome) -> Round {
         match self.stops_at_errors() {
             true => self.plan_ordered(routing, pending, outcome),
             false => self.plan_unordered(routing, pending, outcome),
         }
     }
 
-    fn plan_ordered(&mut self, routing: &Routing, pending: &[usize], outcome: &mut Outcome) -> Round {
+    fn plan_ordered(&mut self, routing: &Routing, pending: &VecDeque<usize>, outcome: &mut Outcome) -> Round {
         let mut run: Option<Group> = None;
         let mut bytes = 0;
         for index in pending {
@@ -66,7 +66,7 @@ impl Batch<'_> {
         Round::Single(run.into_iter().collect())
     }
 
-    fn plan_unordered(&mut self, routing: &Routing, pending: &[usize], outcome: &mut Outcome) -> Round {
+    fn plan_unordered(&mut self, routing: &Routing, pending: &VecDeque<usize>, outcome: &mut Outcome) -> Round {
         let mut groups: BTreeMap<Arc<str>, (Group, usize)> = BTreeMap::new();
         let mut several = None;
         for index in pending {

@@ -10,10 +10,10 @@ use bson::spec::ElementType;
 use bytes::Bytes;
 
 use super::change_stream;
-use super::cursor::{Source, cursor_id, cursor_reply, keep_shards_cursor};
+use super::cursor::{Source, cursor_id, cursor_reply};
 use super::find::first_reply;
 use super::merge::Merged;
-use super::{read_on, targets};
+use super::{on_one, read_on, targets};
 use crate::router::attempts::Attempts;
 use crate::router::error::{Failure, code, refuse};
 use crate::router::message::Outgoing;
@@ -105,12 +105,6 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
             answer => return answer,
         }
     }
-}
-
-async fn on_one(operation: &Operation, routing: &Routing, shard: &str) -> Result<Vec<u8>, Failure> {
-    let command = read_on(routing, shard, operation.command.forward(&[]));
-    let (reply, host) = operation.call(command).await?;
-    Ok(keep_shards_cursor(operation, &reply.success()?, shard, &host))
 }
 
 /// In a transaction a join is right on one shard only while what it joins is there as a whole.

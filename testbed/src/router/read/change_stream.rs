@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::cursor::{Source, cursor_id, kill_on};
+use super::cursor::{Source, cursor_id, fetch_more, kill_on};
 use super::merge::batch;
 use crate::router::error::{Failure, code, refuse};
 use crate::router::message::Outgoing;
@@ -323,17 +323,7 @@ impl Part {
         after: &str,
         wait: Duration,
     ) -> Result<(), Failure> {
-        let mut body = Builder::new();
-        body.int64("getMore", self.id)
-            .string("collection", collection.as_bytes());
-        body.int64("maxTimeMS", wait.as_millis().max(1) as i64);
-        body.string("$db", operation.command.db.as_bytes());
-        operation.append_session(&mut body, &self.shard);
-        operation.router.clock.append(&mut body);
-        let outgoing = Outgoing {
-            body: body.finish(),
-            sequence: None,
-        };
+        let outgoing = fetch_more(operation, &self.shard, collection, self.id, Some(wait));
         let reply = operation.send_to(&self.host, &outgoing).await?.success()?;
         self.take(&reply, after);
         Ok(())

@@ -169,6 +169,22 @@ async fn forward(operation: &Operation, shard: &str, host: &str) -> Result<Vec<u
     Ok(operation.send_to(host, &outgoing).await?.success()?.public())
 }
 
+/// A `getMore` of the router's own, for a cursor on a member of `shard`; `wait` is how long it may await data.
+pub fn fetch_more(operation: &Operation, shard: &str, collection: &str, id: i64, wait: Option<Duration>) -> Outgoing {
+    let mut body = Builder::new();
+    body.int64("getMore", id).string("collection", collection.as_bytes());
+    if let Some(wait) = wait {
+        body.int64("maxTimeMS", wait.as_millis().max(1) as i64);
+    }
+    body.string("$db", operation.command.db.as_bytes());
+    operation.append_session(&mut body, shard);
+    operation.router.clock.append(&mut body);
+    Outgoing {
+        body: body.finish(),
+        sequence: None,
+    }
+}
+
 /// `maxTimeMS`, or a session with a transaction number, would crash the shard's server (measured on 6.0.5).
 async fn forward_to_shards_router(operation: &Operation, host: &str) -> Result<Vec<u8>, Failure> {
     let command = &operation.command;

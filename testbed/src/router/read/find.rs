@@ -4,9 +4,9 @@ use bson::spec::ElementType;
 use std::sync::Arc;
 
 use super::aggregate;
-use super::cursor::{Source, cursor_reply, keep_shards_cursor};
+use super::cursor::{Source, cursor_reply};
 use super::merge::{Merged, SORT_KEY};
-use super::{read_on, targets};
+use super::{on_one, read_on, targets};
 use crate::router::attempts::Attempts;
 use crate::router::error::{Failure, code, refuse};
 use crate::router::operation::Operation;
@@ -48,12 +48,6 @@ pub async fn run(operation: &Operation) -> Result<Vec<u8>, Failure> {
             answer => return answer,
         }
     }
-}
-
-async fn on_one(operation: &Operation, routing: &Routing, shard: &str) -> Result<Vec<u8>, Failure> {
-    let command = read_on(routing, shard, operation.command.forward(&[]));
-    let (reply, host) = operation.call(command).await?;
-    Ok(keep_shards_cursor(operation, &reply.success()?, shard, &host))
 }
 
 async fn on_several(

@@ -9,9 +9,8 @@ use bson::spec::ElementType;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::cursor::{cursor_id, cursor_reply, kill_on};
+use super::cursor::{cursor_id, cursor_reply, fetch_more, kill_on};
 use crate::router::error::Failure;
-use crate::router::message::Outgoing;
 use crate::router::operation::Operation;
 use crate::router::raw::{Builder, Doc};
 use crate::router::reply::Reply;
@@ -184,16 +183,7 @@ impl Merged {
 
 impl Part {
     async fn fetch(&mut self, operation: &Operation, collection: &str) -> Result<(), Failure> {
-        let mut body = Builder::new();
-        body.int64("getMore", self.id)
-            .string("collection", collection.as_bytes());
-        body.string("$db", operation.command.db.as_bytes());
-        operation.append_session(&mut body, &self.shard);
-        operation.router.clock.append(&mut body);
-        let outgoing = Outgoing {
-            body: body.finish(),
-            sequence: None,
-        };
+        let outgoing = fetch_more(operation, &self.shard, collection, self.id, None);
         let reply = operation.send_to(&self.host, &outgoing).await?.success()?;
         self.id = cursor_id(reply.nested("cursor").unwrap_or_else(Doc::empty));
         self.buffer.extend(batch(&reply));

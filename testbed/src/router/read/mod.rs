@@ -56,3 +56,10 @@ pub fn read_on(routing: &Routing, shard: &str, body: Builder) -> ShardCommand {
         access: Access::Read,
     }
 }
+
+/// The client's read as it came, on the one shard that can answer it.
+async fn on_one(operation: &Operation, routing: &Routing, shard: &str) -> Result<Vec<u8>, Failure> {
+    let command = read_on(routing, shard, operation.command.forward(&[]));
+    let (reply, host) = operation.call(command).await?;
+    Ok(keep_shards_cursor(operation, &reply.success()?, shard, &host))
+}

@@ -106,6 +106,14 @@ impl<'a> Candidate<'a> {
         self.rivals.get(&key).is_some_and(|rival| rival.owner == self.owner)
     }
 
+    /// Takes note of the reservation in the way of the key at `key`; since when, if it is the one that was there before.
+    pub fn meet(&mut self, key: usize, mut rival: Reservation) {
+        if let Some(before) = self.rivals.get(&key).filter(|before| before.is_same_write(&rival)) {
+            rival.seen = before.seen;
+        }
+        self.rivals.insert(key, rival);
+    }
+
     /// Feeds one event to the attempt.
     pub fn step(&mut self, event: &Event) {
         let (attempt, effects) = self.attempt.clone().step(event);

@@ -52,7 +52,7 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
                 candidate.since = Some(candidate.since.map_or(asked, |since| since.min(asked)));
             }
             if let Some(read) = read {
-                candidate.rivals.insert(slot.1, read.reservation);
+                candidate.meet(slot.1, read.reservation);
             }
             candidate.step(&event);
         }
@@ -101,7 +101,9 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
             }
         }
     }
-    run(protected, lease, candidates, releases).await;
+    for (slot, event, _) in run(protected, lease, candidates, releases).await {
+        candidates[slot.0].step(&event);
+    }
 }
 
 /// Slots with the token that a takeover expects, by constraint and kind.
@@ -221,10 +223,14 @@ impl Group<'_, '_> {
     async fn take_over(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for (slot, seen) in slots {
-            let Some(seen) = seen else { continue };
+            let rival = self.candidates[slot.0].rivals.get(&slot.1);
+            let Some(rival) = rival.filter(|rival| Some(rival.token) == seen) else {
+                debug_assert!(false, "a takeover follows the read of its rival");
+                continue;
+            };
             let took = self
                 .proxy()
-                .take_over(self.key(slot), seen, self.owner(slot), self.token(slot))
+                .take_over(self.key(slot), rival, self.owner(slot), self.token(slot))
                 .await;
             answers.extend(self.answer(
                 vec![(slot, None)],
@@ -244,9 +250,10 @@ impl Group<'_, '_> {
             .map(|(slot, _)| (self.key(*slot), self.token(*slot)))
             .collect();
         if let Err(error) = self.proxy().release(&keys).await {
-            // Nobody's write depends on it: what stays behind is settled after its lease.
+            // What stays behind is settled after its lease; only who would claim it again is told.
             tracing::warn!(%error, constraint = self.proxy().constraint.name(), count = keys.len(), "could not release");
-            return Vec::new();
+            let failed = slots.into_iter().map(|(slot, _)| (slot, Event::Failed(slot.1), None));
+            return failed.collect();
         }
         self.proxy().metrics.released.inc_by(keys.len() as u64);
         Vec::new()
@@ -258,7 +265,19 @@ impl Group<'_, '_> {
             token: reservation.token,
             same_owner: reservation.owner == *self.owner(slot),
             has_route: reservation.owner.route.is_some(),
-            age: age(reservation.at, read.now, self.lease),
+            age: self.age(slot, read),
+        }
+    }
+
+    /// By its shard's clock, or by how long this process has seen it there: an idle shard's clock stands still for
+    /// seconds.
+    fn age(&self, slot: Slot, read: &Read) -> Age {
+        // Its writer may run with another lease: in doubt it is in flight.
+        let lease = self.lease.max(read.reservation.lease);
+        let before = self.candidates[slot.0].rivals.get(&slot.1);
+        match before.filter(|before| before.is_same_write(&read.reservation)) {
+            Some(before) if before.seen.elapsed() > lease => Age::Expired,
+            _ => age(read.reservation.at, read.now, lease),
         }
     }
 

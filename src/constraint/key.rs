@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::canonical::Canonical;
+use super::legible::is_legible;
 use super::rewrite::{self, Names};
 use super::{Constraint, Sharding};
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -99,7 +100,8 @@ impl Key {
     ///
     /// - Names inside the values that start with `$` or `%` get a `%` before them.
     /// - Instead of the document, `k` is a binary with the SHA-256 of the canonical form for a key over
-    ///   [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`].
+    ///   [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`], or with text that the server would break in an error: no
+    ///   driver could read the reply.
     pub fn reservation_id(&self) -> RawDocumentBuf {
         let mut builder = Builder::new();
         if self.sharding == Sharding::Hashed {
@@ -200,10 +202,11 @@ impl Draft {
         &self.key.canonical
     }
 
-    /// The key, its canonical form replaced by a digest if it is large.
+    /// The key, its canonical form replaced by a digest if it is large or the server couldn't name it in an error.
     pub(super) fn finish(self) -> Key {
         let mut key = self.key;
-        if self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES {
+        let is_large = self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES;
+        if is_large || !key.values().is_none_or(is_legible) {
             key.canonical = [&[DIGEST], &Sha256::digest(&key.canonical)[..]].concat();
         }
         key

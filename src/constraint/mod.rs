@@ -10,6 +10,7 @@ mod duplicate;
 mod extract;
 mod filter;
 mod key;
+mod legible;
 mod number;
 mod rewrite;
 mod spec;
@@ -179,7 +180,9 @@ impl Constraint {
         for element in document.elements() {
             let element = element?;
             let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
-            if is_zero && element.name != b"_id" && self.paths().any(|path| path.as_bytes() == element.name) {
+            // A path with a dot leads into a document, never to a field that has the dot in its name.
+            let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
+            if is_zero && may_decide && self.paths().any(|path| path.as_bytes() == element.name) {
                 return Ok(true);
             }
         }

@@ -85,7 +85,7 @@ pub async fn prepare(
             .iter()
             .filter(|constraint| constraint.namespace() == namespace);
         let proxies = of_namespace
-            .map(|constraint| ProxyCollection::new(client, constraint.clone(), metrics.constraint(constraint)))
+            .map(|constraint| ProxyCollection::new(client, constraint.clone(), metrics.constraint(constraint), lease))
             .collect();
         let shard_key = deployment.shard_key(client, namespace).await?;
         let collection = Protected {

@@ -1,9 +1,10 @@
 //! Reads with Keyward's own user, on primaries, that also tell the cluster time at which they were answered.
 //!
-//! The driver's cursors hide `operationTime`, which says how old a reservation is by its own shard's clock; so the
-//! command is run as it is, and its cursor is followed to the end.
+//! The driver's usual cursors hide `operationTime`, which says how old a reservation is by its own shard's clock, and give
+//! up on documents with text that isn't UTF-8; so the replies are taken as bytes.
 
-use bson::{Bson, Document, doc};
+use bson::RawDocumentBuf;
+use futures_util::TryStreamExt;
 use mongodb::{Client, Database};
 
 use super::StoreError;
@@ -12,41 +13,30 @@ use crate::reply::Times;
 /// Documents, and the latest cluster times that the deployment told with them.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
-    pub documents: Vec<Document>,
+    pub documents: Vec<RawDocumentBuf>,
     pub times: Times,
 }
 
 /// Runs `find` (a whole `find` command) and reads its cursor to the end.
-pub(super) async fn find(client: &Client, database: &Database, command: Document) -> Result<Found, StoreError> {
-    let collection = command.get("find").cloned().unwrap_or(Bson::Null);
+pub(super) async fn find(client: &Client, database: &Database, command: RawDocumentBuf) -> Result<Found, StoreError> {
     // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
     let mut session = client.start_session().causal_consistency(false).await?;
-    let mut reply = database.run_command(command).session(&mut session).await?;
+    let cursor = database.run_raw_cursor_command(command).session(&mut session);
+    let mut cursor = cursor.batch().await?;
+    let mut batches = cursor.stream(&mut session);
     let mut found = Found {
         documents: Vec::new(),
-        times: Times::of(&reply),
+        times: Times::default(),
     };
-    loop {
-        let Ok(cursor) = reply.get_document_mut("cursor") else {
-            return Err(StoreError::Unexpected("the reply to a find"));
-        };
-        for batch in ["firstBatch", "nextBatch"] {
-            let documents = cursor.get_array_mut(batch).map(std::mem::take).unwrap_or_default();
-            found.documents.extend(documents.into_iter().filter_map(into_document));
+    while let Some(batch) = batches.try_next().await? {
+        found.times.advance(Times::of_raw(batch.as_raw_document()));
+        for document in batch.doc_slices()? {
+            let document = document.map_err(|_| StoreError::Unexpected("the reply to a find"))?;
+            let document = document
+                .as_document()
+                .ok_or(StoreError::Unexpected("the reply to a find"))?;
+            found.documents.push(document.to_owned());
         }
-        let id = cursor.get_i64("id").unwrap_or(0);
-        if id == 0 {
-            return Ok(found);
-        }
-        let more = doc! { "getMore": id, "collection": collection.clone() };
-        reply = database.run_command(more).session(&mut session).await?;
-        found.times.advance(Times::of(&reply));
     }
-}
-
-fn into_document(value: Bson) -> Option<Document> {
-    match value {
-        Bson::Document(document) => Some(document),
-        _ => None,
-    }
+    Ok(found)
 }

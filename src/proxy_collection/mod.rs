@@ -11,8 +11,9 @@ mod reservation;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use bson::{Bson, Document, RawDocumentBuf, Timestamp, doc};
+use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -24,7 +25,10 @@ use crate::reply::Times;
 use crate::reservation::Token;
 
 pub use queue::Reserved;
-pub use reservation::{Owner, Reservation, document as reservation_document};
+pub use reservation::{Owner, Reservation};
+
+/// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
+const KEYS_MAX: usize = 1_000;
 
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -61,12 +65,19 @@ pub struct ProxyCollection {
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
     queue: queue::Queue,
+    lease: Duration,
     times: Arc<Mutex<Times>>,
 }
 
 impl ProxyCollection {
-    /// The proxy collection of `constraint`, through `client`; needs a tokio runtime for its queue.
-    pub fn new(client: &Client, constraint: Arc<Constraint>, metrics: ConstraintMetrics) -> ProxyCollection {
+    /// The proxy collection of `constraint`, through `client`; what is reserved here may be in flight for `lease`.
+    /// Needs a tokio runtime for its queue.
+    pub fn new(
+        client: &Client,
+        constraint: Arc<Constraint>,
+        metrics: ConstraintMetrics,
+        lease: Duration,
+    ) -> ProxyCollection {
         let namespace = constraint.proxy_collection();
         let database = client.database(&namespace.database);
         // Whatever the URI says: a reservation counts once a majority has it, and only a primary knows the latest.
@@ -80,6 +91,7 @@ impl ProxyCollection {
             queue: queue::Queue::start(reservations.clone()),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
+            lease,
             times: Arc::default(),
             database,
             constraint,
@@ -94,7 +106,7 @@ impl ProxyCollection {
     pub async fn reserve(&self, claims: &[(&Key, &Owner, Token)]) -> Result<Vec<Reserved>, StoreError> {
         let documents = claims
             .iter()
-            .map(|(key, owner, token)| reservation::document(key, owner, *token));
+            .map(|(key, owner, token)| reservation::document(key, owner, *token, self.lease));
         self.queue.reserve(documents.collect()).await
     }
 
@@ -103,8 +115,17 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer for some of them.
     pub async fn read(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
-        let ids = keys.iter().map(|key| id_value(key)).collect::<Result<Vec<_>, _>>()?;
-        let command = doc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } };
+        let mut reads = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_MAX) {
+            reads.extend(self.read_some(keys).await?);
+        }
+        Ok(reads)
+    }
+
+    async fn read_some(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
+        let mut ids = RawArrayBuf::new();
+        keys.iter().for_each(|key| ids.push(key.reservation_id()));
+        let command = rawdoc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } };
         let found = self.find(command).await?;
         let now = now_of(&found)?;
         let mut by_key = HashMap::with_capacity(found.documents.len());
@@ -122,36 +143,51 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer, or a document isn't a reservation.
-    pub async fn page(&self, after: Option<&Document>, limit: i64) -> Result<Vec<(Document, Key, Read)>, StoreError> {
-        let filter = after
-            .map(|after| doc! { "_id": { "$gt": after.clone() } })
-            .unwrap_or_default();
-        let command = doc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
+    pub async fn page(
+        &self,
+        after: Option<&RawDocumentBuf>,
+        limit: i64,
+    ) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
+        let mut filter = RawDocumentBuf::new();
+        if let Some(after) = after {
+            filter.append(cstr!("_id"), rawdoc! { "$gt": after.clone() });
+        }
+        let command =
+            rawdoc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
         let found = self.find(command).await?;
         let now = now_of(&found)?;
-        let read = |document: &Document| {
+        let read = |document: &RawDocumentBuf| {
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
-            let key = self
-                .key_of(document)
-                .ok_or(StoreError::Unexpected("a reservation's _id"))?;
-            let id = document.get_document("_id").cloned().unwrap_or_default();
+            let unexpected = StoreError::Unexpected("a reservation's _id");
+            let key = self.key_of(document).ok_or(unexpected.clone())?;
+            let id = document.get_document("_id").map_err(|_| unexpected)?.to_owned();
             Ok((id, key, Read { reservation, now }))
         };
         found.documents.iter().map(read).collect()
     }
 
-    /// Replaces the reservation of `key` that still has the token `seen` by one for `owner`; whether it was there.
+    /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`; whether it was.
+    ///
+    /// The token alone doesn't say so: an attempt that begins anew reserves under its old token once more.
     ///
     /// # Errors
     /// [`StoreError`] if nobody knows whether it was replaced.
-    pub async fn take_over(&self, key: &Key, seen: Token, owner: &Owner, token: Token) -> Result<bool, StoreError> {
-        let filter = doc! { "_id": id_value(key)?, "token": reservation::token_value(seen) };
-        let replacement = reservation::document(key, owner, token);
-        let result = self.reservations.replace_one(filter, replacement).await?;
-        Ok(result.matched_count == 1)
+    pub async fn take_over(
+        &self,
+        key: &Key,
+        seen: &Reservation,
+        owner: &Owner,
+        token: Token,
+    ) -> Result<bool, StoreError> {
+        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, token) };
+        let command = rawdoc! {
+            "update": self.reservations.name(), "updates": [update],
+            "writeConcern": { "w": "majority" },
+        };
+        Ok(self.write(command).await? == 1)
     }
 
-    /// Deletes the reservations of `keys` that still have these tokens, with one command.
+    /// Deletes the reservations of `keys` that still have these tokens.
     ///
     /// Acknowledged by the primary only: a release that is lost leaves a reservation without an owner, which the next
     /// conflict or sweep settles.
@@ -159,14 +195,50 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if some may still be there.
     pub async fn release(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
-        let mut deletes = Vec::with_capacity(keys.len());
-        for (key, token) in keys {
-            let filter = doc! { "_id": id_value(key)?, "token": reservation::token_value(*token) };
-            deletes.push(doc! { "q": filter, "limit": 1 });
+        let filter = |(key, token): &(&Key, Token)| {
+            rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(*token) }
+        };
+        self.delete(keys.iter().map(filter).collect()).await
+    }
+
+    /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged as a release is.
+    ///
+    /// # Errors
+    /// [`StoreError`] if some may still be there.
+    pub async fn delete_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
+        self.delete(keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect())
+            .await
+    }
+
+    async fn delete(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+        for filters in filters.chunks(KEYS_MAX) {
+            let mut deletes = RawArrayBuf::new();
+            filters
+                .iter()
+                .for_each(|filter| deletes.push(rawdoc! { "q": filter.clone(), "limit": 1 }));
+            let command = rawdoc! {
+                "delete": self.reservations.name(), "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 },
+            };
+            self.write(command).await?;
         }
-        let command = doc! { "delete": self.reservations.name(), "deletes": deletes, "ordered": false };
-        self.database.run_command(command).await?;
         Ok(())
+    }
+
+    /// The reservation of `key` for `owner`, as it is written.
+    pub fn reservation(&self, key: &Key, owner: &Owner, token: Token) -> RawDocumentBuf {
+        reservation::document(key, owner, token, self.lease)
+    }
+
+    /// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have
+    /// the same name twice, which no map of fields can hold.
+    async fn write(&self, command: RawDocumentBuf) -> Result<i32, StoreError> {
+        let reply = self.database.run_raw_command(command).await?;
+        // A shard that couldn't be reached is told here, not by an error of the whole command.
+        if reply.contains_key("writeErrors") || reply.contains_key("writeConcernError") {
+            return Err(StoreError::Unexpected("the reply to a write on reservations"));
+        }
+        let unexpected = |_| StoreError::Unexpected("the reply to a write on reservations");
+        reply.get_i32("n").map_err(unexpected)
     }
 
     /// The latest cluster times that this collection's reads told.
@@ -175,7 +247,7 @@ impl ProxyCollection {
     }
 
     /// Reads with Keyward's own user and notes the times of the replies.
-    async fn find(&self, command: Document) -> Result<find::Found, StoreError> {
+    async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
         let found = find::find(&self.client, &self.database, command).await?;
         self.times
             .lock()
@@ -184,15 +256,14 @@ impl ProxyCollection {
         Ok(found)
     }
 
-    fn key_of(&self, reservation: &Document) -> Option<Key> {
-        let id = RawDocumentBuf::try_from(reservation.get_document("_id").ok()?).ok()?;
-        Key::from_reservation_id(&self.constraint, &id).ok()
+    fn key_of(&self, reservation: &RawDocument) -> Option<Key> {
+        Key::from_reservation_id(&self.constraint, reservation.get_document("_id").ok()?).ok()
     }
 }
 
-fn id_value(key: &Key) -> Result<Bson, StoreError> {
-    let id = Document::try_from(key.reservation_id()).map_err(|_| StoreError::Unexpected("a key"))?;
-    Ok(Bson::Document(id))
+/// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.
+fn seen_filter(key: &Key, seen: &Reservation) -> RawDocumentBuf {
+    rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(seen.token), "at": seen.at }
 }
 
 /// The cluster time at which a read was answered.

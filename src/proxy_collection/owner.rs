@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
-use super::{Owner, ProxyCollection, StoreError};
+use super::{KEYS_MAX, Owner, ProxyCollection, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
@@ -16,22 +16,33 @@ use crate::reservation::Scope;
 const FENCED_MS_MAX: i32 = 10_000;
 
 impl ProxyCollection {
-    /// Whether, for each key, its owner holds it; all with one read.
+    /// Whether, for each key, its owner holds it.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn look_up(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
-        let owners = claims.iter().map(|(_, owner)| owner_filter(owner, scope));
-        let mut command = doc! {
+        let mut held = Vec::with_capacity(claims.len());
+        for claims in claims.chunks(KEYS_MAX) {
+            held.extend(self.look_up_some(claims, scope).await?);
+        }
+        Ok(held)
+    }
+
+    async fn look_up_some(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
+        let mut owners = RawArrayBuf::new();
+        claims
+            .iter()
+            .for_each(|(_, owner)| owners.push(owner_filter(owner, scope)));
+        let mut command = rawdoc! {
             "find": self.protected.name(),
-            "filter": { "$or": owners.collect::<Result<Vec<_>, _>>()? },
-            "projection": self.projection(),
+            "filter": { "$or": owners },
+            "projection": self.projection()?,
             // A default collation of the collection must not make one `_id` match another.
             "collation": { "locale": "simple" },
         };
         if scope == Scope::Fenced {
-            command.insert("readConcern", doc! { "level": "linearizable" });
-            command.insert("maxTimeMS", FENCED_MS_MAX);
+            command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
+            command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
         }
         let found = self.find(command).await?;
         let held = self.keys_of(&found.documents)?;
@@ -39,7 +50,7 @@ impl ProxyCollection {
     }
 
     /// The top-level fields that the constraint reads, so that large documents don't travel whole.
-    fn projection(&self) -> Document {
+    fn projection(&self) -> Result<RawDocumentBuf, StoreError> {
         let root = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         let mut fields: Document = self
             .constraint
@@ -47,14 +58,13 @@ impl ProxyCollection {
             .map(|path| (root(path), Bson::Int32(1)))
             .collect();
         fields.insert("_id", 1);
-        fields
+        RawDocumentBuf::try_from(&fields).map_err(|_| StoreError::Unexpected("a projection"))
     }
 
-    fn keys_of(&self, documents: &[Document]) -> Result<HashSet<Key>, StoreError> {
+    fn keys_of(&self, documents: &[RawDocumentBuf]) -> Result<HashSet<Key>, StoreError> {
         let mut keys = HashSet::new();
         for document in documents {
-            let bytes = document.to_vec().map_err(|_| StoreError::Unexpected("a document"))?;
-            let document = Doc::new(&bytes).map_err(|_| StoreError::Unexpected("a document"))?;
+            let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
             // A document that the constraint can't index (parallel arrays, say) was written past it and holds no key.
             keys.extend(self.constraint.keys(document).unwrap_or_default());
         }
@@ -62,13 +72,21 @@ impl ProxyCollection {
     }
 }
 
-fn owner_filter(owner: &Owner, scope: Scope) -> Result<Document, StoreError> {
-    let unreadable = |_| StoreError::Unexpected("an owner");
-    let mut filter = doc! { "_id": { "$eq": Bson::try_from(owner.id.clone()).map_err(unreadable)? } };
+fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
+    let mut filter = rawdoc! { "_id": equal_to(owner.id.clone()) };
     if let (Scope::Route, Some(route)) = (scope, &owner.route) {
-        for (path, value) in Document::try_from(route).map_err(unreadable)? {
-            filter.insert(path, doc! { "$eq": value });
+        for (path, value) in route.iter().flatten() {
+            filter.append(path, equal_to(value.into()));
         }
     }
-    Ok(filter)
+    filter
+}
+
+/// The condition that a field has this value. The server compares nothing with undefined; as an `_id` it refuses it, but a
+/// reservation is there before it does.
+fn equal_to(value: RawBson) -> RawDocumentBuf {
+    match value {
+        RawBson::Undefined => rawdoc! { "$type": "undefined" },
+        value => rawdoc! { "$eq": value },
+    }
 }

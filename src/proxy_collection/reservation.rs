@@ -1,10 +1,13 @@
-//! A reservation as it stands in a proxy collection: `{_id, owner, route, token, at}`.
+//! A reservation as it stands in a proxy collection: `{_id, owner, route, token, lease, at}`.
 //!
 //! `_id` is the key ([`crate::constraint::Key::reservation_id`]); `owner` is the owner's `_id`; `route` its shard-key
 //! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it;
-//! `at` is the cluster time of the write, filled in by the server.
+//! `lease`, in milliseconds, how long it may be in flight; `at` is the cluster time of the write, filled in by the server.
 
-use bson::{Binary, Bson, Document, RawBson, RawDocumentBuf, Timestamp, cstr, spec::BinarySubtype};
+use std::time::Duration;
+
+use bson::{Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, spec::BinarySubtype};
+use tokio::time::Instant;
 
 use crate::constraint::Key;
 use crate::reservation::Token;
@@ -27,10 +30,14 @@ pub struct Reservation {
     pub token: Token,
     /// The cluster time at which it was written.
     pub at: Timestamp,
+    /// How long it may be in flight, as its writer has it: other Keywards may run with another lease.
+    pub lease: Duration,
+    /// When this process first saw it.
+    pub seen: Instant,
 }
 
 /// The reservation of `key` for `owner`, ready to be inserted or to replace another.
-pub fn document(key: &Key, owner: &Owner, token: Token) -> RawDocumentBuf {
+pub fn document(key: &Key, owner: &Owner, token: Token, lease: Duration) -> RawDocumentBuf {
     let mut document = RawDocumentBuf::new();
     document.append(cstr!("_id"), key.reservation_id());
     document.append(cstr!("owner"), owner.id.clone());
@@ -38,6 +45,7 @@ pub fn document(key: &Key, owner: &Owner, token: Token) -> RawDocumentBuf {
         document.append(cstr!("route"), route.clone());
     }
     document.append(cstr!("token"), token_value(token));
+    document.append(cstr!("lease"), i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
     document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });
     document
@@ -53,22 +61,21 @@ pub fn token_value(token: Token) -> Binary {
 
 impl Reservation {
     /// Reads a reservation; `None` if the document isn't one.
-    pub fn from_document(document: &Document) -> Option<Reservation> {
-        let token = match document.get("token")? {
-            Bson::Binary(binary) => Token::from_bytes(&binary.bytes)?,
-            _ => return None,
-        };
-        let route = document
-            .get_document("route")
-            .ok()
-            .map(RawDocumentBuf::try_from)
-            .transpose()
-            .ok()?;
-        let id = RawBson::try_from(document.get("owner")?.clone()).ok()?;
+    pub fn from_document(document: &RawDocument) -> Option<Reservation> {
+        let token = Token::from_bytes(document.get_binary("token").ok()?.bytes)?;
+        let route = document.get_document("route").ok().map(RawDocument::to_owned);
+        let id = RawBson::from(document.get("owner").ok()??);
         Some(Reservation {
             owner: Owner { id, route },
             token,
             at: document.get_timestamp("at").ok()?,
+            lease: Duration::from_millis(document.get_i64("lease").ok()?.try_into().ok()?),
+            seen: Instant::now(),
         })
+    }
+
+    /// Whether both are the same write of the same reservation: every write has a time of its own.
+    pub fn is_same_write(&self, other: &Reservation) -> bool {
+        self.token == other.token && self.at == other.at
     }
 }

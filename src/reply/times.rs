@@ -1,6 +1,6 @@
 //! The cluster times that a reply carries, so that a client's causal session goes on through Keyward's own replies.
 
-use bson::{Document, Timestamp};
+use bson::{Document, RawDocument, Timestamp};
 
 use crate::raw::{Builder, Doc};
 
@@ -19,6 +19,17 @@ impl Times {
         Times {
             operation: reply.get_timestamp("operationTime").ok(),
             cluster: reply.get_document("$clusterTime").ok().cloned(),
+        }
+    }
+
+    /// The same for a reply in bytes.
+    pub fn of_raw(reply: &RawDocument) -> Times {
+        Times {
+            operation: reply.get_timestamp("operationTime").ok(),
+            cluster: reply
+                .get_document("$clusterTime")
+                .ok()
+                .and_then(|time| time.try_into().ok()),
         }
     }
 

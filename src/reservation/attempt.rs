@@ -88,6 +88,11 @@ impl Attempt {
         matches!(self.state, State::Waiting(_))
     }
 
+    /// Whether it waits for a rival's outcome without holding anything that others may wait for.
+    pub fn waits_with_nothing(&self) -> bool {
+        matches!(&self.state, State::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
+    }
+
     /// How it ended, once it has.
     pub fn ended(&self) -> Option<Ended> {
         match self.state {
@@ -121,6 +126,12 @@ impl Attempt {
                     state: State::Claiming(claims),
                 }
                 .settled(),
+                Event::Failed(key) if *key < claims.len() => Attempt {
+                    token,
+                    pace,
+                    state: State::Waiting(claims),
+                }
+                .give_up(NotHeld::Unsure(*key)),
                 _ => (
                     Attempt {
                         token,
@@ -190,7 +201,10 @@ impl Attempt {
             return (self, Vec::new());
         }
         if let Some(key) = claims.iter().position(|claim| *claim == Claim::Duplicate) {
-            return self.give_up(NotHeld::Duplicate(key));
+            return match contested_by_earlier_sibling(&claims[..key], self.token) {
+                Some(sibling) => self.wait_for(sibling),
+                None => self.give_up(NotHeld::Duplicate(key)),
+            };
         }
         if let Some(key) = claims.iter().position(|claim| matches!(claim, Claim::Unsure(_))) {
             return self.give_up(NotHeld::Unsure(key));
@@ -290,6 +304,15 @@ impl Event {
     }
 }
 
+/// The document before this one in the same command that contests a key, if there is one: it is decided first, and what is
+/// reported is the first violation in order. For anybody else's outcome an attempt that is lost anyway doesn't wait.
+fn contested_by_earlier_sibling(claims: &[Claim], me: Token) -> Option<Token> {
+    claims.iter().find_map(|claim| match claim {
+        Claim::Contested { rival } if rival.attempt == me.attempt && rival.position < me.position => Some(*rival),
+        _ => None,
+    })
+}
+
 /// Releases for every key that is the attempt's, or may be. An adopted key stays: the first try's write may still be on
 /// its way under the same statement number, and its document needs the reservation; the lease settles it.
 fn releases(claims: &[Claim]) -> Vec<Effect> {
@@ -379,6 +402,38 @@ mod tests {
         let (attempt, effects) = run(2, &events);
         assert_eq!(effects, [Effect::Release(0)]);
         assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(1))));
+    }
+
+    #[test]
+    fn a_lost_attempt_waits_only_for_what_comes_before_it_in_the_same_command() {
+        let me = Token {
+            position: 5,
+            ..token(1)
+        };
+        let contested_by = |token: Token| {
+            let rival = Rival {
+                token,
+                ..rival(Age::InLease)
+            };
+            let mut attempt = Attempt::begin(me, 2).0;
+            for event in [
+                Event::Taken(0),
+                Event::Found(0, rival),
+                Event::OwnerAbsent(0),
+                Event::OwnerAbsent(0),
+            ] {
+                attempt = attempt.step(&event).0;
+            }
+            for event in [Event::Taken(1), Event::Found(1, rival), Event::OwnerHolds(1)] {
+                attempt = attempt.step(&event).0;
+            }
+            attempt
+        };
+        let before = Token { position: 4, ..me };
+        assert!(contested_by(before).is_waiting());
+        let lost = Some(Ended::NotHeld(NotHeld::Duplicate(1)));
+        assert_eq!(contested_by(Token { position: 6, ..me }).ended(), lost);
+        assert_eq!(contested_by(token(9)).ended(), lost);
     }
 
     #[test]
@@ -479,6 +534,30 @@ mod tests {
         let (attempt, effects) = attempt.step(&Event::TookOver(0));
         assert_eq!(effects, [Effect::Forward]);
         assert_eq!(attempt.step(&Event::NotApplied).1, []);
+    }
+
+    #[test]
+    fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts() {
+        let own = Rival {
+            token: token(1),
+            ..rival(Age::InLease)
+        };
+        let events = [Event::Taken(0), Event::Found(0, own)];
+        let (attempt, effects) = run(1, &events);
+        let rival = token(1);
+        assert_eq!(effects, [Effect::TakeOver { key: 0, rival }]);
+        assert_eq!(attempt.step(&Event::TookOver(0)).1, [Effect::Forward]);
+    }
+
+    #[test]
+    fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
+        let mut events = vec![
+            Event::Reserved(0),
+            Event::Taken(1),
+            Event::Found(1, rival(Age::InLease)),
+        ];
+        events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1), Event::Failed(0)]);
+        assert_eq!(run(2, &events).0.ended(), Some(Ended::NotHeld(NotHeld::Unsure(0))));
     }
 
     #[test]

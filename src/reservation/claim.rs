@@ -44,7 +44,8 @@ pub enum Scope {
 pub(super) enum Origin {
     /// Nobody else had it, or its holder's lease was over.
     Own,
-    /// An earlier try of the same operation had it; that try's write may still be on its way.
+    /// An earlier try of the same operation had it, or the attempt itself at an earlier start; that try's write may still
+    /// be on its way.
     Adopted,
 }
 
@@ -99,10 +100,9 @@ impl Claim {
     }
 
     fn confront(key: usize, me: Token, rival: Rival) -> (Claim, Option<Effect>) {
-        if rival.token == me {
-            return (Claim::Held(Origin::Own), None);
-        }
-        if rival.same_owner && me.is_retry_of(rival.token) {
+        // Under the attempt's own token it may be old, and a release of it may still be on its way: written anew it has
+        // its whole lease.
+        if rival.token == me || rival.same_owner && me.is_retry_of(rival.token) {
             let origin = Origin::Adopted;
             return (
                 Claim::TakingOver { origin },

@@ -29,14 +29,16 @@ pub enum Effect {
         /// How far the look reaches, and how sure it has to be.
         scope: Scope,
     },
-    /// Replace the reservation that still has `rival`'s token by the attempt's own: [`Event::TookOver`] or [`Event::Changed`].
+    /// Replace the very reservation that was read, `rival`'s, by the attempt's own: [`Event::TookOver`] or
+    /// [`Event::Changed`]. An attempt that begins anew writes a new reservation under its old token, and must not lose it.
     TakeOver {
         /// The key in question.
         key: usize,
         /// The token that the reservation must still have.
         rival: Token,
     },
-    /// Delete the reservation of this key if it has the attempt's token. Nothing waits for it.
+    /// Delete the reservation of this key if it has the attempt's token. Nothing waits for it, but [`Event::Failed`] ends
+    /// an attempt that would claim the key again: a release that arrives late would take the new reservation away.
     Release(usize),
     /// Every key that `rival` is contesting is undecided: send [`Event::WaitOver`] once it may have changed.
     Wait {

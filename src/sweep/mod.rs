@@ -1,8 +1,8 @@
 //! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them.
 //!
 //! It walks each proxy collection slowly, in the order of its keys, and looks at what is older than the lease: where no
-//! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still has the
-//! token that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
+//! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still is the
+//! one that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
 //! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.
 
 mod turn;
@@ -10,7 +10,7 @@ mod turn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::Document;
+use bson::RawDocumentBuf;
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
@@ -68,9 +68,13 @@ async fn sweep(
 }
 
 /// Deletes the reservations of a page that are nobody's.
-async fn settle(proxy: &ProxyCollection, page: &[(Document, Key, Read)], lease: Duration) -> Result<(), StoreError> {
-    let is_old = |read: &Read| age(read.reservation.at, read.now, lease) == Age::Expired;
-    let mut suspects: Vec<&(Document, Key, Read)> = page.iter().filter(|(_, _, read)| is_old(read)).collect();
+async fn settle(
+    proxy: &ProxyCollection,
+    page: &[(RawDocumentBuf, Key, Read)],
+    lease: Duration,
+) -> Result<(), StoreError> {
+    let is_old = |read: &Read| age(read.reservation.at, read.now, lease.max(read.reservation.lease)) == Age::Expired;
+    let mut suspects: Vec<&(RawDocumentBuf, Key, Read)> = page.iter().filter(|(_, _, read)| is_old(read)).collect();
     for scope in [Scope::Route, Scope::Fenced] {
         if suspects.is_empty() {
             return Ok(());
@@ -85,11 +89,8 @@ async fn settle(proxy: &ProxyCollection, page: &[(Document, Key, Read)], lease: 
     if suspects.is_empty() {
         return Ok(());
     }
-    let abandoned: Vec<_> = suspects
-        .iter()
-        .map(|(_, key, read)| (key, read.reservation.token))
-        .collect();
-    proxy.release(&abandoned).await?;
+    let abandoned: Vec<_> = suspects.iter().map(|(_, key, read)| (key, &read.reservation)).collect();
+    proxy.delete_seen(&abandoned).await?;
     proxy.metrics.swept.inc_by(abandoned.len() as u64);
     tracing::info!(
         constraint = proxy.constraint.name(),

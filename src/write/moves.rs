@@ -13,7 +13,7 @@ use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::{DuplicateKey, KeyError};
-use crate::proxy_collection::{Owner, reservation_document};
+use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::upstream::Connection;
@@ -106,7 +106,7 @@ impl Moves {
             command.string("insert", collection.collection.as_bytes());
             let documents: Vec<_> = reserved
                 .iter()
-                .map(|(key, owner)| reservation_document(&key.key, owner, token))
+                .map(|(key, owner)| proxy.reservation(&key.key, owner, token))
                 .collect();
             let documents = documents.iter().map(|document| document.as_bytes()).collect();
             let sequence = OutSequence {

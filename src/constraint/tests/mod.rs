@@ -247,6 +247,7 @@ fn a_timestamp_that_the_server_fills_in_is_told() {
         (doc! { "f": zero.clone() }, true),
         (doc! { "a": one }, false),
         (doc! { "b": zero.clone() }, false),
+        (doc! { "b.c": zero.clone() }, false),
         (doc! { "b": { "c": zero.clone() }, "x": zero.clone() }, false),
         (doc! { "_id": zero, "a": 1 }, false),
     ] {

@@ -1,0 +1,98 @@
+//! Whether the server can name a key in an error without breaking a character.
+//!
+//! It cuts long strings by bytes and copies what isn't UTF-8 as it is; the driver can't read such a reply at all, and one
+//! key would take the answers of all that travel with it away. Keys that are equal are legible alike: only text counts,
+//! and text is compared by its bytes.
+
+use bson::spec::ElementType;
+
+use crate::raw::{Doc, Element};
+
+/// The server cuts text of 160 bytes and more; below, nothing is cut whatever its kind.
+const CUT_BYTES_MIN: usize = 150;
+
+/// Whether all text in `values` is UTF-8 and stays so when it is cut.
+pub(super) fn is_legible(values: Doc<'_>) -> bool {
+    values.elements().all(|element| {
+        element.is_ok_and(|element| std::str::from_utf8(element.name).is_ok() && is_legible_value(&element))
+    })
+}
+
+fn is_legible_value(element: &Element<'_>) -> bool {
+    match element.kind {
+        ElementType::EmbeddedDocument => Doc::new(element.value).is_ok_and(is_legible),
+        // The names in an array are no part of it.
+        ElementType::Array => Doc::new(element.value).is_ok_and(|array| {
+            array
+                .elements()
+                .all(|element| element.is_ok_and(|element| is_legible_value(&element)))
+        }),
+        // A length or two come first.
+        ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode => {
+            element.value.get(4..).is_some_and(is_text)
+        }
+        ElementType::DbPointer => element
+            .value
+            .get(4..element.value.len().saturating_sub(12))
+            .is_some_and(is_text),
+        ElementType::JavaScriptCodeWithScope => is_legible_code(element.value),
+        ElementType::RegularExpression => is_text(element.value),
+        _ => true,
+    }
+}
+
+/// int32 for all of it, the code as a string, the scope.
+fn is_legible_code(value: &[u8]) -> bool {
+    let Some((length, rest)) = value.get(4..).and_then(|rest| rest.split_first_chunk::<4>()) else {
+        return false;
+    };
+    let Ok(length) = usize::try_from(i32::from_le_bytes(*length)) else {
+        return false;
+    };
+    let code = rest.get(..length).is_some_and(is_text);
+    code && rest
+        .get(length..)
+        .is_some_and(|scope| Doc::new(scope).is_ok_and(is_legible))
+}
+
+fn is_text(bytes: &[u8]) -> bool {
+    match bytes.len() < CUT_BYTES_MIN {
+        true => std::str::from_utf8(bytes).is_ok(),
+        false => bytes.is_ascii(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, JavaScriptCodeWithScope, doc};
+
+    use super::*;
+    use crate::raw::Builder;
+
+    fn legible(value: impl Into<Bson>) -> bool {
+        let document = doc! { "v": value.into() }.to_vec().unwrap();
+        is_legible(Doc::new(&document).unwrap())
+    }
+
+    #[test]
+    fn what_is_cut_must_be_ascii() {
+        assert!(legible("é".repeat(70)));
+        assert!(!legible("é".repeat(80)));
+        assert!(legible("e".repeat(5_000)));
+        assert!(!legible(doc! { "a": ["x", { "b": "é".repeat(80) }] }));
+        assert!(!legible(Bson::Symbol("é".repeat(80))));
+        let scope = |text: &str| JavaScriptCodeWithScope {
+            code: "f()".to_owned(),
+            scope: doc! { "s": text },
+        };
+        assert!(legible(scope("é")));
+        assert!(!legible(scope(&"é".repeat(80))));
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_not_legible() {
+        let mut document = Builder::new();
+        document.string("v", b"\xff");
+        assert!(!is_legible(Doc::new(&document.finish()).unwrap()));
+    }
+}

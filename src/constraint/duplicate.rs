@@ -4,9 +4,10 @@
 //! long strings are cut by bytes, as the server cuts them. It doesn't build whole replies.
 //! Source: mongodb/mongo `src/mongo/db/storage/index_entry_comparison.cpp` (`buildDupKeyErrorStatus`); measured on 6.0.5.
 
-use bson::spec::ElementType;
+use bson::{RawBson, rawdoc, spec::ElementType};
 
 use super::{Constraint, Key, canonical::string_bytes, text};
+use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc};
 
 /// A duplicate key error, ready to be put into a reply.
@@ -26,10 +27,28 @@ impl DuplicateKey {
     pub const CODE_NAME: &'static str = "DuplicateKey";
 
     pub(super) fn new(constraint: &Constraint, key: &Key) -> Self {
+        let values = key.values().unwrap_or_else(Doc::empty);
+        Self::of(
+            &constraint.namespace,
+            &constraint.name,
+            constraint.key_pattern.as_bytes(),
+            values,
+        )
+    }
+
+    /// The error of a document whose `_id` is taken.
+    pub fn of_id(namespace: &Namespace, id: &RawBson) -> Self {
+        let key_pattern = rawdoc! { "_id": 1 };
+        let values = rawdoc! { "_id": id.clone() };
+        let values = Doc::new(values.as_bytes()).unwrap_or_else(|_| Doc::empty());
+        Self::of(namespace, "_id_", key_pattern.as_bytes(), values)
+    }
+
+    fn of(namespace: &Namespace, index: &str, key_pattern: &[u8], values: Doc<'_>) -> Self {
         let mut shown = Builder::new();
         let mut key_value = Builder::new();
         let mut hex_encoded = Vec::new();
-        for element in key.values().iter().flat_map(|values| values.elements()).flatten() {
+        for element in values.elements().flatten() {
             let binary = (element.kind == ElementType::String)
                 .then(|| string_bytes(element.value).map_or(&[][..], |(text, _)| text))
                 .filter(|text| std::str::from_utf8(text).is_err());
@@ -44,16 +63,13 @@ impl DuplicateKey {
                 key_value.element(&element);
             }
         }
-        let mut errmsg = format!(
-            "E11000 duplicate key error collection: {} index: {} dup key: ",
-            constraint.namespace, constraint.name
-        )
-        .into_bytes();
+        let mut errmsg =
+            format!("E11000 duplicate key error collection: {namespace} index: {index} dup key: ").into_bytes();
         let shown = shown.finish();
         errmsg.extend(Doc::new(&shown).and_then(text::document).unwrap_or_default());
         DuplicateKey {
             errmsg,
-            key_pattern: constraint.key_pattern.as_bytes().to_vec(),
+            key_pattern: key_pattern.to_vec(),
             key_value: key_value.finish(),
             hex_encoded: hex_encoded.contains(&true).then_some(hex_encoded),
         }

@@ -60,6 +60,9 @@ pub enum Refusal {
         /// Whether the driver may send the same operation again.
         retryable: bool,
     },
+    /// The client's `maxTimeMS` is none.
+    #[error("{0}")]
+    MaxTime(String),
     /// The client's `maxTimeMS` passed; parts of the command may have taken effect.
     #[error("operation exceeded time limit")]
     TimeLimit,
@@ -71,6 +74,7 @@ impl Refusal {
             Refusal::Malformed(_) => (22, "InvalidBSON"),
             Refusal::MissingField(_) => (40414, "Location40414"),
             Refusal::WrongType(_) => (14, "TypeMismatch"),
+            Refusal::MaxTime(_) => (2, "BadValue"),
             Refusal::BatchSize(_) => (16, "InvalidLength"),
             // Not IllegalOperation: of a write, the Node driver takes that to mean that the deployment has no retryable
             // writes, and puts that in place of the message.

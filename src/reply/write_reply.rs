@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use bson::spec::ElementType;
+use bson::{RawBson, spec::ElementType};
 
 use super::Times;
-use crate::constraint::{DuplicateKey, KeyError};
+use crate::constraint::{Constraint, DuplicateKey, KeyError};
+use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// A reply's errors may take so many bytes; later ones lose their text, as a mongos does it: past 16 MB the server
@@ -43,6 +44,11 @@ impl WriteError {
         WriteError {
             fields: fields.finish(),
         }
+    }
+
+    /// The document's `_id` is taken.
+    pub fn duplicate_id(namespace: &Namespace, id: &RawBson) -> WriteError {
+        WriteError::duplicate(&DuplicateKey::of_id(namespace, id))
     }
 
     /// An error that the server gave.

@@ -71,6 +71,9 @@ impl Upstream {
             return Err(SetupError::LoadBalanced);
         }
         options.app_name.get_or_insert_with(|| "keyward".into());
+        // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it.
+        options.selection_criteria = None;
+        options.read_concern = None;
         let (publish, targets) = watch::channel(Targets::default());
         options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
         Ok(Upstream {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use bson::spec::ElementType;
+use bson::{Decimal128, spec::ElementType};
 
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
@@ -79,9 +79,9 @@ impl<'a> BatchCommand<'a> {
         let field = |name| body.get(name).map_err(malformed);
         Ok(BatchCommand {
             body,
-            ordered: field("ordered")?.is_none_or(|ordered| ordered.is_truthy()),
+            ordered: field("ordered")?.is_none_or(is_ordered),
             retry: retry(body, documents.len())?,
-            max_time: max_time(field("maxTimeMS")?),
+            max_time: max_time(field("maxTimeMS")?)?,
             unacknowledged: is_unacknowledged(field("writeConcern")?)?,
             documents,
         })
@@ -170,12 +170,36 @@ fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     array.elements().map(number).collect::<Option<Vec<_>>>().ok_or(wrong)
 }
 
-fn max_time(element: Option<Element<'_>>) -> Option<Duration> {
-    // Zero means none; a value that makes no sense is forwarded and refused by the server.
-    let milliseconds = element?
-        .as_whole_number()
-        .and_then(|number| u64::try_from(number).ok())?;
-    (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
+/// The server takes null for no answer, and refuses what is no boolean.
+fn is_ordered(ordered: Element<'_>) -> bool {
+    matches!(ordered.kind, ElementType::Null | ElementType::Undefined) || ordered.is_truthy()
+}
+
+/// The client's limit, zero meaning none. It doesn't go on as it came, so what the server would refuse is refused here.
+fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, Refusal> {
+    let Some(element) = element else { return Ok(None) };
+    let number = number(&element).ok_or_else(|| Refusal::MaxTime("maxTimeMS must be a number".to_owned()))?;
+    if element.kind == ElementType::Double && (number.is_nan() || number.fract() != 0.0) {
+        return Err(Refusal::MaxTime("maxTimeMS has non-integral value".to_owned()));
+    }
+    let whole = number.round_ties_even() as i64;
+    match u32::try_from(whole) {
+        Ok(0) => Ok(None),
+        Ok(limit) if i32::try_from(limit).is_ok() => Ok(Some(Duration::from_millis(limit.into()))),
+        _ => Err(Refusal::MaxTime(format!("{whole} value for maxTimeMS is out of range"))),
+    }
+}
+
+/// A number of any type, near enough to compare it with small whole ones.
+fn number(element: &Element<'_>) -> Option<f64> {
+    match element.kind {
+        ElementType::Double => Some(f64::from_le_bytes(element.value.try_into().ok()?)),
+        ElementType::Decimal128 => Decimal128::from_bytes(element.value.try_into().ok()?)
+            .to_string()
+            .parse()
+            .ok(),
+        _ => element.as_whole_number().map(|number| number as f64),
+    }
 }
 
 fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal> {
@@ -186,9 +210,48 @@ fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal
         return Ok(false);
     };
     let w = write_concern.get("w").map_err(malformed)?;
-    Ok(w.is_some_and(|w| w.as_whole_number() == Some(0)))
+    // The server cuts a fraction off.
+    Ok(w.and_then(|w| number(&w)).is_some_and(|w| w.trunc() == 0.0))
 }
 
 fn malformed(error: Malformed) -> Refusal {
     Refusal::Malformed(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, doc};
+
+    use super::*;
+
+    fn limit(value: impl Into<Bson>) -> Result<Option<Duration>, String> {
+        let body = doc! { "maxTimeMS": value.into() }.to_vec().unwrap();
+        let element = Doc::new(&body).unwrap().get("maxTimeMS").unwrap();
+        max_time(element).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn a_time_limit_is_taken_and_refused_as_the_server_does() {
+        let milliseconds = |number| Ok(Some(Duration::from_millis(number)));
+        assert_eq!(limit(7), milliseconds(7));
+        assert_eq!(limit(i64::from(i32::MAX)), milliseconds(2_147_483_647));
+        assert_eq!(limit(Bson::Decimal128("5".parse().unwrap())), milliseconds(5));
+        assert_eq!(limit(-0.0), Ok(None));
+        assert_eq!(limit("x"), Err("maxTimeMS must be a number".to_owned()));
+        assert_eq!(limit(1.5), Err("maxTimeMS has non-integral value".to_owned()));
+        assert_eq!(limit(-1), Err("-1 value for maxTimeMS is out of range".to_owned()));
+        assert_eq!(
+            limit(1_i64 << 31),
+            Err("2147483648 value for maxTimeMS is out of range".to_owned())
+        );
+    }
+
+    #[test]
+    fn null_is_no_answer_to_whether_the_order_counts() {
+        for (value, expected) in [(Bson::Null, true), (true.into(), true), (false.into(), false)] {
+            let body = doc! { "ordered": value }.to_vec().unwrap();
+            let element = Doc::new(&body).unwrap().get("ordered").unwrap().unwrap();
+            assert_eq!(is_ordered(element), expected);
+        }
+    }
 }

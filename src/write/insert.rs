@@ -4,6 +4,7 @@
 //! keys is forwarded; whoever waits for a rival waits after that, so that nobody waits for a document that waits. Killed
 //! at any point, this leaves reservations whose owners either are there or never come: whoever meets one finds out.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ pub async fn insert(
 
 impl<'a> Insert<'a, '_> {
     async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
-        let (mut pending, unindexable) = self.candidates(positions);
+        let (mut pending, unfit) = self.candidates(positions);
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = settle(self.protected, self.context.lease, &mut pending).await;
@@ -103,21 +104,29 @@ impl<'a> Insert<'a, '_> {
             give_back(self.protected, self.context.lease, &mut rest).await;
             self.attempt.announce();
             forwarded?;
+            if self.stopped.is_some() {
+                return Ok(());
+            }
             pending.retain(|candidate| candidate.attempt.ended().is_none());
             self.wait(&awaited, &mut back_off, &mut pending).await;
             pending.append(&mut rest);
         }
-        if let Some((position, error)) = unindexable
+        if self.stopped.is_some() {
+            // The client's time passed during a wait.
+            pending.iter_mut().for_each(Candidate::withdraw);
+            give_back(self.protected, self.context.lease, &mut pending).await;
+        }
+        if let Some((position, error)) = unfit
             && self.stopped.is_none()
         {
-            self.error(position, WriteError::unindexable(&error));
+            self.error(position, error);
         }
         Ok(())
     }
 
-    /// Begins the attempts of a slice. A document that can't be indexed is an error of its own, which ends an ordered
+    /// Begins the attempts of a slice. A document that can't be indexed, say, is an error of its own, which ends an ordered
     /// slice once what stands before it is done.
-    fn candidates(&mut self, positions: Range<usize>) -> (Vec<Candidate<'a>>, Option<(usize, KeyError)>) {
+    fn candidates(&mut self, positions: Range<usize>) -> (Vec<Candidate<'a>>, Option<(usize, WriteError)>) {
         let mut candidates = Vec::with_capacity(positions.len());
         for position in positions {
             let token = Token {
@@ -125,11 +134,20 @@ impl<'a> Insert<'a, '_> {
                 position: u32::try_from(position).unwrap_or(u32::MAX),
                 operation: self.command.retry.as_ref().map(|retry| retry.operation(position)),
             };
-            match Candidate::new(self.protected, token, self.command.documents[position].bytes()) {
-                Ok(candidate) => candidates.push(candidate),
-                Err(KeyError::Malformed(error)) => self.refuse(&Refusal::Malformed(error)),
-                Err(error) if self.command.ordered => return (candidates, Some((position, error))),
-                Err(error) => self.error(position, WriteError::unindexable(&error)),
+            let error = match Candidate::new(self.protected, token, self.command.documents[position].bytes()) {
+                Ok(candidate) => {
+                    candidates.push(candidate);
+                    continue;
+                }
+                Err(KeyError::Malformed(error)) => {
+                    self.refuse(&Refusal::Malformed(error));
+                    continue;
+                }
+                Err(error) => WriteError::unindexable(&error),
+            };
+            match self.command.ordered {
+                true => return (candidates, Some((position, error))),
+                false => self.error(position, error),
             }
         }
         (candidates, None)
@@ -226,11 +244,16 @@ impl<'a> Insert<'a, '_> {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
+                    let is_there = candidate.is_its_own_rival(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.protected.constraints[*constraint];
                     proxy.metrics.duplicates.inc();
-                    let duplicate = proxy.constraint.duplicate(key);
-                    self.error(candidate.position, WriteError::duplicate(&duplicate));
+                    // The very document is there: the server checks `_id` first.
+                    let error = match is_there {
+                        true => WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id),
+                        false => WriteError::duplicate(&proxy.constraint.duplicate(key)),
+                    };
+                    self.error(candidate.position, error);
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
                     let refusal = self.unsure(candidate.keys[key].constraint);
@@ -257,20 +280,24 @@ impl<'a> Insert<'a, '_> {
                 .wait_for(rival.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
         }
-        for candidate in pending.iter_mut().filter(|candidate| candidate.attempt.is_waiting()) {
-            candidate.step(&Event::WaitOver);
-        }
+        go_on(pending);
     }
 
     fn error(&mut self, position: usize, error: WriteError) {
-        self.reply.error(position, error);
-        if self.command.ordered && self.stopped.is_none() {
+        if self.command.ordered {
+            if self.stopped.is_some() {
+                return;
+            }
             self.stopped = Some(Stopped::AtFirstError);
         }
+        self.reply.error(position, error);
     }
 
+    /// Fails the command as a whole, unless an ordered one has met its first error already.
     fn refuse(&mut self, refusal: &Refusal) {
-        self.stopped = Some(Stopped::Whole(refusal.body(&self.protected.times())));
+        if self.stopped.is_none() {
+            self.stopped = Some(Stopped::Whole(refusal.body(&self.protected.times())));
+        }
     }
 
     fn unsure(&self, constraint: usize) -> Refusal {
@@ -298,6 +325,21 @@ impl<'a> Insert<'a, '_> {
 fn count_in_doubt(protected: &Protected, candidate: &Candidate<'_>) {
     for ConstrainedKey { constraint, .. } in &candidate.keys {
         protected.constraints[*constraint].metrics.in_doubt.inc();
+    }
+}
+
+/// Ends the waits of those whose turn has come. Documents of one command that want the same key get it in their order, as
+/// the server would write them one after the other: who holds nothing stays behind while one before it is undecided.
+/// Nobody waits for it meanwhile, so nobody waits in a circle.
+fn go_on(pending: &mut [Candidate<'_>]) {
+    let mut wanted_before: HashSet<ConstrainedKey> = HashSet::new();
+    for candidate in pending {
+        let is_behind =
+            candidate.attempt.waits_with_nothing() && candidate.keys.iter().any(|key| wanted_before.contains(key));
+        wanted_before.extend(candidate.keys.iter().cloned());
+        if candidate.attempt.is_waiting() && !is_behind {
+            candidate.step(&Event::WaitOver);
+        }
     }
 }
 

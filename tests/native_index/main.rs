@@ -333,27 +333,3 @@ fn show(document: Option<&Vec<u8>>) -> String {
     .unwrap();
     text
 }
-
-/// The document of an index specification as `createIndexes` takes it.
-fn index_document(spec: &IndexSpec) -> Document {
-    let mut index = doc! { "key": spec.key.clone(), "name": spec.name.clone(), "unique": true };
-    if spec.sparse {
-        index.insert("sparse", true);
-    }
-    if let Some(filter) = &spec.partial_filter_expression {
-        index.insert("partialFilterExpression", filter.clone());
-    }
-    if let Some(collation) = &spec.collation {
-        index.insert("collation", collation.clone());
-    }
-    index
-}
-
-/// The arrays and documents that a test needs to look into.
-fn nested(element: keyward::raw::Element<'_>) -> Doc<'_> {
-    assert!(matches!(
-        element.kind,
-        ElementType::EmbeddedDocument | ElementType::Array
-    ));
-    Doc::new(element.value).unwrap()
-}

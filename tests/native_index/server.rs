@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use bson::{Document, doc};
+use bson::{Document, doc, spec::ElementType};
 use keyward::constraint::IndexSpec;
 use keyward::namespace::Namespace;
-use keyward::raw::Doc;
+use keyward::raw::{Doc, Element};
 use testbed::ReplicaSet;
 
 /// A connection to a server.
@@ -18,7 +18,11 @@ pub struct Server {
 impl Server {
     /// A connection to a replica set of its own. Nothing here counts on its majority: it has one member.
     pub fn connect() -> Self {
-        let address = &ReplicaSet::shared().addresses()[0];
+        Self::at(&ReplicaSet::shared().addresses()[0])
+    }
+
+    /// A connection to `address`.
+    pub fn at(address: &str) -> Self {
         Server {
             stream: TcpStream::connect(address).unwrap(),
         }
@@ -27,7 +31,7 @@ impl Server {
     /// Creates the index; the error's code and text if the server refuses it.
     pub fn create_index(&mut self, namespace: &Namespace, spec: &IndexSpec) -> Result<(), (i32, String)> {
         let command = doc! {
-            "createIndexes": &namespace.collection, "indexes": [super::index_document(spec)], "$db": &namespace.database,
+            "createIndexes": &namespace.collection, "indexes": [index_document(spec)], "$db": &namespace.database,
         };
         let reply = self.run(&command, &[]);
         let reply = Doc::new(&reply).unwrap();
@@ -58,8 +62,8 @@ impl Server {
             let Some(errors) = reply.get("writeErrors").unwrap() else {
                 continue;
             };
-            for entry in super::nested(errors).elements() {
-                let entry = super::nested(entry.unwrap());
+            for entry in nested(errors).elements() {
+                let entry = nested(entry.unwrap());
                 let index = entry.get("index").unwrap().unwrap().as_whole_number().unwrap() as usize + rest.start;
                 let mut entry = entry.bytes().to_vec();
                 // `index` is the first element, an int32: make it count from the first batch on.
@@ -137,4 +141,28 @@ impl Server {
         // The rest of the header, the flags, and the kind of the only section.
         reply.split_off(12 + 4 + 1)
     }
+}
+
+/// The document of an index specification as `createIndexes` takes it.
+fn index_document(spec: &IndexSpec) -> Document {
+    let mut index = doc! { "key": spec.key.clone(), "name": spec.name.clone(), "unique": true };
+    if spec.sparse {
+        index.insert("sparse", true);
+    }
+    if let Some(filter) = &spec.partial_filter_expression {
+        index.insert("partialFilterExpression", filter.clone());
+    }
+    if let Some(collation) = &spec.collation {
+        index.insert("collation", collation.clone());
+    }
+    index
+}
+
+/// The arrays and documents that a test needs to look into.
+fn nested(element: Element<'_>) -> Doc<'_> {
+    assert!(matches!(
+        element.kind,
+        ElementType::EmbeddedDocument | ElementType::Array
+    ));
+    Doc::new(element.value).unwrap()
 }

@@ -1,0 +1,120 @@
+//! A TCP forwarder that can lose a reply: the request gets through and is carried out, the answer never arrives.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use bson::Document;
+
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Passes messages on in both directions.
+pub struct Forwarder {
+    pub address: String,
+    victim: Arc<Mutex<Option<Victim>>>,
+}
+
+/// The request whose reply is to be lost: the next one that holds these bytes.
+struct Victim {
+    bytes: Vec<u8>,
+    lost: mpsc::Sender<()>,
+}
+
+impl Forwarder {
+    pub fn start(target: String) -> Forwarder {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let victim: Arc<Mutex<Option<Victim>>> = Arc::default();
+        let shared = victim.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, victim) = (client.unwrap(), shared.clone());
+                // A target that is gone closes the client's connection, as it would itself.
+                if let Ok(server) = TcpStream::connect(&target) {
+                    forward(client, server, victim);
+                }
+            }
+        });
+        Forwarder { address, victim }
+    }
+
+    /// Loses the reply to the next `insert` into a collection of this name; tells once it has arrived here.
+    pub fn lose_reply_to_insert(&self, collection: &str) -> mpsc::Receiver<()> {
+        let (lost, is_lost) = mpsc::channel();
+        let length = i32::try_from(collection.len() + 1).unwrap().to_le_bytes();
+        let bytes = [b"\x02insert\0", &length[..], collection.as_bytes(), b"\0"].concat();
+        *self.victim.lock().unwrap() = Some(Victim { bytes, lost });
+        is_lost
+    }
+}
+
+/// Waits until a reply is lost.
+pub fn wait_until(is_lost: &mpsc::Receiver<()>) {
+    is_lost.recv_timeout(LONGEST_WAIT).expect("no such request came");
+}
+
+fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>) {
+    let doomed: Arc<Mutex<Option<(i32, mpsc::Sender<()>)>>> = Arc::default();
+    let (from, to, noted) = (client.try_clone().unwrap(), server.try_clone().unwrap(), doomed.clone());
+    std::thread::spawn(move || {
+        pass(&from, &to, |message| {
+            let mut victim = victim.lock().unwrap();
+            let matches = |victim: &Victim| message.windows(victim.bytes.len()).any(|bytes| bytes == victim.bytes);
+            if victim.as_ref().is_some_and(matches) {
+                let request_id = i32::from_le_bytes(message[4..8].try_into().unwrap());
+                *noted.lock().unwrap() = victim.take().map(|victim| (request_id, victim.lost));
+            }
+            true
+        })
+    });
+    std::thread::spawn(move || {
+        pass(&server, &client, |message| {
+            let answers = i32::from_le_bytes(message[8..12].try_into().unwrap());
+            match &*doomed.lock().unwrap() {
+                Some((request_id, lost)) if *request_id == answers => {
+                    let _ = lost.send(());
+                    false
+                }
+                _ => true,
+            }
+        })
+    });
+}
+
+/// Passes whole messages on until `goes_on` says no or a side closes; then closes both.
+fn pass(mut from: &TcpStream, mut to: &TcpStream, mut goes_on: impl FnMut(&[u8]) -> bool) {
+    while let Ok(message) = read_message(&mut from) {
+        if !goes_on(&message) || to.write_all(&message).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let mut message = vec![0; usize::try_from(i32::from_le_bytes(length)).unwrap()];
+    message[..4].copy_from_slice(&length);
+    from.read_exact(&mut message[4..])?;
+    Ok(message)
+}
+
+/// Sends a command over a connection of its own, without a driver's help; an error if no reply comes.
+pub fn send(address: &str, database: &str, mut command: Document) -> io::Result<Document> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(LONGEST_WAIT))?;
+    command.insert("$db", database);
+    let body = command.to_vec().unwrap();
+    let mut message = Vec::new();
+    for field in [i32::try_from(body.len() + 21).unwrap(), 7, 0, 2013, 0] {
+        message.extend(field.to_le_bytes());
+    }
+    message.push(0);
+    message.extend(body);
+    stream.write_all(&message)?;
+    let reply = read_message(&mut stream)?;
+    Ok(Document::from_reader(&reply[21..]).unwrap())
+}

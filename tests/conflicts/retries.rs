@@ -1,0 +1,132 @@
+//! A driver's retry: the same operation again, because the first try's reply never came. Whatever the first try did, the
+//! retry is answered as the server itself answers one, and everything is there once.
+
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+use testbed::{Cluster, ReplicaSet};
+
+use crate::forwarder::{Forwarder, send, wait_until};
+use crate::support::{Keyward, comparable, on_each_shard, run};
+use crate::{EMAIL, assert_agreement, insert, keyward, users};
+
+fn user(id: i32, email: &str) -> Document {
+    doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": email }
+}
+
+/// A command as a driver sends it that may send it again.
+fn retryable(mut command: Document, txn_number: i64) -> Document {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    command.insert("lsid", doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } });
+    command.insert("txnNumber", txn_number);
+    command
+}
+
+/// What drivers may have to send again: one document, batches of which a part fails, numbers of their own.
+fn commands() -> Vec<Document> {
+    let in_body = |documents, ordered| retryable(insert(documents, ordered), 1);
+    let mut numbered = in_body(vec![user(30, "30"), user(31, "31")], true);
+    numbered.insert("stmtIds", vec![3, 7]);
+    vec![
+        in_body(vec![user(1, "1")], true),
+        in_body(vec![user(2, "2"), user(3, "3"), user(4, "4")], true),
+        // Unordered, with a duplicate of what is there, and of what comes with it.
+        in_body(
+            vec![user(5, "5"), user(6, "taken"), user(7, "7"), user(8, "7"), user(9, "9")],
+            false,
+        ),
+        // Ordered, the duplicate in the middle: nothing after it is tried, by the retry neither.
+        in_body(
+            vec![user(10, "10"), user(11, "11"), user(12, "taken"), user(13, "13")],
+            true,
+        ),
+        in_body(
+            vec![user(14, "14"), user(15, "15"), user(16, "14"), user(17, "17")],
+            true,
+        ),
+        // The first statement fails: what goes on isn't numbered from zero.
+        in_body(vec![user(18, "taken"), user(19, "19"), user(20, "20")], false),
+        numbered,
+    ]
+}
+
+/// Sends every command twice, the reply to the first one lost; compares what the second says with a native retry.
+async fn lose_and_retry(cluster: &Cluster, database: &str, first: &str, retry: &str, forwarder: &Forwarder) {
+    let native = ReplicaSet::shared();
+    let client = native.client();
+    client.database(database).drop().await.unwrap();
+    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
+    run(&client, database, doc! { "createIndexes": "users", "indexes": [index] }).await;
+    let native = &native.addresses()[0];
+    let seed = insert(vec![user(0, "taken")], true);
+    for address in [native, retry] {
+        assert_eq!(send(address, database, seed.clone()).unwrap().get_i32("n").unwrap(), 1);
+    }
+    for command in commands() {
+        send(native, database, command.clone()).unwrap();
+        let expected = comparable(send(native, database, command.clone()).unwrap());
+        let is_lost = forwarder.lose_reply_to_insert("users");
+        let reply = send(first, database, command.clone());
+        assert!(reply.is_err(), "{reply:?}");
+        wait_until(&is_lost);
+        let got = comparable(send(retry, database, command.clone()).unwrap());
+        assert_eq!(got, expected, "{command}");
+    }
+    let ids = |documents: &[Document]| {
+        let mut ids: Vec<i32> = documents
+            .iter()
+            .map(|document| document.get_i32("_id").unwrap())
+            .collect();
+        ids.sort();
+        ids
+    };
+    let documents = on_each_shard(cluster, database, "users").await.concat();
+    let native: Vec<Document> = {
+        use futures_util::TryStreamExt;
+        let users = client.database(database).collection("users");
+        users.find(doc! {}).await.unwrap().try_collect().await.unwrap()
+    };
+    assert_eq!(ids(&documents), ids(&native));
+    assert_agreement(cluster, database, "email").await;
+}
+
+fn behind(forwarder: &Forwarder, database: &str) -> Keyward {
+    let uri = format!("mongodb://{}/", forwarder.address);
+    Keyward::start_with_lease(&uri, "60s", &EMAIL.replace("DB", database))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_on_the_way_to_the_client_and_sent_again_to_the_same_keyward() {
+    let database = "lost_in_front";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let forwarder = Forwarder::start(keyward.address.clone());
+    lose_and_retry(cluster, database, &forwarder.address, &keyward.address, &forwarder).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_on_the_way_to_the_client_and_sent_again_to_another_keyward() {
+    let database = "lost_in_front_other";
+    let cluster = users(database);
+    let first = keyward(cluster, database, "60s", &[EMAIL]);
+    let other = keyward(cluster, database, "60s", &[EMAIL]);
+    let forwarder = Forwarder::start(first.address.clone());
+    lose_and_retry(cluster, database, &forwarder.address, &other.address, &forwarder).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_on_the_way_to_keyward_and_sent_again_to_the_same_keyward() {
+    let database = "lost_behind";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind(&forwarder, database);
+    lose_and_retry(cluster, database, &keyward.address, &keyward.address, &forwarder).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_on_the_way_to_keyward_and_sent_again_to_another_keyward() {
+    let database = "lost_behind_other";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let first = behind(&forwarder, database);
+    let other = keyward(cluster, database, "60s", &[EMAIL]);
+    lose_and_retry(cluster, database, &first.address, &other.address, &forwarder).await;
+}

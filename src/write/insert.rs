@@ -93,7 +93,10 @@ impl<'a> Insert<'a, '_> {
                 false => Vec::new(),
             };
             let forwarded = self.forward_ready(&mut pending, upstream).await;
-            self.note_what_is_not_held(&mut pending);
+            // An ordered command that has just failed attempts nothing after that.
+            if self.stopped.is_none() {
+                self.note_what_is_not_held(&mut pending);
+            }
             if forwarded.is_err() || self.stopped.is_some() {
                 pending.append(&mut rest);
                 pending.iter_mut().for_each(Candidate::withdraw);

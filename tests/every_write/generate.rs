@@ -26,6 +26,20 @@ pub enum Step {
     },
 }
 
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Step::Command(command) => write!(f, "command {command}"),
+            Step::Twice(command) => write!(f, "twice {command}"),
+            Step::Transaction { commands, commit } => {
+                let commands: Vec<String> = commands.iter().map(Document::to_string).collect();
+                let end = if *commit { "commit" } else { "abort" };
+                write!(f, "transaction [{}] {end}", commands.join("; "))
+            }
+        }
+    }
+}
+
 /// The unique indexes of a collection, as `createIndexes` takes them, `unique` aside.
 pub fn indexes(schema: u64) -> Vec<Document> {
     let mut rng = StdRng::seed_from_u64(schema);

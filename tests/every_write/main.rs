@@ -16,7 +16,7 @@ mod support;
 use std::fmt::Write;
 
 use bson::{Document, doc};
-use generate::SEQUENCES_A_SCHEMA;
+use generate::{SEQUENCES_A_SCHEMA, Step};
 use pair::{Pair, Seen};
 use support::{Keyward, shard_on_two};
 use testbed::{Cluster, ReplicaSet};
@@ -135,14 +135,17 @@ fn try_sequence(pair: &mut Pair, schema: &Schema, seed: u64) -> Option<String> {
         position -= 1;
         let mut shorter = steps.clone();
         shorter.remove(position);
-        if let Err(still) = pair.run(&shorter) {
+        if let Err(still) = pair.run(&shorter)
+            && !still.starts_with(pair::NOT_EMPTIED)
+        {
             (steps, difference) = (shorter, still);
         }
     }
-    let steps: Vec<String> = steps.iter().map(|step| format!("{step:?}")).collect();
+    let steps: Vec<String> = steps.iter().map(Step::to_string).collect();
+    let indexes: Vec<String> = schema.indexes.iter().map(Document::to_string).collect();
     Some(format!(
-        "KEYWARD_SEED={seed}\nindexes {:?}\n{}\n{difference}",
-        schema.indexes,
+        "KEYWARD_SEED={seed}\nindexes {}\n{}\n{difference}",
+        indexes.join(" "),
         steps.join("\n")
     ))
 }

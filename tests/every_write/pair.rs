@@ -35,6 +35,9 @@ pub struct Pair {
     pub seen: Seen,
 }
 
+/// How the difference begins that was there before the sequence: what the one before it left.
+pub const NOT_EMPTIED: &str = "before the first step";
+
 /// What differs, in words.
 pub type Difference = String;
 
@@ -81,10 +84,11 @@ impl Pair {
         let everything = doc! { "delete": &self.collection, "deletes": [{ "q": {}, "limit": 0 }] };
         self.keyward.must(&self.database, &everything);
         self.native.must(&self.database, &everything);
-        self.agree()?;
+        self.agree()
+            .map_err(|difference| format!("{NOT_EMPTIED}: {difference}"))?;
         for (number, step) in steps.iter().enumerate() {
             self.step(step)
-                .map_err(|difference| format!("step {number}: {step:?}\n{difference}"))?;
+                .map_err(|difference| format!("step {number}: {step}\n{difference}"))?;
         }
         self.same_documents()?;
         self.agree()

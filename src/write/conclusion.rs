@@ -140,7 +140,7 @@ impl Case<'_> {
             Evaluated::DoneInPart(reply) => Attempted::Concluded(Conclusion::Part(reply)),
             Evaluated::Refused(reply) => Attempted::Abandoned(Conclusion::Reply(reply)),
             Evaluated::Clash(clash) => Attempted::Clash(clash),
-            Evaluated::Impossible(Impossible::Twice(key)) => Attempted::Abandoned(Conclusion::Duplicate(key)),
+            Evaluated::Impossible(Impossible::Duplicate(key)) => Attempted::Abandoned(Conclusion::Duplicate(key)),
             Evaluated::Impossible(Impossible::Unindexable(error)) => {
                 Attempted::Abandoned(Conclusion::Unindexable(error))
             }

@@ -1,16 +1,20 @@
 //! `insert` inside a client's transaction: the reservations are written in it, before the documents, so that its commit
 //! or abort carries both.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::clash::{Resolved, resolve};
 use super::image::Image;
-use super::moves::{Impossible, Moves};
+use super::moves::{Clash, Moves};
+use super::standing::{Standing, standing};
 use super::transaction::{Failure, Transaction, is_about_running};
 use super::{Context, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
+use crate::constraint::KeyError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{AttemptId, Token};
@@ -59,32 +63,87 @@ async fn run(
         });
         documents.push(document);
     }
-    let position_of = |key: &ConstrainedKey| {
-        let holds = |image: &Image| image.keys.iter().flatten().any(|other| other == key);
-        images.iter().rposition(holds).unwrap_or(0)
-    };
-    let moves = match Moves::between(&[], &images) {
-        Ok(moves) => moves,
-        Err(impossible) => {
-            transaction.abort(upstream).await?;
-            let (position, error) = match impossible {
-                Impossible::Twice(key) => (position_of(&key), duplicate(protected, &key)),
-                Impossible::Unindexable(error) => {
-                    let position = images.iter().position(|image| image.keys.is_err()).unwrap_or(0);
-                    (position, WriteError::unindexable(&error))
-                }
-            };
-            return Ok(failed(protected, position, error)?);
+    let keys: Vec<&ConstrainedKey> = images.iter().flat_map(|image| image.keys.iter().flatten()).collect();
+    let standing = standing(protected, &keys, transaction, upstream).await?;
+    let refused = first_refused(&images, &standing);
+    let accepted = refused.as_ref().map_or(images.len(), |(position, _)| *position);
+    let clash = match &refused {
+        Some((_, Reason::Clash(clash))) => Some(clash.clone()),
+        _ => {
+            // No two of these hold one key, and each can be indexed.
+            let moves = Moves::between(&[], &images[..accepted]).unwrap_or_default();
+            moves.run(protected, token, transaction, upstream).await?
         }
     };
-    if let Some(clash) = moves.run(protected, token, transaction, upstream).await? {
+    if let Some(clash) = clash {
         transaction.abort(upstream).await?;
         let deadline = Instant::now() + command.max_time.unwrap_or(TIME_MAX);
+        let holds = |image: &Image| image.owner == clash.owner;
+        let position = images.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(context, protected, &clash, deadline).await {
-            Resolved::Duplicate => failed(protected, position_of(&clash.key), duplicate(protected, &clash.key))?,
+            Resolved::Duplicate => failed(protected, position, duplicate(protected, &clash.key))?,
             _ => Refusal::Conflict.body(&protected.times()),
         });
     }
+    // The refused one, too: natively the server's own reasons to refuse it come first.
+    let sent = documents
+        .iter()
+        .take(accepted + 1)
+        .map(|document| &**document)
+        .collect();
+    let reply = insert(protected, command, sent, transaction, upstream).await?;
+    let Some((position, reason)) = refused else {
+        return Ok(reply);
+    };
+    if Doc::new(&reply)?.get("writeErrors")?.is_some() {
+        return Ok(reply);
+    }
+    transaction.abort(upstream).await?;
+    let error = match &reason {
+        Reason::Unindexable(error) => WriteError::unindexable(error),
+        Reason::Duplicate(key) | Reason::Clash(Clash { key, .. }) => duplicate(protected, key),
+    };
+    Ok(failed(protected, position, error)?)
+}
+
+/// Why a document can't be inserted.
+enum Reason {
+    Unindexable(KeyError),
+    Duplicate(ConstrainedKey),
+    /// A reservation is in the way, and the transaction sees no document that holds the key.
+    Clash(Clash),
+}
+
+/// The first document that can't be inserted, and why.
+fn first_refused(images: &[Image], standing: &BTreeMap<ConstrainedKey, Standing>) -> Option<(usize, Reason)> {
+    let mut taken = BTreeSet::new();
+    for (position, image) in images.iter().enumerate() {
+        let keys = match &image.keys {
+            Ok(keys) => keys,
+            Err(error) => return Some((position, Reason::Unindexable(error.clone()))),
+        };
+        for key in keys {
+            let reason = match standing.get(key) {
+                Some(standing) if !standing.is_held => Reason::Clash(Clash {
+                    key: key.clone(),
+                    owner: image.owner.clone(),
+                }),
+                None if taken.insert(key) => continue,
+                _ => Reason::Duplicate(key.clone()),
+            };
+            return Some((position, reason));
+        }
+    }
+    None
+}
+
+async fn insert(
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    documents: Vec<&[u8]>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, Failure> {
     let mut body = Builder::new();
     for element in command.body.elements() {
         let element = element?;
@@ -94,7 +153,7 @@ async fn run(
     }
     let sequence = OutSequence {
         name: b"documents",
-        documents: documents.iter().map(|document| &**document).collect(),
+        documents,
     };
     transaction
         .run(upstream, &protected.namespace.database, body, Some(sequence))

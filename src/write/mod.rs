@@ -15,6 +15,7 @@ mod conclusion;
 mod image;
 mod moves;
 pub mod record;
+mod standing;
 mod statement;
 mod transaction;
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use bson::spec::ElementType;
 
 use super::image::Image;
+use super::standing::standing;
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
@@ -38,8 +39,8 @@ pub struct Moves {
 /// Why a statement's documents can't be.
 #[derive(Debug)]
 pub enum Impossible {
-    /// Two of them hold one key.
-    Twice(ConstrainedKey),
+    /// One holds a key that another one holds, too.
+    Duplicate(ConstrainedKey),
     /// One can't be indexed.
     Unindexable(KeyError),
 }
@@ -65,11 +66,35 @@ impl Moves {
                 if moves.released.get(key) == Some(&image.owner) {
                     moves.released.remove(key);
                 } else if moves.reserved.insert(key.clone(), image.owner.clone()).is_some() {
-                    return Err(Impossible::Twice(key.clone()));
+                    return Err(Impossible::Duplicate(key.clone()));
                 }
             }
         }
         Ok(moves)
+    }
+
+    /// The first of the keys to reserve that a document holds already, as the client's `transaction` sees it.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn duplicate(
+        &self,
+        protected: &Protected,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Option<ConstrainedKey>, Failure> {
+        let keys: Vec<&ConstrainedKey> = self.reserved.keys().collect();
+        for (key, standing) in standing(protected, &keys, transaction, upstream).await? {
+            let is_released = match self.released.get(&key) {
+                Some(owner) => is_id(&standing.owner, owner)?,
+                None => false,
+            };
+            if standing.is_held && !is_released {
+                // As the document has it, whose error it is.
+                return Ok(self.reserved.get_key_value(&key).map(|(key, _)| key.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// Carries the moves out in `transaction`; `Some` if a key is reserved already, which ends the transaction.
@@ -130,6 +155,13 @@ impl Moves {
 
 fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> Vec<(&ConstrainedKey, &Owner)> {
     keys.iter().filter(|(key, _)| key.constraint == constraint).collect()
+}
+
+/// Whether `id`, a document `{_id}`, is the owner's.
+fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
+    let mut own = bson::RawDocumentBuf::new();
+    own.append(bson::cstr!("_id"), owner.id.clone());
+    Ok(id == own.as_bytes())
 }
 
 /// Deletes the key's reservation if it is the owner's.

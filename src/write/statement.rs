@@ -188,6 +188,11 @@ impl<'a> Statement<'a> {
             Ok(moves) => moves,
             Err(impossible) => return Ok(Evaluated::Impossible(impossible)),
         };
+        if transaction.is_clients()
+            && let Some(key) = moves.duplicate(protected, transaction, upstream).await?
+        {
+            return Ok(Evaluated::Impossible(Impossible::Duplicate(key)));
+        }
         match moves.run(protected, token, transaction, upstream).await? {
             Some(clash) => Ok(Evaluated::Clash(clash)),
             None if is_part => Ok(Evaluated::DoneInPart(reply)),

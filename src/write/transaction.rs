@@ -19,6 +19,7 @@ pub struct Transaction {
     fields: Vec<u8>,
     /// What only the first command carries; `None` once it was sent.
     opening: Option<Vec<u8>>,
+    is_clients: bool,
 }
 
 /// A command that failed as a whole inside a transaction.
@@ -114,6 +115,7 @@ impl Transaction {
         Ok(Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
+            is_clients: false,
         })
     }
 
@@ -139,7 +141,13 @@ impl Transaction {
         Ok(Some(Transaction {
             fields: fields.finish(),
             opening,
+            is_clients: true,
         }))
+    }
+
+    /// Whether it is the client's, who may have written in it before.
+    pub fn is_clients(&self) -> bool {
+        self.is_clients
     }
 
     /// Runs `command` in the transaction; gives the reply's body.

@@ -1,0 +1,126 @@
+//! Which of some keys are reserved already, and whether their owners hold them, as a client's transaction sees it.
+//!
+//! Only inside the transaction can be seen what it wrote itself before, and its first duplicate ends it: so this is asked
+//! before anything is reserved there. A transaction of Keyward's own is one statement long and needn't ask.
+
+use std::collections::BTreeMap;
+
+use bson::{RawDocument, spec::ElementType};
+
+use super::image::{self, Selection};
+use super::transaction::{Failure, Transaction};
+use crate::catalog::Protected;
+use crate::claims::ConstrainedKey;
+use crate::constraint::Key;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::upstream::Connection;
+
+/// So many keys are asked for at once: no more than one reply can hold.
+const KEYS_AT_ONCE: usize = 1_000;
+
+/// A reservation.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// Its owner's `_id`, as the document `{_id}`.
+    pub owner: Vec<u8>,
+    /// Whether a document with that `_id` holds the key.
+    pub is_held: bool,
+}
+
+/// The reservations of `keys`, those that there are.
+///
+/// # Errors
+/// [`Failure`]; the transaction is over then.
+pub async fn standing(
+    protected: &Protected,
+    keys: &[&ConstrainedKey],
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<BTreeMap<ConstrainedKey, Standing>, Failure> {
+    let mut all = BTreeMap::new();
+    for constraint in 0..protected.constraints.len() {
+        let keys: Vec<&Key> = keys
+            .iter()
+            .filter(|key| key.constraint == constraint)
+            .map(|key| &key.key)
+            .collect();
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            read(protected, constraint, keys, &mut all, transaction, upstream).await?;
+        }
+    }
+    if all.is_empty() {
+        return Ok(all);
+    }
+    let query = image::by_ids(all.values().map(|standing| standing.owner.as_slice()))?;
+    let owners = Selection {
+        query: Some(Doc::new(&query)?),
+        ..Selection::default()
+    };
+    for image in image::read(protected, &owners, usize::MAX, transaction, upstream).await? {
+        for key in image.keys.iter().flatten() {
+            if let Some(standing) = all.get_mut(key) {
+                standing.is_held = true;
+            }
+        }
+    }
+    Ok(all)
+}
+
+async fn read(
+    protected: &Protected,
+    constraint: usize,
+    keys: &[&Key],
+    all: &mut BTreeMap<ConstrainedKey, Standing>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<(), Failure> {
+    let proxy = &protected.constraints[constraint].constraint;
+    let collection = proxy.proxy_collection();
+    let mut command = Builder::new();
+    command.string("find", collection.collection.as_bytes());
+    command
+        .open(ElementType::EmbeddedDocument, b"filter")
+        .open(ElementType::EmbeddedDocument, b"_id")
+        .open(ElementType::Array, b"$in");
+    for (index, key) in keys.iter().enumerate() {
+        let id = key.reservation_id();
+        command.append(
+            ElementType::EmbeddedDocument,
+            index.to_string().as_bytes(),
+            id.as_bytes(),
+        );
+    }
+    command.close().close().close();
+    command
+        .open(ElementType::EmbeddedDocument, b"projection")
+        .int32("owner", 1)
+        .close();
+    command
+        .int32("limit", i32::try_from(KEYS_AT_ONCE).unwrap_or(i32::MAX))
+        .boolean("singleBatch", true)
+        .int32("batchSize", i32::try_from(KEYS_AT_ONCE).unwrap_or(i32::MAX));
+    let reply = transaction.run(upstream, &collection.database, command, None).await?;
+    let cursor = Doc::new(&reply)?.nested("cursor")?;
+    let batch = cursor.map(|cursor| cursor.nested("firstBatch")).transpose()?.flatten();
+    for reservation in batch.into_iter().flat_map(Doc::elements) {
+        let Some(reservation) = reservation?.as_document_or_array()? else {
+            continue;
+        };
+        let id = reservation.nested("_id")?.unwrap_or(Doc::empty());
+        let id = RawDocument::from_bytes(id.bytes()).map_err(|_| Malformed::Unterminated)?;
+        // What no version of Keyward wrote is in nobody's way until it is met.
+        let Ok(key) = Key::from_reservation_id(proxy, id) else {
+            continue;
+        };
+        let mut owner = Builder::new();
+        if let Some(element) = reservation.get("owner")? {
+            owner.append(element.kind, b"_id", element.value);
+        }
+        let standing = Standing {
+            owner: owner.finish(),
+            is_held: false,
+        };
+        all.insert(ConstrainedKey { constraint, key }, standing);
+    }
+    Ok(())
+}

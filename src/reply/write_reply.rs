@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bson::{RawBson, spec::ElementType};
 
 use super::Times;
-use crate::constraint::{Constraint, DuplicateKey, KeyError};
+use crate::constraint::{DuplicateKey, KeyError};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
 

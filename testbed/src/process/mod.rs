@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bson::doc;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use crate::command::Connection;
@@ -168,12 +169,19 @@ impl Process {
         self.wait_until_ready()
     }
 
-    /// Freezes it (SIGSTOP): its connections stay open, nothing answers.
+    /// Freezes it (SIGSTOP): its connections stay open, nothing answers. Returns once it stands still.
     ///
     /// # Errors
     /// [`ProcessError::NotRunning`].
     pub fn stop(&self) -> Result<(), ProcessError> {
-        self.signal(Signal::SIGSTOP)
+        self.signal(Signal::SIGSTOP)?;
+        // The signal takes effect when one of its threads is next scheduled; on a busy machine the others answer meanwhile.
+        let Some(id) = self.id().and_then(|id| i32::try_from(id).ok()) else {
+            return Ok(());
+        };
+        let stopped = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(Pid::from_raw(id)), stopped).map_err(|errno| self.system(errno.into()))?;
+        Ok(())
     }
 
     /// Lets a frozen one go on (SIGCONT).

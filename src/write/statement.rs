@@ -168,7 +168,7 @@ impl<'a> Statement<'a> {
             .await?;
         let outcome = Doc::new(&reply)?;
         if outcome.get("writeErrors")?.is_some() {
-            return Ok(Evaluated::Refused(reply));
+            return Ok(Evaluated::Refused(undone(outcome)?));
         }
         let inserted = upserted_id(outcome)?;
         let ids = before
@@ -224,6 +224,20 @@ impl<'a> Statement<'a> {
         }
         Ok(all)
     }
+}
+
+/// The reply to a refused statement of which nothing is left: a router counts what the other shards did.
+fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut undone = Builder::new();
+    for element in reply.elements() {
+        let element = element?;
+        match element.name {
+            b"n" => undone.int32("n", 0),
+            b"nModified" => undone.int32("nModified", 0),
+            _ => undone.element(&element),
+        };
+    }
+    Ok(undone.finish())
 }
 
 /// The `_id` that an upsert inserted, as a document `{_id}`.

@@ -126,7 +126,7 @@ impl Generator {
         if !is_retryable(&command) || self.rng.random_bool(0.4) {
             return Step::Command(command);
         }
-        command.insert("lsid", session(self.rng.random()));
+        // Its session is another one in each run.
         command.insert("txnNumber", 1_i64);
         match is_one_statement(&command) && self.rng.random_bool(0.3) {
             true => Step::Twice(command),
@@ -220,8 +220,7 @@ impl Generator {
         match self.rng.random_range(0..20) {
             0..=2 => {
                 let mut replacement = Document::new();
-                let region = query.get("region").cloned();
-                replacement.insert("region", region.unwrap_or_else(|| region_of(&query)));
+                replacement.insert("region", region_of(&query));
                 replacement.extend(self.fields());
                 statement.insert("u", replacement);
                 if upsert && !query.contains_key("_id") {
@@ -252,7 +251,7 @@ impl Generator {
                 statement.insert("u", update);
             }
         }
-        if !query.contains_key("_id") {
+        if query.get_i32("_id").is_err() {
             // Which one of several is taken must not depend on which indexes there are.
             statement.insert("hint", doc! { "_id": 1 });
         }
@@ -508,10 +507,13 @@ impl Generator {
     }
 }
 
-/// The shard key of a document that the query names by `_id` only.
+/// The shard key of what the query names, by itself or by an `_id`.
 fn region_of(query: &Document) -> Bson {
-    let id = query.get("_id").and_then(Bson::as_i32).unwrap_or(0);
-    Bson::String(region(id).to_owned())
+    match query.get("region") {
+        Some(Bson::Document(equal)) => equal.get("$eq").cloned().unwrap_or(Bson::Null),
+        Some(region) => region.clone(),
+        None => Bson::String(region(query.get_i32("_id").unwrap_or(0)).to_owned()),
+    }
 }
 
 fn statements<'c>(command: &'c Document, list: &str) -> Vec<&'c Document> {

@@ -83,7 +83,7 @@ async fn a_time_that_the_server_would_fill_in_is_refused() {
     let zero = Bson::Timestamp(Timestamp { time: 0, increment: 0 });
     let documents = vec![user(1, "a@x".into()), user(2, zero), user(3, "b@x".into())];
     let reply = run(&client, database, insert(documents.clone(), false)).await;
-    assert_eq!(write_errors(&reply), [(1, 2)], "{reply}");
+    assert_eq!(write_errors(&reply), [(1, 115)], "{reply}");
     assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
     assert_agreement(cluster, database, "email").await;
 }

@@ -40,7 +40,7 @@ fn abandoned(email: &str, owner: i32, at: u32) -> Document {
     };
     doc! {
         "_id": Bson::Document(Document::try_from(key.reservation_id()).unwrap()),
-        "owner": owner, "route": { "region": "a" }, "token": token,
+        "owner": owner, "route": { "region": "a" }, "token": token, "lease": 1_000_i64,
         "at": bson::Timestamp { time: at, increment: 1 },
     }
 }

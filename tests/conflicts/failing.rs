@@ -51,7 +51,7 @@ async fn a_client_without_the_privilege_leaves_nothing_reserved() {
 }
 
 /// The fail point is one for each server, whatever the namespace that it names.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+pub static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A driver that retries an insert which a shard fails once; everything is there exactly once afterwards.
 async fn retried(cluster: &Cluster, keyward: &Keyward, database: &str, shard: &ReplicaSet, first: i32, how: Document) {

@@ -13,6 +13,7 @@ mod forwarder;
 mod generate;
 mod odd_values;
 mod opposites;
+mod reservations;
 mod retries;
 #[path = "../native_index/server.rs"]
 #[allow(dead_code)]

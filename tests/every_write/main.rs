@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod connection;
+mod differences;
 mod found;
 mod generate;
 mod pair;

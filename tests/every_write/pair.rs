@@ -9,6 +9,7 @@ use keyward::namespace::Namespace;
 use keyward::raw::Doc;
 
 use crate::connection::{Connection, is_ok};
+use crate::differences::{Verdict, is_duplicate, is_failure, is_of_many, judge};
 use crate::generate::{Step, session};
 
 /// How often a transaction is tried again that a server calls transient, as `withTransaction` does.
@@ -125,8 +126,10 @@ impl Pair {
             false => self.native.run(&self.database, command),
         };
         let keyward = self.keyward.run(&self.database, command);
-        self.seen.commands += 1;
-        self.compare(command, &keyward, &native)
+        match self.compare(command, &keyward, &native)? {
+            Verdict::OtherOutcome => self.level(),
+            _ => Ok(()),
+        }
     }
 
     fn transaction(&mut self, commands: &[Document], commit: bool) -> Result<(), Difference> {
@@ -144,7 +147,7 @@ impl Pair {
 
     fn try_transaction(&mut self, commands: &[Document], commit: bool) -> Result<(), Failed> {
         let (mut keyward, mut native) = (Open::begin(), Open::begin());
-        let mut end = if commit {
+        let end = if commit {
             "commitTransaction"
         } else {
             "abortTransaction"
@@ -157,24 +160,12 @@ impl Pair {
                 native.end(&mut self.native, "abortTransaction");
                 return Err(Failed::Transient(got));
             }
-            self.seen.commands += 1;
-            let collided_midway = is_of_many(command) && is_duplicate(&expected) && !is_failure(&got);
-            self.seen.intended += usize::from(collided_midway);
-            let compared = match collided_midway {
-                true => Ok(()),
-                false => self.compare_only(command, &got, &expected),
-            };
-            if let Err(difference) = compared {
+            let compared = self.compare(command, &got, &expected);
+            if compared.is_err() || is_failure(&expected) {
+                // One of them may have succeeded where the other one failed.
                 keyward.end(&mut self.keyward, "abortTransaction");
                 native.end(&mut self.native, "abortTransaction");
-                return Err(Failed::Differs(difference));
-            }
-            if is_failure(&expected) {
-                end = "abortTransaction";
-                if collided_midway {
-                    keyward.end(&mut self.keyward, end);
-                }
-                break;
+                return compared.map(|_| ()).map_err(Failed::Differs);
             }
         }
         let expected = native.end(&mut self.native, end);
@@ -185,34 +176,17 @@ impl Pair {
         }
     }
 
-    fn compare(&mut self, command: &Document, keyward: &Document, native: &Document) -> Result<(), Difference> {
-        let collided_midway = is_of_many(command) && !is_failure(keyward) && is_duplicate(native);
-        if collided_midway {
-            // Only the outcome counts: it must have no duplicate, which the reservations show.
-            self.seen.intended += 1;
-            return self.level();
-        }
-        let failed_midway = is_of_many(command) && is_failure(keyward) && is_failure(native);
-        if failed_midway && !is_duplicate(native) && codes(keyward) == codes(native) {
-            // An update of many that touches no constraint goes to the shards as it came: each tells its own error.
-            self.seen.intended += 1;
-            return self.level();
-        }
-        self.compare_only(command, keyward, native)
-    }
-
-    fn compare_only(&mut self, command: &Document, keyward: &Document, native: &Document) -> Result<(), Difference> {
+    fn compare(&mut self, command: &Document, keyward: &Document, native: &Document) -> Result<Verdict, Difference> {
         let (got, expected) = (comparable(keyward), comparable(native));
+        self.seen.commands += 1;
         self.seen.errors += usize::from(is_failure(&expected));
         self.seen.duplicates += usize::from(is_duplicate(&expected));
-        if got == expected {
-            return Ok(());
+        let verdict = judge(command, &got, &expected);
+        self.seen.intended += usize::from(verdict != Verdict::Same);
+        match verdict {
+            Verdict::Different => Err(format!("Keyward  {got}\nnatively {expected}")),
+            verdict => Ok(verdict),
         }
-        if is_intended(command, &got, &expected) {
-            self.seen.intended += 1;
-            return Ok(());
-        }
-        Err(format!("Keyward  {got}\nnatively {expected}"))
     }
 
     /// Gives the native collection the documents of the other.
@@ -343,81 +317,7 @@ fn comparable(reply: &Document) -> Document {
     reply
 }
 
-/// An update of many documents: the one kind that can fail after a part of its work.
-pub fn is_of_many(command: &Document) -> bool {
-    let Ok(updates) = command.get_array("updates") else {
-        return false;
-    };
-    updates
-        .iter()
-        .any(|update| update.as_document().unwrap().contains_key("multi"))
-}
-
-fn is_failure(reply: &Document) -> bool {
-    !is_ok(reply) || reply.contains_key("writeErrors")
-}
-
 fn is_transient(reply: &Document) -> bool {
     let labels = reply.get_array("errorLabels");
     labels.is_ok_and(|labels| labels.contains(&Bson::String("TransientTransactionError".to_owned())))
-}
-
-fn errors(reply: &Document) -> Vec<&Document> {
-    match reply.get_array("writeErrors") {
-        Ok(errors) => errors.iter().filter_map(Bson::as_document).collect(),
-        Err(_) if is_ok(reply) => Vec::new(),
-        Err(_) => vec![reply],
-    }
-}
-
-fn codes(reply: &Document) -> Vec<i32> {
-    errors(reply)
-        .iter()
-        .map(|error| error.get_i32("code").unwrap())
-        .collect()
-}
-
-fn is_duplicate(reply: &Document) -> bool {
-    errors(reply)
-        .iter()
-        .any(|error| error.get_i32("code").ok() == Some(11000))
-}
-
-/// Whether the replies differ in no more than which error of several is told.
-fn is_intended(command: &Document, keyward: &Document, native: &Document) -> bool {
-    let (ours, theirs) = (errors(keyward), errors(native));
-    let same_but_for_errors = {
-        let without = |reply: &Document| {
-            let mut reply = reply.clone();
-            reply.remove("writeErrors");
-            if is_of_many(command) {
-                // A router counts what the other shards did, also where it is undone.
-                reply.remove("n");
-                reply.remove("nModified");
-            }
-            reply
-        };
-        without(keyward) == without(native)
-    };
-    if !same_but_for_errors || ours.len() != theirs.len() || ours.is_empty() {
-        return false;
-    }
-    let is_insert = command.contains_key("insert");
-    let of_several = command
-        .get_array("documents")
-        .is_ok_and(|documents| documents.len() > 1);
-    ours.iter().zip(theirs).all(|(ours, theirs)| {
-        let codes = (ours.get_i32("code").ok(), theirs.get_i32("code").ok());
-        let is_about_id = theirs.get_document("keyPattern").ok() == Some(&doc! { "_id": 1 });
-        *ours == theirs
-            || ours.get("index") == theirs.get("index") && {
-                // Natively the `_id` is looked at first.
-                let other_index = is_insert && is_about_id && matches!(codes.0, Some(11000 | 171 | 16746));
-                // Of many documents, another one may be the first that fails; a router puts several shards' texts together.
-                let other_document = is_of_many(command) && codes.0 == codes.1;
-                // What collides with an older document and with one of its own command may name either.
-                let other_key = of_several && codes == (Some(11000), Some(11000));
-                other_index || other_document || other_key
-            }
-    })
 }

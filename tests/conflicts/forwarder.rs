@@ -21,6 +21,9 @@ struct Victim {
     lost: mpsc::Sender<()>,
 }
 
+/// The number of a request that was carried out, and whom to tell when its reply is lost.
+type Doomed = (i32, mpsc::Sender<()>);
+
 impl Forwarder {
     pub fn start(target: String) -> Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -55,7 +58,7 @@ pub fn wait_until(is_lost: &mpsc::Receiver<()>) {
 }
 
 fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>) {
-    let doomed: Arc<Mutex<Option<(i32, mpsc::Sender<()>)>>> = Arc::default();
+    let doomed: Arc<Mutex<Option<Doomed>>> = Arc::default();
     let (from, to, noted) = (client.try_clone().unwrap(), server.try_clone().unwrap(), doomed.clone());
     std::thread::spawn(move || {
         pass(&from, &to, |message| {

@@ -53,18 +53,7 @@ impl<'a> Candidate<'a> {
         let doc = Doc::new(&document)?;
         let keys = keys_of_new(protected, doc)?;
         let owner = owner_of(protected, doc)?;
-        let (attempt, effects) = Attempt::begin(token, keys.len());
-        let position = token.position as usize;
-        Ok(Candidate {
-            position,
-            document,
-            owner,
-            keys,
-            attempt,
-            effects,
-            since: None,
-            rivals: HashMap::new(),
-        })
+        Ok(Candidate::of_keys(token, document, owner, keys))
     }
 
     /// One attempt for each key that a document, which is there already, gives the constraint at position `constraint`.
@@ -81,19 +70,19 @@ impl<'a> Candidate<'a> {
         let keys = protected.constraints[constraint].constraint.keys(doc)?;
         let candidates = keys.into_iter().map(|key| {
             let document = Cow::Borrowed(doc.bytes());
-            Candidate::of_one_key(token, document, owner.clone(), ConstrainedKey { constraint, key })
+            Candidate::of_keys(token, document, owner.clone(), vec![ConstrainedKey { constraint, key }])
         });
         Ok(candidates.collect())
     }
 
-    /// An attempt at one key alone.
-    pub fn of_one_key(token: Token, document: Cow<'a, [u8]>, owner: Owner, key: ConstrainedKey) -> Self {
-        let (attempt, effects) = Attempt::begin(token, 1);
+    /// An attempt at these keys for a document that is there already.
+    pub fn of_keys(token: Token, document: Cow<'a, [u8]>, owner: Owner, keys: Vec<ConstrainedKey>) -> Self {
+        let (attempt, effects) = Attempt::begin(token, keys.len());
         Candidate {
             position: token.position as usize,
             document,
             owner,
-            keys: vec![key],
+            keys,
             attempt,
             effects,
             since: None,

@@ -8,10 +8,11 @@ use std::borrow::Cow;
 use tokio::time::Instant;
 
 use super::moves::Clash;
-use super::{BackOff, Context};
+use super::Context;
+use super::reserve::{Reserved, reserve};
 use crate::catalog::Protected;
-use crate::claims::{Candidate, give_back, settle};
-use crate::reservation::{Ended, Event, NotHeld, Token};
+use crate::claims::{Candidate, give_back};
+use crate::reservation::Token;
 
 /// What was found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,36 +36,19 @@ pub async fn resolve(context: &Context, protected: &Protected, clash: &Clash, de
         operation: None,
     };
     let key = clash.key.clone();
-    let mut candidate = [Candidate::of_one_key(
-        token,
-        Cow::Borrowed(&[]),
-        clash.owner.clone(),
-        key,
-    )];
-    let mut back_off = BackOff::default();
-    loop {
-        let awaited = settle(protected, context.lease, &mut candidate).await;
-        match candidate[0].attempt.ended() {
-            Some(Ended::NotHeld(NotHeld::Duplicate(_))) => {
-                protected.constraints[clash.key.constraint].metrics.duplicates.inc();
-                return Resolved::Duplicate;
-            }
-            Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Resolved::Unsure,
-            _ => {}
+    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), clash.owner.clone(), vec![key]);
+    let resolved = match reserve(context, protected, &mut candidate, deadline).await {
+        Reserved::Held => {
+            candidate.withdraw();
+            Resolved::Cleared
         }
-        let Some(rival) = awaited.first() else {
-            candidate[0].withdraw();
-            give_back(protected, context.lease, &mut candidate).await;
-            return Resolved::Cleared;
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Resolved::TimeLimit;
+        Reserved::Duplicate(_) => {
+            protected.constraints[clash.key.constraint].metrics.duplicates.inc();
+            Resolved::Duplicate
         }
-        context
-            .in_flight
-            .wait_for(rival.attempt, back_off.next().min(left))
-            .await;
-        candidate[0].step(&Event::WaitOver);
-    }
+        Reserved::Unsure(_) => Resolved::Unsure,
+        Reserved::TimeLimit => Resolved::TimeLimit,
+    };
+    give_back(protected, context.lease, std::slice::from_mut(&mut candidate)).await;
+    resolved
 }

@@ -1,13 +1,16 @@
-//! Brings one statement to its end: in a transaction of Keyward's own, tried again until it commits or is refused, or
-//! inside the client's.
+//! Brings one statement to its end: by itself where its new keys can be read from it ([`super::change`]), else in a
+//! transaction of Keyward's own, tried again until it commits or is refused, or inside the client's.
 //!
 //! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
 //! documents and reservations agree, and the driver's retry finds the result that was recorded in the same transaction.
 
 use tokio::time::Instant;
 
+use super::batch_command::BatchCommand;
+use super::change::change;
 use super::clash::{Resolved, resolve};
 use super::moves::{Clash, Impossible};
+use super::plain::Plain;
 use super::record::{self, Recorded};
 use super::statement::{Evaluated, Statement};
 use super::transaction::{Failure, Refused, Transaction};
@@ -51,6 +54,10 @@ pub struct Case<'a> {
     pub context: &'a Context,
     /// The collection.
     pub protected: &'a Protected,
+    /// The client's command.
+    pub command: &'a BatchCommand<'a>,
+    /// The statement's position in the command.
+    pub index: usize,
     /// The statement.
     pub statement: Statement<'a>,
     /// Set if it is retryable.
@@ -68,11 +75,22 @@ impl Case<'_> {
         }
     }
 
-    /// Runs the statement in transactions of Keyward's own until one settles it.
+    /// Brings the statement to its end outside any transaction of the client's.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
     pub async fn conclude_alone(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+        match Plain::of(self.statement, self.protected)? {
+            Some(plain) => change(self, &plain, upstream).await,
+            None => self.conclude_in_transaction(upstream).await,
+        }
+    }
+
+    /// Runs the statement in transactions of Keyward's own until one settles it.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+    pub async fn conclude_in_transaction(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
         let mut back_off = BackOff::default();
         let mut upserts = 0;
         loop {
@@ -100,6 +118,26 @@ impl Case<'_> {
             }
             tokio::time::sleep(back_off.next()).await;
         }
+    }
+
+    /// What keeps the statement from taking effect, if anything does: it is evaluated in a transaction that is never
+    /// committed.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
+        let mut transaction = Transaction::own(self.statement.body)?;
+        let evaluated = self.evaluate(&mut transaction, upstream).await;
+        let obstacle = match evaluated {
+            Ok(Attempted::Concluded(_)) => None,
+            Ok(Attempted::Abandoned(conclusion)) => Some(conclusion),
+            Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut 0).await?,
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused)) if refused.is_transient() => None,
+            Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
+        };
+        transaction.abort(upstream).await?;
+        Ok(obstacle)
     }
 
     async fn attempt(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
@@ -175,7 +213,7 @@ impl Case<'_> {
                 Resolved::Cleared => None,
                 Resolved::Duplicate if self.is_settled_by_another_try(clash, upserts)? => None,
                 Resolved::Duplicate => Some(Conclusion::Duplicate(clash.key.clone())),
-                Resolved::Unsure => Some(Conclusion::Refused(self.unsure(clash))),
+                Resolved::Unsure => Some(Conclusion::Refused(self.unsure(clash.key.constraint))),
                 Resolved::TimeLimit => Some(Conclusion::Refused(Refusal::TimeLimit)),
             },
         )
@@ -194,13 +232,11 @@ impl Case<'_> {
         }
     }
 
-    fn unsure(&self, clash: &Clash) -> Refusal {
+    /// The refusal where nobody is sure of a key of the constraint at this position.
+    pub fn unsure(&self, constraint: usize) -> Refusal {
         Refusal::Unsure {
             namespace: self.protected.namespace.clone(),
-            constraint: self.protected.constraints[clash.key.constraint]
-                .constraint
-                .name()
-                .to_owned(),
+            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
             retryable: self.operation.is_some(),
         }
     }
@@ -238,7 +274,7 @@ impl Case<'_> {
         match resolve(self.context, self.protected, clash, self.deadline).await {
             Resolved::Duplicate => Conclusion::Duplicate(clash.key.clone()),
             Resolved::Cleared | Resolved::TimeLimit => Conclusion::Refused(Refusal::Conflict),
-            Resolved::Unsure => Conclusion::Refused(self.unsure(clash)),
+            Resolved::Unsure => Conclusion::Refused(self.unsure(clash.key.constraint)),
         }
     }
 }

@@ -42,6 +42,8 @@ pub async fn find_and_modify(
     let case = Case {
         context,
         protected,
+        command,
+        index: 0,
         statement,
         operation: command.retry.as_ref().map(|retry| retry.operation(0)),
         deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),

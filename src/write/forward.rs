@@ -9,6 +9,7 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::batch_command::BatchCommand;
+use super::statement::Kind;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
@@ -83,7 +84,7 @@ pub async fn statements(
     positions: std::ops::Range<usize>,
     upstream: &mut Connection,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    let body = part_of_body(command, list, positions.clone())?.finish();
+    let body = part_of_body(command, list, positions.clone(), None)?.finish();
     let documents = command.documents[positions]
         .iter()
         .map(|statement| statement.bytes())
@@ -102,12 +103,103 @@ pub async fn statements(
     Ok((body.bytes().to_vec(), is_ok))
 }
 
+/// What became of one statement about one document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// The document was changed, or was so already; `by_majority` if that can't be undone any more.
+    Applied { by_majority: bool },
+    /// No document matches.
+    Missed,
+    /// It wasn't changed, and won't be; `whole` if the reply is no reply to a batch.
+    NotApplied { whole: bool },
+    /// Nobody knows.
+    InDoubt { whole: bool },
+}
+
+/// A statement that was sent, and answered.
+#[derive(Debug)]
+pub struct Sent {
+    /// What became of it.
+    pub fate: Fate,
+    /// The reply's body.
+    pub body: Vec<u8>,
+}
+
+/// Sends the statement at `index` on as `own` has it, under the client's own number. A majority is to have it, whatever
+/// less the client asked for; `time` limits it instead of the client.
+///
+/// # Errors
+/// [`ForwardError`]: the outcome is unknown then.
+pub async fn statement(
+    command: &BatchCommand<'_>,
+    kind: Kind,
+    index: usize,
+    own: &[u8],
+    time: Option<Duration>,
+    upstream: &mut Connection,
+) -> Result<Sent, ForwardError> {
+    let terms = Some(Terms { time });
+    let (body, sequences) = match kind.list() {
+        Some(list) => {
+            let sequence = OutSequence {
+                name: list.as_bytes(),
+                documents: vec![own],
+            };
+            (part_of_body(command, list, std::iter::once(index), terms)?, vec![sequence])
+        }
+        None => (with_terms(Doc::new(own)?, terms)?, Vec::new()),
+    };
+    let body = body.finish();
+    let draft = Draft {
+        sequences,
+        ..Draft::of_body(&body)
+    };
+    let reply = upstream.request(&draft).await?;
+    let fate = fate(reply.body())?;
+    Ok(Sent {
+        fate,
+        body: reply.body().bytes().to_vec(),
+    })
+}
+
+fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
+    let code_of = |error: Doc<'_>| Ok::<_, Malformed>(error.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0));
+    if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+        let code = code_of(reply)?;
+        return Ok(match REFUSED_BEFORE_EXECUTION.contains(&code) || is_refused(code) {
+            true => Fate::NotApplied { whole: true },
+            false => Fate::InDoubt { whole: true },
+        });
+    }
+    let first_error = reply.nested("writeErrors")?.map(|errors| errors.nested("0")).transpose()?;
+    if let Some(error) = first_error.flatten() {
+        return Ok(match is_refused(code_of(error)?) {
+            true => Fate::NotApplied { whole: false },
+            false => Fate::InDoubt { whole: false },
+        });
+    }
+    let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
+    let matched = counts.get("n")?.and_then(|n| n.as_whole_number()).unwrap_or(0);
+    Ok(match matched {
+        0 => Fate::Missed,
+        _ => Fate::Applied {
+            by_majority: reply.get("writeConcernError")?.is_none(),
+        },
+    })
+}
+
 /// The client's body without its documents, fit for this part.
 fn body(command: &BatchCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
     let positions = candidates.iter().map(|candidate| candidate.position);
-    let mut body = part_of_body(command, "documents", positions)?;
-    body.int32("maxTimeMS", i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
+    let mut body = part_of_body(command, "documents", positions, None)?;
+    body.int32("maxTimeMS", milliseconds(time));
     Ok(body.finish())
+}
+
+/// Terms on which a statement goes on instead of the client's: for a majority, and with this limit.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    time: Option<Duration>,
 }
 
 /// The client's body without its batch `list`, of which the part at `positions` is sent beside it.
@@ -115,6 +207,7 @@ fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
     positions: impl Iterator<Item = usize>,
+    terms: Option<Terms>,
 ) -> Result<Builder, Malformed> {
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
@@ -124,7 +217,7 @@ fn part_of_body(
     });
     // By itself the server numbers the statements of a command from zero.
     let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
-    let mut body = Builder::new();
+    let mut part = Builder::new();
     for element in command.body.elements() {
         let element = element?;
         match element.name {
@@ -135,24 +228,56 @@ fn part_of_body(
             // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
             b"apiStrict" if numbers.is_some() => {}
             // Whether a document was refused must be known, to give its keys back.
-            b"writeConcern" if command.unacknowledged => {
-                body.open(ElementType::EmbeddedDocument, b"writeConcern")
+            b"writeConcern" if command.unacknowledged && terms.is_none() => {
+                part.open(ElementType::EmbeddedDocument, b"writeConcern")
                     .int32("w", 1)
                     .close();
             }
             _ => {
-                body.element(&element);
+                part.element(&element);
             }
         }
     }
     if let Some(numbers) = numbers {
-        body.open(ElementType::Array, b"stmtIds");
+        part.open(ElementType::Array, b"stmtIds");
         for (index, number) in numbers.iter().enumerate() {
-            body.int32(&index.to_string(), *number);
+            part.int32(&index.to_string(), *number);
         }
-        body.close();
+        part.close();
     }
-    Ok(body)
+    with_terms(Doc::new(&part.finish())?, terms)
+}
+
+/// The command, on other terms if there are any.
+fn with_terms(command: Doc<'_>, terms: Option<Terms>) -> Result<Builder, Malformed> {
+    let Some(Terms { time }) = terms else {
+        return Ok(Builder::from_document(command.bytes()));
+    };
+    let mut with = Builder::new();
+    for element in command.elements() {
+        let element = element?;
+        let is_replaced = element.name == b"writeConcern" || element.name == b"maxTimeMS" && time.is_some();
+        if !is_replaced {
+            with.element(&element);
+        }
+    }
+    with.open(ElementType::EmbeddedDocument, b"writeConcern")
+        .string("w", b"majority");
+    for element in command.nested("writeConcern")?.unwrap_or(Doc::empty()).elements() {
+        let element = element?;
+        if element.name != b"w" {
+            with.element(&element);
+        }
+    }
+    with.close();
+    if let Some(time) = time {
+        with.int32("maxTimeMS", milliseconds(time));
+    }
+    Ok(with)
+}
+
+fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }
 
 /// Reads what a reply says about each of `count` documents.
@@ -241,7 +366,7 @@ fn is_refused(code: i64) -> bool {
 }
 
 /// Codes below 10000 with which the server refuses a single document.
-const REFUSED_DOCUMENT: [i64; 21] = [
+const REFUSED_DOCUMENT: [i64; 24] = [
     2,   // BadValue
     9,   // FailedToParse
     13,  // Unauthorized
@@ -250,12 +375,15 @@ const REFUSED_DOCUMENT: [i64; 21] = [
     22,  // InvalidBSON
     26,  // NamespaceNotFound
     28,  // PathNotViable
+    40,  // ConflictingUpdateOperators
     52,  // DollarPrefixedFieldName
     53,  // InvalidIdField
     54,  // NotSingleValueField
     55,  // InvalidDBRef
+    56,  // EmptyFieldName
     57,  // DottedFieldName
     61,  // ShardKeyNotFound
+    66,  // ImmutableField
     67,  // CannotCreateIndex
     72,  // InvalidOptions
     73,  // InvalidNamespace

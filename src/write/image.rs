@@ -1,7 +1,9 @@
-//! Documents as a transaction sees them before and after a statement, as far as constraints care.
+//! Documents as they are before and after a statement, in its transaction or without one, as far as constraints care.
 
 use bson::spec::ElementType;
 
+use super::ForwardError;
+use super::narrow::pin;
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
@@ -9,6 +11,7 @@ use crate::constraint::KeyError;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::upstream::Connection;
+use crate::wire::Draft;
 
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
@@ -19,6 +22,15 @@ pub struct Image {
     pub owner: Owner,
     /// Its keys; none for a document that can't be indexed, which must have been written past Keyward.
     pub keys: Result<Vec<ConstrainedKey>, KeyError>,
+}
+
+/// A document that was looked at outside any transaction.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Its identity and keys.
+    pub image: Image,
+    /// The top-level fields that keys and routes are made of.
+    pub document: Vec<u8>,
 }
 
 /// Which documents a statement is about, in the words of `find`.
@@ -43,6 +55,102 @@ pub async fn read(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<Image>, Failure> {
+    let command = find(protected, selection, most);
+    let database = &protected.namespace.database;
+    let mut reply = transaction.run(upstream, database, command, None).await?;
+    let mut images = Vec::new();
+    loop {
+        let next = take_batch(protected, Doc::new(&reply)?, &mut images)?;
+        let Some(id) = next else { return Ok(images) };
+        let mut more = Builder::new();
+        more.append(ElementType::Int64, b"getMore", &id.to_le_bytes());
+        more.string("collection", protected.namespace.collection.as_bytes());
+        reply = transaction.run(upstream, database, more, None).await?;
+    }
+}
+
+/// Reads the first document that `selection` selects, outside any transaction; the server's reply if it refuses to.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn look(
+    protected: &Protected,
+    selection: &Selection<'_>,
+    upstream: &mut Connection,
+) -> Result<Result<Option<Seen>, Vec<u8>>, ForwardError> {
+    let mut command = find(protected, selection, 1);
+    command.boolean("singleBatch", true);
+    let found = one(protected, command, upstream).await?;
+    let seen = |document: Vec<u8>| {
+        let image = image(protected, Doc::new(&document)?)?;
+        Ok::<_, Malformed>(Seen { image, document })
+    };
+    Ok(match found {
+        Ok(document) => Ok(document.map(seen).transpose()?),
+        Err(refused) => Err(refused),
+    })
+}
+
+/// The keys that the document of `image` holds once a majority has what `reply` told; the server's reply if it refuses
+/// to tell.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn look_again(
+    protected: &Protected,
+    image: &Image,
+    reply: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Result<Vec<ConstrainedKey>, Vec<u8>>, ForwardError> {
+    let query = pin(Doc::empty(), image)?;
+    let selection = Selection {
+        query: Some(Doc::new(&query)?),
+        is_single: true,
+        ..Selection::default()
+    };
+    let mut command = find(protected, &selection, 1);
+    command.boolean("singleBatch", true);
+    command
+        .open(ElementType::EmbeddedDocument, b"collation")
+        .string("locale", b"simple")
+        .close();
+    command
+        .open(ElementType::EmbeddedDocument, b"readConcern")
+        .string("level", b"majority");
+    if let Some(time) = reply.get("operationTime")? {
+        command.append(time.kind, b"afterClusterTime", time.value);
+    }
+    command.close();
+    Ok(match one(protected, command, upstream).await? {
+        Ok(Some(document)) => Ok(keys_of(protected, Doc::new(&document)?).unwrap_or_default()),
+        Ok(None) => Ok(Vec::new()),
+        Err(refused) => Err(refused),
+    })
+}
+
+/// Runs a `find` outside any transaction; its first document, or the reply that refuses it.
+async fn one(
+    protected: &Protected,
+    mut command: Builder,
+    upstream: &mut Connection,
+) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
+    command.string("$db", protected.namespace.database.as_bytes());
+    let body = command.finish();
+    let reply = upstream.request(&Draft::of_body(&body)).await?;
+    let reply = reply.body();
+    if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+        return Ok(Err(reply.bytes().to_vec()));
+    }
+    let batch = match reply.nested("cursor")? {
+        Some(cursor) => cursor.nested("firstBatch")?,
+        None => None,
+    };
+    let first = batch.map(|batch| batch.nested("0")).transpose()?.flatten();
+    Ok(Ok(first.map(|document| document.bytes().to_vec())))
+}
+
+/// The `find` of what is selected, and of as much of it as constraints care for.
+fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builder {
     let mut command = Builder::new();
     command.string("find", protected.namespace.collection.as_bytes());
     if let Some(query) = selection.query {
@@ -57,17 +165,7 @@ pub async fn read(
         Ok(most) => command.int32("limit", most),
         Err(_) => &mut command,
     };
-    let database = &protected.namespace.database;
-    let mut reply = transaction.run(upstream, database, command, None).await?;
-    let mut images = Vec::new();
-    loop {
-        let next = take_batch(protected, Doc::new(&reply)?, &mut images)?;
-        let Some(id) = next else { return Ok(images) };
-        let mut more = Builder::new();
-        more.append(ElementType::Int64, b"getMore", &id.to_le_bytes());
-        more.string("collection", protected.namespace.collection.as_bytes());
-        reply = transaction.run(upstream, database, more, None).await?;
-    }
+    command
 }
 
 /// The documents with these `_id`s, as a query.

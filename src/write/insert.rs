@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::forward::{ForwardError, Outcome, Part, forward};
-use super::{BackOff, Context};
+use super::lease_left::LeaseLeft;
+use super::{BackOff, Context, count_in_doubt};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
 use crate::constraint::KeyError;
@@ -24,11 +25,6 @@ use crate::upstream::Connection;
 /// So many documents, and so many bytes of them, are reserved and forwarded together.
 const SLICE: usize = 2_000;
 const SLICE_BYTES: usize = 16 << 20;
-/// A write is forwarded only with at least this part of the lease left for it.
-const LEASE_LEFT_MIN: f64 = 0.4;
-/// This part of the lease is kept back from what a forwarded write may take: for its way to the server.
-const LEASE_RESERVE: f64 = 0.1;
-
 /// A command whose keys take so many starts before half a lease has passed is given up.
 const RESTARTS_MAX: u32 = 3;
 
@@ -158,9 +154,9 @@ impl<'a> Insert<'a, '_> {
 
     /// A write must end before the lease of its keys: without time left for it they are claimed anew.
     fn restart_what_is_late(&mut self, pending: &mut [Candidate<'_>]) {
-        let latest = self.context.lease.mul_f64(1.0 - LEASE_LEFT_MIN);
+        let lease = self.context.lease;
         let is_late = |candidate: &&mut Candidate<'_>| {
-            candidate.attempt.may_forward() && candidate.since.is_some_and(|since| since.elapsed() > latest)
+            candidate.attempt.may_forward() && LeaseLeft::new(lease, candidate.since).is_too_little()
         };
         let mut late = pending.iter_mut().filter(is_late).peekable();
         let Some(first) = late.peek() else { return };
@@ -206,14 +202,8 @@ impl<'a> Insert<'a, '_> {
 
     /// How long a write of these may take; `None` if the client's own limit has passed.
     fn time_to_forward(&self, ready: &[&Candidate<'_>]) -> Option<Duration> {
-        let usable = self.context.lease.mul_f64(1.0 - LEASE_RESERVE);
         let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-        let in_lease = oldest.map_or(usable, |since| usable.saturating_sub(since.elapsed()));
-        let time = match self.deadline {
-            Some(deadline) => in_lease.min(deadline.saturating_duration_since(Instant::now())),
-            None => in_lease,
-        };
-        (time >= Duration::from_millis(1)).then_some(time)
+        LeaseLeft::new(self.context.lease, oldest).time_to_write(self.deadline)
     }
 
     fn take_part<'p, 'd: 'p>(
@@ -321,13 +311,6 @@ impl<'a> Insert<'a, '_> {
             true => WriteReply::default().body(),
             false => self.reply.body(),
         }
-    }
-}
-
-/// Counts the reservations that a write of unknown outcome leaves.
-fn count_in_doubt(protected: &Protected, candidate: &Candidate<'_>) {
-    for ConstrainedKey { constraint, .. } in &candidate.keys {
-        protected.constraints[*constraint].metrics.in_doubt.inc();
     }
 }
 

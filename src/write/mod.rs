@@ -10,11 +10,16 @@ mod touch;
 mod forward;
 mod insert;
 
+mod change;
 mod clash;
 mod conclusion;
 mod image;
+mod lease_left;
 mod moves;
+mod narrow;
+mod plain;
 pub mod record;
+mod reserve;
 mod standing;
 mod statement;
 mod transaction;
@@ -28,8 +33,8 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::catalog::Catalog;
-use crate::claims::InFlight;
+use crate::catalog::{Catalog, Protected};
+use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::classify::{Target, Write};
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
@@ -146,4 +151,11 @@ fn refusal(write: &Write<'_>) -> Refusal {
         )
     });
     Refusal::NotYet { what, namespace }
+}
+
+/// Counts the reservations that a write of unknown outcome leaves.
+fn count_in_doubt(protected: &Protected, candidate: &Candidate<'_>) {
+    for ConstrainedKey { constraint, .. } in &candidate.keys {
+        protected.constraints[*constraint].metrics.in_doubt.inc();
+    }
 }

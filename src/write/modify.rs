@@ -145,6 +145,8 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         Ok(Case {
             context: self.context,
             protected: self.protected,
+            command: self.command,
+            index,
             statement: Statement {
                 kind: self.kind,
                 body: self.command.body,

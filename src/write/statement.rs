@@ -8,9 +8,10 @@ use bson::spec::ElementType;
 
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
+use super::narrow::{both, pin};
 use super::transaction::{Failure, Transaction, is_about_running};
 use crate::catalog::Protected;
-use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::upstream::Connection;
 
@@ -26,6 +27,17 @@ pub enum Kind {
     Delete,
     /// `findAndModify`.
     FindAndModify,
+}
+
+impl Kind {
+    /// The batch of the command that its statements stand in, if they stand in one.
+    pub fn list(self) -> Option<&'static str> {
+        match self {
+            Kind::Update => Some("updates"),
+            Kind::Delete => Some("deletes"),
+            Kind::FindAndModify => None,
+        }
+    }
 }
 
 /// One statement.
@@ -77,7 +89,11 @@ impl<'a> Statement<'a> {
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
-    fn selection(self) -> Result<Selection<'a>, Malformed> {
+    /// Which documents it is about.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn selection(self) -> Result<Selection<'a>, Malformed> {
         let variables = self.body.get("let")?;
         let options = [
             self.own.get("sort")?,
@@ -92,43 +108,51 @@ impl<'a> Statement<'a> {
         })
     }
 
+    /// The statement itself, with the query `narrowed` instead of its own.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn with_query(self, narrowed: &[u8]) -> Result<Vec<u8>, Malformed> {
+        let mut own = Builder::new();
+        for element in self.own.elements() {
+            let element = element?;
+            match element.name == self.query_name().as_bytes() {
+                true => own.append(ElementType::EmbeddedDocument, element.name, narrowed),
+                false => own.element(&element),
+            };
+        }
+        if self.own.get(self.query_name())?.is_none() {
+            own.append(ElementType::EmbeddedDocument, self.query_name().as_bytes(), narrowed);
+        }
+        Ok(own.finish())
+    }
+
     /// The statement as a command of its own, with the query `narrowed` instead of its own if there is one.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn command(self, narrowed: Option<&[u8]>) -> Result<Builder, Malformed> {
-        let mut own = Builder::new();
-        for element in self.own.elements() {
-            let element = element?;
-            let is_query = element.name == self.query_name().as_bytes();
-            match narrowed {
-                Some(query) if is_query => {
-                    own.append(ElementType::EmbeddedDocument, element.name, query);
-                }
-                _ if self.kind == Kind::FindAndModify && is_about_running(&element) => {}
-                _ => {
-                    own.element(&element);
-                }
-            }
-        }
-        if self.kind == Kind::FindAndModify {
-            return Ok(own);
-        }
-        let list: &[u8] = if self.kind == Kind::Update {
-            b"updates"
-        } else {
-            b"deletes"
+        let own = match narrowed {
+            Some(narrowed) => self.with_query(narrowed)?,
+            None => self.own.bytes().to_vec(),
+        };
+        let list = self.kind.list();
+        let body = match list {
+            Some(_) => self.body,
+            None => Doc::new(&own)?,
         };
         let mut command = Builder::new();
-        for element in self.body.elements() {
+        for element in body.elements() {
             let element = element?;
-            if element.name != list && !is_about_running(&element) {
+            if Some(element.name) != list.map(str::as_bytes) && !is_about_running(&element) {
                 command.element(&element);
             }
         }
-        command.open(ElementType::Array, list);
-        command.append(ElementType::EmbeddedDocument, b"0", &own.finish());
-        command.close();
+        if let Some(list) = list {
+            command.open(ElementType::Array, list.as_bytes());
+            command.append(ElementType::EmbeddedDocument, b"0", &own);
+            command.close();
+        }
         Ok(command)
     }
 
@@ -259,105 +283,11 @@ fn upserted_id(reply: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
     }))
 }
 
-/// `query`, and no other document than `image`: its `_id` and shard key, beside the query's own conditions so that a
-/// router sees them, or with `$and` where the query has other conditions on the same paths. What the query asks for
-/// already isn't repeated: the server takes a path that is matched twice for one that isn't.
-fn pin(query: Doc<'_>, image: &Image) -> Result<Vec<u8>, Malformed> {
-    let mut pins = Builder::new();
-    if let Some(id) = Doc::new(&image.id)?.get("_id")? {
-        append_equal(&mut pins, b"_id", &id);
-    }
-    if let Some(route) = &image.owner.route {
-        for element in Doc::new(route.as_bytes())?.elements() {
-            let element = element?;
-            if element.name != b"_id" {
-                append_equal(&mut pins, element.name, &element);
-            }
-        }
-    }
-    let pins = pins.finish();
-    let pins = Doc::new(&pins)?;
-    let mut pinned = Builder::from_document(query.bytes());
-    let mut crossed = Builder::new();
-    for pin in pins.elements() {
-        let pin = pin?;
-        let own = query.elements().flatten().find(|own| own.name == pin.name);
-        match own {
-            None => pinned.element(&pin),
-            Some(own) if is_plain_equality(&own)? => continue,
-            Some(_) => crossed.element(&pin),
-        };
-    }
-    let crossed = crossed.finish();
-    if Doc::new(&crossed)?.is_empty() {
-        return Ok(pinned.finish());
-    }
-    Ok(both(Doc::new(&crossed)?, Doc::new(&pinned.finish())?))
-}
-
-fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
-    let mut both = Builder::new();
-    both.open(ElementType::Array, b"$and")
-        .document("0", one)
-        .document("1", other);
-    both.finish()
-}
-
-/// Whether a query's condition is a value, or `{$eq: …}`.
-fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
-    Ok(match condition.kind {
-        ElementType::RegularExpression => false,
-        ElementType::EmbeddedDocument => {
-            let document = condition.as_document_or_array()?.unwrap_or(Doc::empty());
-            let mut operators = document.elements();
-            match operators.next().transpose()? {
-                Some(first) if first.name == b"$eq" => operators.next().is_none(),
-                Some(first) => !first.name.starts_with(b"$"),
-                None => true,
-            }
-        }
-        _ => true,
-    })
-}
-
-fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
-    query
-        .open(ElementType::EmbeddedDocument, path)
-        .append(value.kind, b"$eq", value.value)
-        .close();
-}
-
 #[cfg(test)]
 mod tests {
     use bson::{Document, doc};
 
     use super::*;
-
-    #[test]
-    fn a_pinned_query_repeats_no_equality() {
-        let route = bson::rawdoc! { "region": "b" };
-        let owner = crate::proxy_collection::Owner {
-            id: bson::RawBson::Int32(1),
-            route: Some(route),
-        };
-        let image = Image {
-            id: doc! { "_id": 1 }.to_vec().unwrap(),
-            owner,
-            keys: Ok(Vec::new()),
-        };
-        let pinned = |query: Document| {
-            let bytes = pin(Doc::new(&query.to_vec().unwrap()).unwrap(), &image).unwrap();
-            Document::from_reader(bytes.as_slice()).unwrap()
-        };
-        assert_eq!(
-            pinned(doc! { "_id": 1, "region": "b" }),
-            doc! { "_id": 1, "region": "b" }
-        );
-        let by_name = doc! { "name": "x", "_id": { "$eq": 1 }, "region": { "$eq": "b" } };
-        assert_eq!(pinned(doc! { "name": "x" }), by_name);
-        let crossed = doc! { "$and": [{ "_id": { "$eq": 1 } }, { "_id": { "$gt": 0 }, "region": "b" }] };
-        assert_eq!(pinned(doc! { "_id": { "$gt": 0 }, "region": "b" }), crossed);
-    }
 
     #[test]
     fn an_upserted_id_is_found_in_either_reply() {

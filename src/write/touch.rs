@@ -79,12 +79,13 @@ fn any(document: Doc<'_>, test: impl Fn(&Element<'_>) -> bool) -> Result<bool, M
     Ok(false)
 }
 
-fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
+/// Whether `path` overlaps with any of the others.
+pub fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
     paths.iter().any(|other| overlap(path, other.as_bytes()))
 }
 
 /// Whether one path, positions left out, begins with the other.
-fn overlap(one: &[u8], other: &[u8]) -> bool {
+pub fn overlap(one: &[u8], other: &[u8]) -> bool {
     names(one).zip(names(other)).all(|(one, other)| one == other)
 }
 

@@ -12,16 +12,18 @@ pub enum Verdict {
     OtherError,
     /// Other documents are left; both are what an outcome may be.
     OtherOutcome,
+    /// Both failed, and one of them may have changed some documents before, but no key.
+    Halfway,
     Different,
 }
 
 /// Compares replies that have no times any more.
 pub fn judge(command: &Document, keyward: &Document, native: &Document) -> Verdict {
-    if keyward == native {
-        return Verdict::Same;
-    }
     if is_of_many(command) && is_failure(native) {
         return judge_update_of_many(keyward, native);
+    }
+    if keyward == native {
+        return Verdict::Same;
     }
     if !is_failure(keyward) || !is_failure(native) || is_ok(keyward) != is_ok(native) {
         return Verdict::Different;
@@ -45,7 +47,7 @@ pub fn judge(command: &Document, keyward: &Document, native: &Document) -> Verdi
 /// counts, all or nothing; where it touches no constraint each shard does as it likes, and the router adds up.
 fn judge_update_of_many(keyward: &Document, native: &Document) -> Verdict {
     match (is_failure(keyward), is_duplicate(native)) {
-        (true, true) => Verdict::OtherError,
+        (true, true) => Verdict::Halfway,
         (true, false) => Verdict::OtherOutcome,
         (false, true) => Verdict::OtherOutcome,
         (false, false) => Verdict::Different,

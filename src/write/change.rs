@@ -1,0 +1,253 @@
+//! A statement about one document whose new keys can be read from it ([`super::plain`]): the new keys are reserved, the
+//! server carries the statement out, and the old keys are given up. Cheaper than a transaction over several shards.
+//!
+//! The statement goes on under the client's own number, so the server knows a driver's retry by itself; it is pinned to
+//! the document that was looked at and to the values that were seen in it, so what was reserved is what it will hold.
+//! Old keys are given up only once a majority has the change and the document is seen not to hold them any more; and
+//! only the very reservations that were there before it. Killed at any point, this leaves reservations whose owner
+//! doesn't hold them: whoever meets one finds out.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use futures_util::future::join;
+use tokio::time::Instant;
+
+use super::conclusion::{Case, Conclusion};
+use super::forward::{self, Fate, ForwardError};
+use super::image::{self, Seen};
+use super::lease_left::LeaseLeft;
+use super::narrow;
+use super::plain::Plain;
+use super::reserve::{Reserved, reserve};
+use super::{BackOff, count_in_doubt};
+use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
+use crate::proxy_collection::Reservation;
+use crate::raw::{Doc, Malformed};
+use crate::reply::Refusal;
+use crate::reservation::{Event, Token};
+use crate::upstream::Connection;
+
+/// A statement larger than this, with the values that it is pinned to, isn't sent.
+const STATEMENT_BYTES_MAX: usize = 16_000_000;
+
+/// What became of one try.
+enum Tried {
+    Concluded(Conclusion),
+    /// The document changed meanwhile.
+    Again,
+}
+
+/// The reservations of keys that are to be given up, as they stood before.
+type GivenUp = Vec<(ConstrainedKey, Reservation)>;
+
+/// Carries the statement out.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+pub async fn change(
+    case: &Case<'_>,
+    plain: &Plain<'_>,
+    upstream: &mut Connection,
+) -> Result<Conclusion, ForwardError> {
+    let mut back_off = BackOff::default();
+    loop {
+        if let Tried::Concluded(conclusion) = attempt(case, plain, upstream).await? {
+            return Ok(conclusion);
+        }
+        if Instant::now() > case.deadline {
+            return Ok(Conclusion::Refused(Refusal::TimeLimit));
+        }
+        tokio::time::sleep(back_off.next()).await;
+    }
+}
+
+async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
+    let seen = match image::look(case.protected, &case.statement.selection()?, upstream).await? {
+        Ok(Some(seen)) => seen,
+        Ok(None) => return Ok(Tried::Concluded(for_nothing(case, upstream).await?.into())),
+        Err(refused) => {
+            // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
+            let nothing = for_nothing(case, upstream).await?;
+            return Ok(Tried::Concluded(match nothing.fate {
+                Fate::Missed => Conclusion::Failed(refused),
+                _ => nothing.into(),
+            }));
+        }
+    };
+    let document = Doc::new(&seen.document)?;
+    let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
+    let after = match plain.applied_to(document)? {
+        Some(after) => keys_of(case.protected, Doc::new(&after)?),
+        None => Ok(Vec::new()),
+    };
+    let Ok(after) = after else {
+        return refused(case, upstream).await;
+    };
+    let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
+    let own = pinned(case, plain, &seen)?;
+    if own.len() > STATEMENT_BYTES_MAX {
+        return Ok(Tried::Concluded(case.conclude_in_transaction(upstream).await?));
+    }
+
+    let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
+    let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
+    let under_way = case.context.in_flight.begin();
+    let token = Token {
+        attempt: under_way.attempt(),
+        position: u32::try_from(case.index).unwrap_or(u32::MAX),
+        operation: case.operation,
+    };
+    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
+    let reserving = reserve(case.context, case.protected, &mut candidate, case.deadline);
+    let (reserved, given_up) = join(reserving, reservations(case, &seen, old)).await;
+    let tried = match reserved {
+        Reserved::Held => write(case, &own, &seen, given_up, &mut candidate, upstream).await,
+        // It is this document that holds the key by now.
+        Reserved::Duplicate(key) if candidate.is_its_own_rival(key) => Ok(Tried::Again),
+        Reserved::Duplicate(_) => refused(case, upstream).await,
+        Reserved::Unsure(key) => Ok(Tried::Concluded(Conclusion::Refused(
+            case.unsure(candidate.keys[key].constraint),
+        ))),
+        Reserved::TimeLimit => Ok(Tried::Concluded(Conclusion::Refused(Refusal::TimeLimit))),
+    };
+    give_back(case.protected, case.context.lease, std::slice::from_mut(&mut candidate)).await;
+    tried
+}
+
+/// Sends the statement on, now that its keys are held.
+async fn write(
+    case: &Case<'_>,
+    own: &[u8],
+    seen: &Seen,
+    given_up: GivenUp,
+    candidate: &mut Candidate<'_>,
+    upstream: &mut Connection,
+) -> Result<Tried, ForwardError> {
+    let left = LeaseLeft::new(case.context.lease, candidate.since);
+    let time = left.time_to_write(case.command.max_time.map(|_| case.deadline));
+    let Some(time) = time.filter(|_| !left.is_too_little()) else {
+        candidate.withdraw();
+        return Ok(Tried::Again);
+    };
+    let sent = forward::statement(case.command, case.statement.kind, case.index, own, Some(time), upstream).await;
+    let sent = sent.inspect_err(|_| in_doubt(case, candidate))?;
+    match sent.fate {
+        Fate::Applied { by_majority: true } => settle(case, seen, given_up, candidate, &sent.body, upstream).await?,
+        // It may be undone, and then the old keys are needed.
+        Fate::Applied { by_majority: false } => candidate.step(&Event::Applied),
+        Fate::Missed => {
+            candidate.step(&Event::NotApplied);
+            return Ok(Tried::Again);
+        }
+        Fate::NotApplied { .. } => candidate.step(&Event::NotApplied),
+        Fate::InDoubt { .. } => in_doubt(case, candidate),
+    }
+    Ok(Tried::Concluded(sent.into()))
+}
+
+fn in_doubt(case: &Case<'_>, candidate: &mut Candidate<'_>) {
+    candidate.step(&Event::InDoubt);
+    count_in_doubt(case.protected, candidate);
+}
+
+/// Gives up what the document doesn't hold any more, and what it didn't come to hold: the server may have answered from
+/// its memory of a first try, which was about another document.
+async fn settle(
+    case: &Case<'_>,
+    seen: &Seen,
+    given_up: GivenUp,
+    candidate: &mut Candidate<'_>,
+    reply: &[u8],
+    upstream: &mut Connection,
+) -> Result<(), ForwardError> {
+    let mut held = Ok(Vec::new());
+    if case.operation.is_some() {
+        held = image::look_again(case.protected, &seen.image, Doc::new(reply)?, upstream).await?;
+    }
+    let is_new_held = match &held {
+        Ok(held) if case.operation.is_some() => candidate.keys.iter().all(|key| held.contains(key)),
+        _ => true,
+    };
+    candidate.step(match is_new_held {
+        true => &Event::Applied,
+        false => &Event::NotApplied,
+    });
+    let Ok(held) = held else { return Ok(()) };
+    for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
+        let is_free = |(key, _): &&(ConstrainedKey, Reservation)| key.constraint == constraint && !held.contains(key);
+        let free: Vec<_> = given_up.iter().filter(is_free).map(|(key, seen)| (&key.key, seen)).collect();
+        if free.is_empty() {
+            continue;
+        }
+        match proxy.delete_seen(&free).await {
+            Ok(()) => proxy.metrics.released.inc_by(free.len() as u64),
+            Err(error) => tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release"),
+        }
+    }
+    Ok(())
+}
+
+/// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.
+async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) -> GivenUp {
+    let mut given_up = GivenUp::new();
+    for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
+        let keys: Vec<&ConstrainedKey> = old.iter().filter(|key| key.constraint == constraint).collect();
+        if keys.is_empty() {
+            continue;
+        }
+        let reads = proxy.read(&keys.iter().map(|key| &key.key).collect::<Vec<_>>()).await;
+        let reads = reads.unwrap_or_else(|error| {
+            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
+            Vec::new()
+        });
+        for (key, read) in keys.into_iter().zip(reads) {
+            let own = read.filter(|read| read.reservation.owner.id == seen.image.owner.id);
+            given_up.extend(own.map(|read| (key.clone(), read.reservation)));
+        }
+    }
+    given_up
+}
+
+/// A document holds a key that the statement would need, or it couldn't be indexed. Why the server refuses it, which may
+/// be for another reason that comes first, is seen in a transaction that is never committed.
+async fn refused(case: &Case<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
+    if case.operation.is_some() {
+        let first_try = for_nothing(case, upstream).await?;
+        if first_try.fate != Fate::Missed {
+            return Ok(Tried::Concluded(first_try.into()));
+        }
+    }
+    Ok(match case.obstacle(upstream).await? {
+        Some(conclusion) => Tried::Concluded(conclusion),
+        None => Tried::Again,
+    })
+}
+
+/// What the server says to the statement where no document matches it.
+async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
+    let query = case.statement.query()?.unwrap_or(Doc::empty());
+    let own = case.statement.with_query(&narrow::nothing(query)?)?;
+    forward::statement(case.command, case.statement.kind, case.index, &own, None, upstream).await
+}
+
+/// The statement for the very document with the very values that keys are made of.
+fn pinned(case: &Case<'_>, plain: &Plain<'_>, seen: &Seen) -> Result<Vec<u8>, Malformed> {
+    let query = narrow::pin(case.statement.query()?.unwrap_or(Doc::empty()), &seen.image)?;
+    let constraints = case.protected.constraints.iter().map(|proxy| &proxy.constraint);
+    let paths: Vec<&str> = constraints
+        .filter(|constraint| constraint.paths().any(|path| plain.touches(path)))
+        .flat_map(|constraint| constraint.paths())
+        .collect();
+    let query = narrow::unchanged(Doc::new(&query)?, Doc::new(&seen.document)?, &paths)?;
+    case.statement.with_query(&query)
+}
+
+impl From<forward::Sent> for Conclusion {
+    fn from(sent: forward::Sent) -> Self {
+        match sent.fate {
+            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => Conclusion::Failed(sent.body),
+            _ => Conclusion::Reply(sent.body),
+        }
+    }
+}

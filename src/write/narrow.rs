@@ -1,0 +1,235 @@
+//! A statement's query narrowed: to the document that was looked at, to the values that were seen in it, or to nothing.
+
+use bson::spec::ElementType;
+
+use super::image::Image;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// `query`, and no other document than `image`: its `_id` and shard key, beside the query's own conditions so that a
+/// router sees them, or with `$and` where the query has other conditions on the same paths. What the query asks for
+/// already isn't repeated: the server takes a path that is matched twice for one that isn't.
+pub fn pin(query: Doc<'_>, image: &Image) -> Result<Vec<u8>, Malformed> {
+    let mut pins = Builder::new();
+    if let Some(id) = Doc::new(&image.id)?.get("_id")? {
+        append_equal(&mut pins, b"_id", &id);
+    }
+    if let Some(route) = &image.owner.route {
+        for element in Doc::new(route.as_bytes())?.elements() {
+            let element = element?;
+            if element.name != b"_id" {
+                append_equal(&mut pins, element.name, &element);
+            }
+        }
+    }
+    let pins = pins.finish();
+    let pins = Doc::new(&pins)?;
+    let mut pinned = Builder::from_document(query.bytes());
+    let mut crossed = Builder::new();
+    for pin in pins.elements() {
+        let pin = pin?;
+        let own = query.elements().flatten().find(|own| own.name == pin.name);
+        match own {
+            None => pinned.element(&pin),
+            Some(own) if is_plain_equality(&own)? => continue,
+            Some(_) => crossed.element(&pin),
+        };
+    }
+    let crossed = crossed.finish();
+    if Doc::new(&crossed)?.is_empty() {
+        return Ok(pinned.finish());
+    }
+    Ok(both(Doc::new(&crossed)?, Doc::new(&pinned.finish())?))
+}
+
+/// Both conditions.
+pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
+    let mut both = Builder::new();
+    both.open(ElementType::Array, b"$and")
+        .document("0", one)
+        .document("1", other);
+    both.finish()
+}
+
+/// Whether a query's condition is a value, or `{$eq: …}`.
+pub fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
+    Ok(match condition.kind {
+        ElementType::RegularExpression => false,
+        ElementType::EmbeddedDocument => {
+            let document = condition.as_document_or_array()?.unwrap_or(Doc::empty());
+            let mut operators = document.elements();
+            match operators.next().transpose()? {
+                Some(first) if first.name == b"$eq" => operators.next().is_none(),
+                Some(first) => !first.name.starts_with(b"$"),
+                None => true,
+            }
+        }
+        _ => true,
+    })
+}
+
+/// `query`, while what stands at `paths` is what stands there in `document`.
+///
+/// # Errors
+/// [`Malformed`] if either isn't BSON.
+pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Vec<u8>, Malformed> {
+    let mut compared: Vec<&str> = Vec::new();
+    for path in paths {
+        let path = match found_at(document, path)? {
+            Some(path) => path,
+            // Through arrays, or by a position in one: all that stands below.
+            None => path.split('.').next().unwrap_or(path),
+        };
+        if !compared.contains(&path) {
+            compared.push(path);
+        }
+    }
+    let mut condition = Builder::new();
+    condition.open(ElementType::Array, b"$and");
+    for (index, path) in compared.iter().enumerate() {
+        condition.open(ElementType::EmbeddedDocument, index.to_string().as_bytes());
+        append_comparison(&mut condition, path, value_at(document, path)?);
+        condition.close();
+    }
+    with_expression(query, &condition.finish())
+}
+
+/// `query`, for no document at all: a retryable statement that was carried out before is answered as it was then, any
+/// other does nothing.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut never = Builder::new();
+    never.open(ElementType::Array, b"$and").boolean("0", false);
+    with_expression(query, &never.finish())
+}
+
+fn with_expression(query: Doc<'_>, expression: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut narrowed = match query.get("$expr")? {
+        None => Builder::from_document(query.bytes()),
+        Some(_) => {
+            let mut crossed = Builder::new();
+            crossed.open(ElementType::Array, b"$and").document("0", query).close();
+            crossed
+        }
+    };
+    narrowed.append(ElementType::EmbeddedDocument, b"$expr", expression);
+    Ok(narrowed.finish())
+}
+
+/// `path`, if an expression's `$path` can tell what stands there: one value, or none, below plain documents.
+fn found_at<'p>(document: Doc<'_>, path: &'p str) -> Result<Option<&'p str>, Malformed> {
+    let is_name = |name: &str| !name.starts_with('$') && !name.bytes().all(|byte| byte.is_ascii_digit());
+    if !path.split('.').all(is_name) {
+        return Ok(None);
+    }
+    let mut names = path.split('.');
+    let mut document = document;
+    while let Some(name) = names.next() {
+        let is_last = names.clone().next().is_none();
+        let Some(element) = document.get(name)? else { break };
+        match element.kind {
+            ElementType::Array if path != name => return Ok(None),
+            ElementType::EmbeddedDocument if !is_last => document = Doc::new(element.value)?,
+            _ => break,
+        }
+    }
+    Ok(Some(path))
+}
+
+/// The value at `path` below plain documents.
+fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let Some((first, rest)) = path.split_once('.') else {
+        return document.get(path);
+    };
+    match document.get(first)? {
+        Some(nested) if nested.kind == ElementType::EmbeddedDocument => value_at(Doc::new(nested.value)?, rest),
+        _ => Ok(None),
+    }
+}
+
+/// Compares as a whole and with its type, unlike a query's equality, which looks into arrays and takes null for nothing.
+fn append_comparison(condition: &mut Builder, path: &str, value: Option<Element<'_>>) {
+    let field = format!("${path}");
+    match value.filter(|value| value.kind != ElementType::Undefined) {
+        Some(value) => {
+            condition.open(ElementType::Array, b"$eq").string("0", field.as_bytes());
+            condition
+                .open(ElementType::EmbeddedDocument, b"1")
+                .append(value.kind, b"$literal", value.value)
+                .close();
+        }
+        None => {
+            let kind: &[u8] = if value.is_some() { b"undefined" } else { b"missing" };
+            condition.open(ElementType::Array, b"$eq");
+            condition
+                .open(ElementType::EmbeddedDocument, b"0")
+                .string("$type", field.as_bytes())
+                .close();
+            condition.string("1", kind);
+        }
+    }
+    condition.close();
+}
+
+fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
+    query
+        .open(ElementType::EmbeddedDocument, path)
+        .append(value.kind, b"$eq", value.value)
+        .close();
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn a_pinned_query_repeats_no_equality() {
+        let route = bson::rawdoc! { "region": "b" };
+        let owner = crate::proxy_collection::Owner {
+            id: bson::RawBson::Int32(1),
+            route: Some(route),
+        };
+        let image = Image {
+            id: doc! { "_id": 1 }.to_vec().unwrap(),
+            owner,
+            keys: Ok(Vec::new()),
+        };
+        let pinned = |query: Document| {
+            let bytes = pin(Doc::new(&query.to_vec().unwrap()).unwrap(), &image).unwrap();
+            Document::from_reader(bytes.as_slice()).unwrap()
+        };
+        assert_eq!(
+            pinned(doc! { "_id": 1, "region": "b" }),
+            doc! { "_id": 1, "region": "b" }
+        );
+        let by_name = doc! { "name": "x", "_id": { "$eq": 1 }, "region": { "$eq": "b" } };
+        assert_eq!(pinned(doc! { "name": "x" }), by_name);
+        let crossed = doc! { "$and": [{ "_id": { "$eq": 1 } }, { "_id": { "$gt": 0 }, "region": "b" }] };
+        assert_eq!(pinned(doc! { "_id": { "$gt": 0 }, "region": "b" }), crossed);
+    }
+
+    #[test]
+    fn what_is_there_is_compared_as_a_whole() {
+        let unchanged = |document: Document, paths: &[&str]| {
+            let (query, document) = (doc! { "_id": 1 }.to_vec().unwrap(), document.to_vec().unwrap());
+            let bytes = unchanged(Doc::new(&query).unwrap(), Doc::new(&document).unwrap(), paths).unwrap();
+            let narrowed = Document::from_reader(bytes.as_slice()).unwrap();
+            assert_eq!(narrowed.get("_id"), Some(&bson::Bson::Int32(1)));
+            narrowed.get_document("$expr").unwrap().get_array("$and").unwrap().clone()
+        };
+        let equal = |path: &str, value: bson::Bson| bson::bson!({ "$eq": [path, { "$literal": value }] });
+        let missing = |path: &str| bson::bson!({ "$eq": [{ "$type": path }, "missing"] });
+        let nested = doc! { "c": { "d": 1 }, "t": [1, 2] };
+        assert_eq!(unchanged(nested.clone(), &["c.d", "c.e", "t"]), [
+            equal("$c.d", 1.into()),
+            missing("$c.e"),
+            equal("$t", bson::bson!([1, 2]))
+        ]);
+        let in_array = bson::bson!([{ "x": 1 }]);
+        assert_eq!(unchanged(doc! { "i": in_array.clone() }, &["i.x", "i.y"]), [equal("$i", in_array)]);
+        assert_eq!(unchanged(nested, &["t.0"]), [equal("$t", bson::bson!([1, 2]))]);
+    }
+}

@@ -1,0 +1,346 @@
+//! Statements whose outcome for a document's keys can be read from the statement itself: plain values set or unset, a
+//! replacement, a removal; of one document.
+//!
+//! Which statements these are depends on the statement and the constraints alone, never on the document: a driver's retry
+//! must take the way that its first try took, because that is where what it did is recorded.
+
+use bson::spec::ElementType;
+
+use super::narrow::is_plain_equality;
+use super::statement::{Kind, Statement};
+use super::touch::{overlap, overlaps_any};
+use crate::catalog::Protected;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// What becomes of the fields that keys are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plain<'a> {
+    /// These are set, or unset; others may change, but no key with them.
+    Fields(Vec<Assignment<'a>>),
+    /// The document is replaced by this one.
+    Replacement(Doc<'a>),
+    /// The document is deleted.
+    Removal,
+}
+
+/// A field with its new value, or none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment<'a> {
+    path: &'a [u8],
+    value: Option<Element<'a>>,
+}
+
+impl<'a> Plain<'a> {
+    /// What `statement` does, if it can be read.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the statement isn't BSON.
+    pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
+        // Old values are compared by the server, and a collation would call others equal to them.
+        let has_collation = statement.own.get("collation")?.is_some();
+        let query = statement.query()?.unwrap_or(Doc::empty());
+        if !statement.is_single
+            || statement.is_upsert
+            || has_collation
+            || !is_targeted(query, &protected.shard_key)?
+            || !may_wait_for_majority(statement.body)?
+        {
+            return Ok(None);
+        }
+        let update = match statement.kind {
+            Kind::Delete => return Ok(Some(Plain::Removal)),
+            Kind::Update => statement.own.get("u")?,
+            Kind::FindAndModify => match statement.own.get("remove")?.is_some_and(|remove| remove.is_truthy()) {
+                true => return Ok(Some(Plain::Removal)),
+                false => statement.own.get("update")?,
+            },
+        };
+        let Some(update) = update.filter(|update| update.kind == ElementType::EmbeddedDocument) else {
+            return Ok(None);
+        };
+        let update = Doc::new(update.value)?;
+        let first = update.elements().next().transpose()?;
+        match first.is_none_or(|first| !first.name.starts_with(b"$")) {
+            true => replacement(update, query, protected),
+            false => fields(update, protected),
+        }
+    }
+
+    /// Whether it changes what stands at `path`.
+    pub fn touches(&self, path: &str) -> bool {
+        match self {
+            Plain::Replacement(_) | Plain::Removal => true,
+            Plain::Fields(assignments) => {
+                let touched = |assignment: &Assignment<'_>| overlap(assignment.path, path.as_bytes());
+                assignments.iter().any(touched)
+            }
+        }
+    }
+
+    /// The document that becomes of `document`, as far as keys are made of it; `None` if nothing does. Where the server
+    /// refuses the statement, what is given is of no importance.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the document isn't BSON.
+    pub fn applied_to(&self, document: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+        match self {
+            Plain::Removal => Ok(None),
+            Plain::Replacement(replacement) => {
+                let mut replaced = Builder::new();
+                if let Some(id) = document.get("_id")? {
+                    replaced.element(&id);
+                }
+                for element in replacement.elements() {
+                    let element = element?;
+                    if element.name != b"_id" {
+                        replaced.element(&element);
+                    }
+                }
+                Ok(Some(replaced.finish()))
+            }
+            Plain::Fields(assignments) => {
+                let mut document = document.bytes().to_vec();
+                for Assignment { path, value } in assignments {
+                    document = assigned(Doc::new(&document)?, path, value.as_ref())?;
+                }
+                Ok(Some(document))
+            }
+        }
+    }
+}
+
+/// Whether the query names one shard, or one `_id` on all of them: a retry then finds the shard that carried out its
+/// first try.
+fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
+    Ok(shard_key.is_empty()
+        || equality(query, "_id")?.is_some()
+        || shard_key
+            .iter()
+            .map(|path| equality(query, path))
+            .collect::<Result<Option<Vec<_>>, _>>()?
+            .is_some())
+}
+
+/// The value that the query asks for at `path`.
+fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let Some(condition) = query.get(path)? else {
+        return Ok(None);
+    };
+    if !is_plain_equality(&condition)? {
+        return Ok(None);
+    }
+    let operators = match condition.kind {
+        ElementType::EmbeddedDocument => condition.as_document_or_array()?,
+        _ => None,
+    };
+    let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
+    Ok(Some(equal.unwrap_or(condition)))
+}
+
+/// Whether the write may be made to wait for a majority, as giving up old keys needs it: a write that is rolled back would
+/// bring them back. Whoever asks for more, or for nodes by name, gets what was asked for in a transaction's way.
+fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
+    let w = match body.nested("writeConcern")? {
+        Some(write_concern) => write_concern.get("w")?,
+        None => None,
+    };
+    Ok(w.is_none_or(|w| match w.kind {
+        ElementType::String => w.as_str() == Some("majority"),
+        _ => w.as_whole_number().is_some_and(|nodes| nodes <= 1),
+    }))
+}
+
+/// A replacement that leaves the document on its shard, and that the server stores as it is.
+fn replacement<'a>(
+    replacement: Doc<'a>,
+    query: Doc<'_>,
+    protected: &Protected,
+) -> Result<Option<Plain<'a>>, Malformed> {
+    for path in &protected.shard_key {
+        let asked_for = equality(query, path)?;
+        let stays = match (replacement.get(path)?, asked_for) {
+            (Some(new), Some(old)) => new.kind == old.kind && new.value == old.value,
+            (None, Some(_)) => path == "_id",
+            (_, None) => false,
+        };
+        if !stays {
+            return Ok(None);
+        }
+    }
+    for proxy in &protected.constraints {
+        if proxy.constraint.server_fills_in(replacement)? {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Plain::Replacement(replacement)))
+}
+
+/// Operators of which only `$set` and `$unset` touch what keys are made of, whole values of it, each once.
+fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
+    let paths: Vec<&str> = protected.constraints.iter().flat_map(|proxy| proxy.constraint.paths()).collect();
+    let unchangeable: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
+    let mut assignments: Vec<Assignment<'a>> = Vec::new();
+    for operator in operators.elements() {
+        let operator = operator?;
+        if operator.name == b"$setOnInsert" {
+            continue;
+        }
+        let Some(changed) = operator.as_document_or_array()? else {
+            return Ok(None);
+        };
+        for field in changed.elements() {
+            let field = field?;
+            if overlaps_any(field.name, &unchangeable) {
+                return Ok(None);
+            }
+            let renamed_to = match operator.name {
+                b"$rename" => field.as_string_bytes(),
+                _ => None,
+            };
+            if renamed_to.is_some_and(|path| overlaps_any(path, &paths) || overlaps_any(path, &unchangeable)) {
+                return Ok(None);
+            }
+            if !overlaps_any(field.name, &paths) {
+                continue;
+            }
+            let value = match operator.name {
+                b"$set" => Some(field),
+                b"$unset" => None,
+                _ => return Ok(None),
+            };
+            let is_known = is_plain_path(field.name)
+                && paths.iter().all(|path| is_whole(field.name, path.as_bytes()))
+                && assignments.iter().all(|other| !overlap(field.name, other.path));
+            if !is_known {
+                return Ok(None);
+            }
+            assignments.push(Assignment { path: field.name, value });
+        }
+    }
+    Ok(Some(Plain::Fields(assignments)))
+}
+
+/// Whether every part of the path is a field's name, whatever stands in the document.
+fn is_plain_path(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'.')
+        .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
+}
+
+/// Whether setting `changed` sets all of what stands at `path`, or nothing of it: of a part of an embedded document that
+/// is a key's value, the order of its fields would have to be known.
+fn is_whole(changed: &[u8], path: &[u8]) -> bool {
+    let names = |path: &[u8]| path.split(|byte| *byte == b'.').count();
+    !overlap(changed, path) || names(changed) <= names(path)
+}
+
+/// `document` with the field at `path` set to `value`, or without it.
+fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Result<Vec<u8>, Malformed> {
+    let (first, rest) = match path.iter().position(|byte| *byte == b'.') {
+        Some(dot) => (&path[..dot], Some(&path[dot + 1..])),
+        None => (path, None),
+    };
+    let mut changed = Builder::new();
+    let mut is_there = false;
+    for element in document.elements() {
+        let element = element?;
+        if element.name != first || is_there {
+            changed.element(&element);
+            continue;
+        }
+        is_there = true;
+        match (rest, element.kind) {
+            (None, _) => {
+                if let Some(value) = value {
+                    changed.append(value.kind, first, value.value);
+                }
+            }
+            (Some(rest), ElementType::EmbeddedDocument) => {
+                let nested = assigned(Doc::new(element.value)?, rest, value)?;
+                changed.append(ElementType::EmbeddedDocument, first, &nested);
+            }
+            // Nothing can be set in what is no document, and there is nothing to unset.
+            (Some(_), _) => {
+                changed.element(&element);
+            }
+        }
+    }
+    match (is_there, rest, value) {
+        (false, None, Some(value)) => {
+            changed.append(value.kind, first, value.value);
+        }
+        (false, Some(rest), Some(_)) => {
+            let nested = assigned(Doc::empty(), rest, value)?;
+            changed.append(ElementType::EmbeddedDocument, first, &nested);
+        }
+        _ => {}
+    }
+    Ok(changed.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn assign(document: Document, path: &str, value: Option<Document>) -> Document {
+        let (document, value) = (document.to_vec().unwrap(), value.map(|value| value.to_vec().unwrap()));
+        let value = value.as_ref().map(|value| Doc::new(value).unwrap().get("v").unwrap().unwrap());
+        let assigned = assigned(Doc::new(&document).unwrap(), path.as_bytes(), value.as_ref()).unwrap();
+        Document::from_reader(assigned.as_slice()).unwrap()
+    }
+
+    #[test]
+    fn a_value_is_set_where_the_server_sets_it() {
+        let one = || Some(doc! { "v": 1 });
+        assert_eq!(assign(doc! { "a": 0, "b": 2 }, "a", one()), doc! { "a": 1, "b": 2 });
+        assert_eq!(assign(doc! {}, "c.d.e", one()), doc! { "c": { "d": { "e": 1 } } });
+        assert_eq!(assign(doc! { "c": { "x": 0 } }, "c.d", one()), doc! { "c": { "x": 0, "d": 1 } });
+        assert_eq!(assign(doc! { "c": [{ "d": 0 }] }, "c.d", one()), doc! { "c": [{ "d": 0 }] });
+        assert_eq!(assign(doc! { "c": { "d": 0 } }, "c.d", None), doc! { "c": {} });
+        assert_eq!(assign(doc! { "c": 1 }, "c.d", None), doc! { "c": 1 });
+        assert_eq!(assign(doc! {}, "c.d", None), doc! {});
+    }
+
+    #[test]
+    fn only_whole_values_at_plain_paths_are_read() {
+        for path in ["email", "c.d"] {
+            assert!(is_plain_path(path.as_bytes()), "{path}");
+        }
+        for path in ["t.0", "t.$", "t.$[]", "t.$[e].x", "a..b", ""] {
+            assert!(!is_plain_path(path.as_bytes()), "{path}");
+        }
+        assert!(is_whole(b"c", b"c.d"));
+        assert!(is_whole(b"c.d", b"c.d"));
+        assert!(is_whole(b"c.e", b"c.d"));
+        assert!(!is_whole(b"c.d.e", b"c.d"));
+    }
+
+    #[test]
+    fn a_query_that_may_reach_another_shard_next_time_is_not_targeted() {
+        let targeted = |query: Document| {
+            let query = query.to_vec().unwrap();
+            is_targeted(Doc::new(&query).unwrap(), &["region".to_owned(), "n".to_owned()]).unwrap()
+        };
+        assert!(targeted(doc! { "_id": 1 }));
+        assert!(targeted(doc! { "_id": { "$eq": 1 } }));
+        assert!(targeted(doc! { "region": "a", "n": 2, "x": { "$gt": 1 } }));
+        assert!(!targeted(doc! { "region": "a" }));
+        assert!(!targeted(doc! { "_id": { "$gt": 1 } }));
+        assert!(!targeted(doc! { "email": "a@x" }));
+    }
+
+    #[test]
+    fn a_write_that_asks_for_more_than_a_majority_keeps_what_it_asked_for() {
+        let may = |write_concern: Document| {
+            let body = doc! { "writeConcern": write_concern }.to_vec().unwrap();
+            may_wait_for_majority(Doc::new(&body).unwrap()).unwrap()
+        };
+        assert!(may(doc! {}));
+        assert!(may(doc! { "w": 1 }));
+        assert!(may(doc! { "w": 0 }));
+        assert!(may(doc! { "w": "majority", "wtimeout": 10 }));
+        assert!(!may(doc! { "w": 3 }));
+        assert!(!may(doc! { "w": "everywhere" }));
+    }
+}

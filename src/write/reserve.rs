@@ -1,0 +1,52 @@
+//! One candidate's way to its keys, with the waits for whoever else is at them.
+
+use tokio::time::Instant;
+
+use super::{BackOff, Context};
+use crate::catalog::Protected;
+use crate::claims::{Candidate, settle};
+use crate::reservation::{Ended, Event, NotHeld};
+
+/// How a candidate's attempt at its keys ended; keys by their position among the candidate's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// All are its own now.
+    Held,
+    /// A document holds this one.
+    Duplicate(usize),
+    /// The cluster gave no sure answer about this one.
+    Unsure(usize),
+    /// Somebody else is still at one when the time is up.
+    TimeLimit,
+}
+
+/// Reserves the candidate's keys, waiting until `deadline` for whoever is at them. Nothing is held unless all are.
+pub async fn reserve(
+    context: &Context,
+    protected: &Protected,
+    candidate: &mut Candidate<'_>,
+    deadline: Instant,
+) -> Reserved {
+    let mut back_off = BackOff::default();
+    loop {
+        let awaited = settle(protected, context.lease, std::slice::from_mut(candidate)).await;
+        match candidate.attempt.ended() {
+            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return Reserved::Duplicate(key),
+            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Reserved::Unsure(key),
+            _ => {}
+        }
+        let Some(rival) = awaited.first() else {
+            return Reserved::Held;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            candidate.withdraw();
+            return Reserved::TimeLimit;
+        }
+        context
+            .in_flight
+            .wait_for(rival.attempt, back_off.next().min(left))
+            .await;
+        candidate.step(&Event::WaitOver);
+    }
+}

@@ -1,0 +1,61 @@
+//! Each way that a write can take through Keyward, put to the test: the connections cut at each of its steps and the write
+//! sent again, and many clients at once through two Keywards. In the end documents and reservations agree.
+
+#![allow(clippy::unwrap_used)]
+
+mod crossing;
+mod cut;
+#[path = "../conflicts/forwarder.rs"]
+#[allow(dead_code)]
+mod forwarder;
+mod scissors;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bson::{Document, doc};
+use support::{on_each_shard, shard_on_two};
+use testbed::Cluster;
+
+const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
+
+/// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
+fn users(database: &str) -> &'static Cluster {
+    let cluster = Cluster::shared();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    cluster
+}
+
+/// What documents hold and what is reserved, as (key, owner).
+async fn held_and_reserved(cluster: &Cluster, database: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+    let documents = on_each_shard(cluster, database, "users").await.concat();
+    let reservations = on_each_shard(cluster, database, "keyward.users.email_1").await.concat();
+    let held = |document: &Document| format!("{:?} of {:?}", document.get("email"), document.get("_id"));
+    let reserved = |document: &Document| {
+        let key = document.get_document("_id").unwrap().get_document("k").unwrap();
+        format!("{:?} of {:?}", key.get("email"), document.get("owner"))
+    };
+    let held_keys: Vec<String> = documents.iter().map(held).collect();
+    let held: BTreeSet<String> = held_keys.iter().cloned().collect();
+    assert_eq!(held.len(), held_keys.len(), "{held_keys:?}");
+    (held, reservations.iter().map(reserved).collect())
+}
+
+/// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.
+async fn settles(cluster: &Cluster, database: &str) {
+    let _sweeping = support::Keyward::start_sweeping(&cluster.uri(), &EMAIL.replace("DB", database));
+    let started = Instant::now();
+    loop {
+        let (held, reserved) = held_and_reserved(cluster, database).await;
+        assert!(held.is_subset(&reserved), "unprotected: {:?}", held.difference(&reserved));
+        if held == reserved {
+            return;
+        }
+        let left = reserved.difference(&held).collect::<Vec<_>>();
+        assert!(started.elapsed() < Duration::from_secs(60), "still reserved: {left:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

@@ -18,6 +18,7 @@ mod retries;
 #[path = "../native_index/server.rs"]
 #[allow(dead_code)]
 mod server;
+mod set_values;
 mod side_by_side;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,0 +1,1 @@
+//! The manual's page on unique indexes and schema validation, step by step.

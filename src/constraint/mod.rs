@@ -122,6 +122,11 @@ impl Constraint {
         &self.name
     }
 
+    /// Whether it is on `_id` alone.
+    pub fn is_on_id(&self) -> bool {
+        matches!(self.fields.as_slice(), [field] if field.path == "_id")
+    }
+
     /// The key pattern as it was written, its number types included.
     pub fn key_pattern(&self) -> &RawDocument {
         &self.key_pattern

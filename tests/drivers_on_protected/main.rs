@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../conflicts/forwarder.rs"]
+#[allow(dead_code)]
+mod forwarder;
 mod page;
 mod relay;
 #[path = "../support/scripts.rs"]
@@ -89,7 +92,11 @@ fn compare_blocking(database: &str, script: impl Fn(&str, &str) -> Command) -> K
             let lines: Vec<&str> = text.lines().skip(usize::saturating_sub(line, 3)).take(5).collect();
             lines.join("\n")
         };
-        panic!("line {line}: through Keyward\n{}\nnatively\n{}", around(&got.1), around(&expected.1));
+        panic!(
+            "line {line}: through Keyward\n{}\nnatively\n{}",
+            around(&got.1),
+            around(&expected.1)
+        );
     }
     assert_eq!(got.1, expected.1);
     // What isn't lost isn't sent again.

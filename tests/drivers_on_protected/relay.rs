@@ -5,9 +5,11 @@
 //! try, which has the same comment, gets through.
 
 use std::collections::HashSet;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+
+use crate::forwarder::pass;
 
 const LOSE_THE_REPLY: &[u8] = b"lose the reply ";
 const HANG_UP: &[u8] = b"hang up ";
@@ -42,45 +44,27 @@ impl Relay {
 /// One connection, both ways.
 fn relay(client: TcpStream, server: TcpStream, seen: Arc<Mutex<HashSet<Vec<u8>>>>) {
     let lost = Arc::<Mutex<HashSet<i32>>>::default();
-    let there = (client.try_clone().unwrap(), server.try_clone().unwrap(), lost.clone());
+    let (from, to, doomed) = (client.try_clone().unwrap(), server.try_clone().unwrap(), lost.clone());
     std::thread::spawn(move || {
-        let (mut client, mut server, lost) = there;
-        while let Ok(message) = read(&mut client) {
-            let order = order(&message).filter(|order| seen.lock().unwrap().insert(order.to_vec()));
+        pass(&from, &to, |message| {
+            let order = order(message).filter(|order| seen.lock().unwrap().insert(order.to_vec()));
             if order.is_some_and(|order| order.starts_with(LOSE_THE_REPLY)) {
-                lost.lock().unwrap().insert(number(&message, 4));
+                doomed.lock().unwrap().insert(number(message, 4));
             }
-            let is_passed = server.write_all(&message).is_ok();
-            if !is_passed || order.is_some_and(|order| order.starts_with(HANG_UP)) {
-                break;
+            match order {
+                Some(order) if order.starts_with(HANG_UP) => {
+                    let _ = (&to).write_all(message);
+                    false
+                }
+                _ => true,
             }
-        }
-        cut(&client, &server);
+        })
     });
     std::thread::spawn(move || {
-        let (mut client, mut server) = (client, server);
-        while let Ok(message) = read(&mut server) {
-            if lost.lock().unwrap().contains(&number(&message, 8)) || client.write_all(&message).is_err() {
-                break;
-            }
-        }
-        cut(&client, &server);
+        pass(&server, &client, |message| {
+            !lost.lock().unwrap().contains(&number(message, 8))
+        });
     });
-}
-
-fn cut(client: &TcpStream, server: &TcpStream) {
-    let _ = client.shutdown(Shutdown::Both);
-    let _ = server.shutdown(Shutdown::Both);
-}
-
-/// The next message whole.
-fn read(from: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut message = vec![0; 4];
-    from.read_exact(&mut message)?;
-    let length = usize::try_from(number(&message, 0)).unwrap();
-    message.resize(length, 0);
-    from.read_exact(&mut message[4..])?;
-    Ok(message)
 }
 
 fn number(message: &[u8], at: usize) -> i32 {

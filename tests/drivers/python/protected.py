@@ -24,15 +24,16 @@ from pymongo.collation import Collation
 from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-TIMES = ("$clusterTime", "operationTime", "electionId", "opTime", "recoveryToken")
+# `retriedStmtIds` only tells that a statement was sent twice.
+TIMES = ("retriedStmtIds", "$clusterTime", "operationTime", "electionId", "opTime", "recoveryToken")
 LABELS = ("TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError", "NoWritesPerformed")
 COLLATION = Collation("en", strength=2)
 
 
 def plain(seen):
-    """What was seen, without what differs between any two deployments."""
+    """What was seen, without what differs between any two deployments; fields in one order."""
     if isinstance(seen, dict):
-        return {key: plain(value) for key, value in seen.items() if key not in TIMES}
+        return {key: plain(seen[key]) for key in sorted(seen) if key not in TIMES}
     if isinstance(seen, list):
         return [plain(value) for value in seen]
     for result in ("bulk_api_result", "raw_result", "inserted_ids", "inserted_id"):
@@ -172,8 +173,8 @@ def find_and_modify(db):
         {"_id": 2, **a}, {"$set": {"email.$[].x": 1}}, array_filters=[], return_document=after))
     attempt("pipeline", lambda: people.find_one_and_update(
         {"_id": 2, **a}, [{"$set": {"email": {"$toUpper": "$email"}}}], return_document=after, projection=["email"]))
-    attempt("collation", lambda: people.find_one_and_update(
-        {"email": "2@x", **a}, {"$set": {"email": "two@x"}}, collation=COLLATION, return_document=after))
+    attempt("hint on nothing", lambda: people.find_one_and_update(
+        {"_id": 2, **a}, {"$set": {"email": "h@x"}}, hint="none"))
     attempt("let", lambda: people.find_one_and_update(
         {**a, "$expr": {"$eq": ["$_id", "$$id"]}}, [{"$set": {"email": "$$email"}}],
         let={"id": 2, "email": "let@x"}, return_document=after))
@@ -239,6 +240,22 @@ def bulks(db):
     members.delete_many({"_id": {"$gte": 20}})
     attempt("ordered", lambda: members.bulk_write(failing))
     show(members)
+    a = {"region": "a"}
+    mistaken = [
+        UpdateOne({"_id": {"$unheard": 1}, **a}, {"$set": {"email": "x"}}),
+        UpdateOne({"_id": 1, **a}, {"$set": {"email": "after@x"}}),
+        UpdateMany({"$expr": {"$divide": [1, 0]}, **a}, {"$set": {"email": "x"}}),
+        DeleteOne({"_id": {"$unheard": 1}, **a}),
+        DeleteMany({"$expr": {"$divide": [1, 0]}, **a}),
+        DeleteOne({"_id": 9, **a}),
+    ]
+    attempt("mistakes", lambda: members.bulk_write(mistaken, ordered=False))
+    show(members)
+    with db.client.start_session() as session:
+        session.start_transaction()
+        attempt("in a transaction", lambda: members.update_one(
+            {"_id": {"$unheard": 1}, **a}, {"$set": {"email": "x"}}, session=session))
+        session.abort_transaction()
 
 
 def unacknowledged(db):

@@ -170,7 +170,7 @@ impl IndexSpec {
         Ok(())
     }
 
-    /// Whether it means the index that every collection has; it takes either direction for that one.
+    /// Whether it means the index that every collection has.
     pub(super) fn is_on_id(&self) -> bool {
         let direction = match self.key.get("_id") {
             Some(Bson::Int32(number)) => f64::from(*number),
@@ -178,7 +178,7 @@ impl IndexSpec {
             Some(Bson::Double(number)) => *number,
             _ => return false,
         };
-        self.key.len() == 1 && direction.trunc().abs() == 1.0
+        self.key.len() == 1 && direction == 1.0
     }
 }
 
@@ -361,8 +361,8 @@ mod tests {
         assert_eq!(name(doc! { "email": 1 }).unwrap(), "email_1");
         assert_eq!(name(doc! { "a": 1.0, "b.c": -1_i64 }).unwrap(), "a_1_b.c_-1");
         assert_eq!(name(doc! { "_id": 1 }).unwrap(), "_id_");
-        assert_eq!(name(doc! { "_id": -1.0 }).unwrap(), "_id_");
-        assert_eq!(name(doc! { "_id": 2 }).unwrap(), "_id_2");
+        assert_eq!(name(doc! { "_id": 1.0 }).unwrap(), "_id_");
+        assert_eq!(name(doc! { "_id": -1 }).unwrap(), "_id_-1");
         assert!(matches!(name(doc! { "a.$id": 1 }), Err(SpecError::Name { .. })));
     }
 }

@@ -136,6 +136,7 @@ impl Case<'_> {
             Ok(Attempted::Concluded(_)) => None,
             Ok(Attempted::Abandoned(conclusion)) => Some(conclusion),
             Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut 0).await?,
+            Ok(Attempted::Unseen(refused)) => Some(self.unseen(refused, upstream).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
             Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
@@ -280,7 +281,10 @@ impl Case<'_> {
 
     /// What the client is told where its documents can't be looked for: what the server says of the statement itself,
     /// which is an error of one statement and in the client's own words.
-    async fn unseen(&self, look: Refused, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn unseen(&self, look: Refused, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
         Ok(match self.statement.refusal(self.protected, upstream).await? {
             Some(Ok(reply)) => Conclusion::Reply(reply),
             Some(Err(refused)) => Conclusion::Failed(refused.body),

@@ -130,9 +130,7 @@ async fn take_in(
         for candidate in &pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    if !is_reserved_for_it(collection, protected, candidate, key).await? {
-                        note(protected, candidate, key, report);
-                    }
+                    note(collection, protected, candidate, key, report).await?;
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Err(StoreError::Unexpected("a reservation").into()),
                 _ => {}
@@ -230,8 +228,17 @@ async fn is_reserved_for_it(
     Ok(true)
 }
 
-/// Notes a duplicate.
-fn note(protected: &Protected, candidate: &Candidate<'_>, key: usize, report: &mut Report) {
+/// Notes a duplicate, unless the key is the document's own.
+async fn note(
+    collection: &Collection<RawDocumentBuf>,
+    protected: &Protected,
+    candidate: &Candidate<'_>,
+    key: usize,
+    report: &mut Report,
+) -> Result<(), PrepareError> {
+    if is_reserved_for_it(collection, protected, candidate, key).await? {
+        return Ok(());
+    }
     let constrained = &candidate.keys[key];
     let duplicate = protected.constraints[constrained.constraint]
         .constraint
@@ -243,6 +250,7 @@ fn note(protected: &Protected, candidate: &Candidate<'_>, key: usize, report: &m
         .map(|rival| format!("{:?}", rival.owner.id))
         .unwrap_or_default();
     report.add(format!("{text}: _id {:?} and _id {other}", candidate.owner.id));
+    Ok(())
 }
 
 /// A bar on a terminal, log lines elsewhere.

@@ -17,7 +17,8 @@ use crate::reply::Times;
 pub struct Protected {
     /// The collection.
     pub namespace: Namespace,
-    /// Its constraints, in the order of the configuration: the order in which violations are reported.
+    /// Its constraints, that on `_id` first, then in the order of the configuration: the order in which violations are
+    /// reported.
     pub constraints: Vec<ProxyCollection>,
     /// The paths of its shard key; empty where it isn't sharded.
     pub shard_key: Vec<String>,

@@ -82,7 +82,7 @@ fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
         SpecError::CollationUnsupported { .. } => path.field("collation"),
         SpecError::FilterUnsupported { .. } => path.field("partialFilterExpression"),
         SpecError::ReservedNamespace(_) | SpecError::Namespace(_) => path.field("collection"),
-        SpecError::Name { .. } => path.field("name"),
+        SpecError::Name { .. } | SpecError::NameOfId { .. } => path.field("name"),
     }
 }
 
@@ -176,6 +176,10 @@ mod tests {
             (
                 "{ collection: a.b, key: { x: 1 }, name: a$b }",
                 "f:3:39: constraints[0].name: ",
+            ),
+            (
+                "{ collection: a.b, key: { _id: 1 }, name: x }",
+                "f:3:41: constraints[0].name: the index on _id is always named _id_",
             ),
             (
                 "{ collection: a.b, key: { x: 1 }, collation: { locale: en } }",

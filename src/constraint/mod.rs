@@ -28,7 +28,7 @@ pub use self::duplicate::DuplicateKey;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
-use self::spec::Field;
+use self::spec::{Field, ID_INDEX};
 
 /// What the names of proxy collections start with.
 pub const PROXY_PREFIX: &str = "keyward.";
@@ -87,8 +87,12 @@ impl Constraint {
     ///
     /// # Errors
     /// [`SpecError`], with the server's code and text where the server refuses it, too.
-    pub fn new(namespace: Namespace, spec: IndexSpec) -> Result<Self, SpecError> {
+    pub fn new(namespace: Namespace, mut spec: IndexSpec) -> Result<Self, SpecError> {
         check_namespace(&namespace)?;
+        if spec.is_on_id() {
+            // However it is written, the server has this one.
+            spec.key = doc! { "_id": 1 };
+        }
         let key_pattern = raw_document(&spec.key)?;
         let fields = spec::fields(Doc::new(key_pattern.as_bytes()).map_err(not_bson)?)?;
         let name = spec.index_name()?;
@@ -120,6 +124,11 @@ impl Constraint {
     /// The index's name, by which clients know it from errors.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether it is the index that every collection has.
+    pub fn is_on_id(&self) -> bool {
+        self.name == ID_INDEX
     }
 
     /// The key pattern as it was written, its number types included.

@@ -83,6 +83,12 @@ pub enum SpecError {
     /// The collection's name, or that of the proxy collection, is invalid.
     #[error(transparent)]
     Namespace(#[from] InvalidNamespace),
+    /// The index on `_id` has one name only.
+    #[error("the index on _id is always named _id_, not '{name}'; leave the name out")]
+    NameOfId {
+        /// The name asked for.
+        name: String,
+    },
     /// The proxy collection can't be named after the index.
     #[error("the index name '{name}' can't be part of a collection's name ({reason}); give the constraint a name")]
     Name {
@@ -102,6 +108,8 @@ impl SpecError {
     }
 }
 
+/// The name of the index that every collection has.
+pub(super) const ID_INDEX: &str = "_id_";
 /// The server's CannotCreateIndex.
 pub(super) const CANNOT_CREATE_INDEX: i32 = 67;
 /// The server's InvalidIndexSpecificationOption.
@@ -119,17 +127,18 @@ impl IndexSpec {
     pub(super) fn index_name(&self) -> Result<String, SpecError> {
         let name = match &self.name {
             Some(name) => name.clone(),
-            None if self.is_on_id() => "_id_".to_owned(),
+            None if self.is_on_id() => ID_INDEX.to_owned(),
             None => default_name(&self.key),
         };
         match name.as_str() {
             "" => Err(SpecError::refused(CANNOT_CREATE_INDEX, "index name cannot be empty")),
             "*" => Err(SpecError::refused(2, "The index name '*' is not valid.")),
-            "_id_" if !self.is_on_id() => {
+            ID_INDEX if !self.is_on_id() => {
                 let message =
                     "The index name '_id_' is reserved for the _id index, which must have key pattern {_id: 1}";
                 Err(SpecError::refused(2, message))
             }
+            other if self.is_on_id() && other != ID_INDEX => Err(SpecError::NameOfId { name }),
             _ if name.contains('\0') => Err(SpecError::refused(
                 CANNOT_CREATE_INDEX,
                 "index name cannot contain NUL bytes",
@@ -161,8 +170,15 @@ impl IndexSpec {
         Ok(())
     }
 
-    fn is_on_id(&self) -> bool {
-        self.key.len() == 1 && self.key.contains_key("_id")
+    /// Whether it means the index that every collection has.
+    pub(super) fn is_on_id(&self) -> bool {
+        let direction = match self.key.get("_id") {
+            Some(Bson::Int32(number)) => f64::from(*number),
+            Some(Bson::Int64(number)) => *number as f64,
+            Some(Bson::Double(number)) => *number,
+            _ => return false,
+        };
+        self.key.len() == 1 && direction == 1.0
     }
 }
 
@@ -345,6 +361,8 @@ mod tests {
         assert_eq!(name(doc! { "email": 1 }).unwrap(), "email_1");
         assert_eq!(name(doc! { "a": 1.0, "b.c": -1_i64 }).unwrap(), "a_1_b.c_-1");
         assert_eq!(name(doc! { "_id": 1 }).unwrap(), "_id_");
+        assert_eq!(name(doc! { "_id": 1.0 }).unwrap(), "_id_");
+        assert_eq!(name(doc! { "_id": -1 }).unwrap(), "_id_-1");
         assert!(matches!(name(doc! { "a.$id": 1 }), Err(SpecError::Name { .. })));
     }
 }

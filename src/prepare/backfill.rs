@@ -6,15 +6,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use bson::{RawDocumentBuf, doc};
+use bson::{Bson, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
-use mongodb::Client;
+use mongodb::{Client, Collection};
 use tokio::time::Instant;
 
 use super::PrepareError;
 use crate::catalog::Protected;
-use crate::claims::{Candidate, InFlight, give_back, settle};
+use crate::claims::{Candidate, ConstrainedKey, InFlight, give_back, owner_of, settle};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::raw::Doc;
@@ -98,16 +98,18 @@ pub(super) async fn backfill(
     while let Some(document) = documents.try_next().await? {
         batch.push(document);
         if batch.len() == BATCH as usize {
-            take_in(protected, position, lease, &std::mem::take(&mut batch), &mut report).await?;
+            let batch = std::mem::take(&mut batch);
+            take_in(&collection, protected, position, lease, &batch, &mut report).await?;
             progress.advance(u64::from(BATCH));
         }
     }
-    take_in(protected, position, lease, &batch, &mut report).await?;
+    take_in(&collection, protected, position, lease, &batch, &mut report).await?;
     Ok(report)
 }
 
 /// Reserves the keys of one batch. Each key is an attempt of its own: one duplicate must not cost a document its others.
 async fn take_in(
+    collection: &Collection<RawDocumentBuf>,
     protected: &Protected,
     position: usize,
     lease: Duration,
@@ -127,7 +129,9 @@ async fn take_in(
         verify(protected, position, lease, &mut pending).await?;
         for candidate in &pending {
             match candidate.attempt.ended() {
-                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => note(protected, candidate, key, report),
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
+                    note(collection, protected, candidate, key, report).await?;
+                }
                 Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Err(StoreError::Unexpected("a reservation").into()),
                 _ => {}
             }
@@ -194,10 +198,46 @@ async fn verify(
     Ok(())
 }
 
-/// Notes a duplicate, unless the key is reserved for the very document already: by an earlier start, say.
-fn note(protected: &Protected, candidate: &Candidate<'_>, key: usize, report: &mut Report) {
+/// Whether the key is reserved for the very document already: by an earlier start, say. The reservation's route may be that
+/// of a namesake on another shard which is gone, or an old one of the document itself, changed past Keyward.
+async fn is_reserved_for_it(
+    collection: &Collection<RawDocumentBuf>,
+    protected: &Protected,
+    candidate: &Candidate<'_>,
+    key: usize,
+) -> Result<bool, PrepareError> {
     if candidate.is_its_own_rival(key) {
-        return;
+        return Ok(true);
+    }
+    let id = &candidate.owner.id;
+    if candidate.rivals.get(&key).is_none_or(|rival| rival.owner.id != *id) {
+        return Ok(false);
+    }
+    let ConstrainedKey { constraint, key } = &candidate.keys[key];
+    let constraint = &protected.constraints[*constraint].constraint;
+    let id = Bson::try_from(id.clone()).map_err(|_| StoreError::Unexpected("an _id"))?;
+    let mut namesakes = collection.find(doc! { "_id": { "$eq": id } }).await?;
+    while let Some(namesake) = namesakes.try_next().await? {
+        let malformed = |_| StoreError::Unexpected("a document");
+        let namesake = Doc::new(namesake.as_bytes()).map_err(malformed)?;
+        let is_another = owner_of(protected, namesake).map_err(malformed)? != candidate.owner;
+        if is_another && constraint.keys(namesake).unwrap_or_default().contains(key) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Notes a duplicate, unless the key is the document's own.
+async fn note(
+    collection: &Collection<RawDocumentBuf>,
+    protected: &Protected,
+    candidate: &Candidate<'_>,
+    key: usize,
+    report: &mut Report,
+) -> Result<(), PrepareError> {
+    if is_reserved_for_it(collection, protected, candidate, key).await? {
+        return Ok(());
     }
     let constrained = &candidate.keys[key];
     let duplicate = protected.constraints[constrained.constraint]
@@ -210,6 +250,7 @@ fn note(protected: &Protected, candidate: &Candidate<'_>, key: usize, report: &m
         .map(|rival| format!("{:?}", rival.owner.id))
         .unwrap_or_default();
     report.add(format!("{text}: _id {:?} and _id {other}", candidate.owner.id));
+    Ok(())
 }
 
 /// A bar on a terminal, log lines elsewhere.

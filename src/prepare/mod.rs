@@ -84,9 +84,11 @@ pub async fn prepare(
         let of_namespace = constraints
             .iter()
             .filter(|constraint| constraint.namespace() == namespace);
-        let proxies = of_namespace
+        let mut proxies: Vec<_> = of_namespace
             .map(|constraint| ProxyCollection::new(client, constraint.clone(), metrics.constraint(constraint), lease))
             .collect();
+        // The server asks the index on `_id` before any other.
+        proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
         let shard_key = deployment.shard_key(client, namespace).await?;
         let collection = Protected {
             namespace: namespace.clone(),

@@ -20,6 +20,7 @@ use super::lease_left::LeaseLeft;
 use super::narrow;
 use super::plain::Plain;
 use super::reserve::{Reserved, reserve};
+use super::transaction::Refused;
 use super::{BackOff, count_in_doubt};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
 use crate::proxy_collection::Reservation;
@@ -45,11 +46,7 @@ type GivenUp = Vec<(ConstrainedKey, Reservation)>;
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
-pub async fn change(
-    case: &Case<'_>,
-    plain: &Plain<'_>,
-    upstream: &mut Connection,
-) -> Result<Conclusion, ForwardError> {
+pub async fn change(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
     let mut back_off = BackOff::default();
     loop {
         if let Tried::Concluded(conclusion) = attempt(case, plain, upstream).await? {
@@ -71,6 +68,8 @@ async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) 
             let nothing = for_nothing(case, upstream).await?;
             return Ok(Tried::Concluded(match nothing.fate {
                 Fate::Missed => Conclusion::Failed(refused),
+                // In the client's words, where it quotes the query.
+                Fate::NotApplied { .. } => case.unseen(Refused { body: refused }, upstream).await?,
                 _ => nothing.into(),
             }));
         }
@@ -176,7 +175,11 @@ async fn settle(
     let Ok(held) = held else { return Ok(()) };
     for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
         let is_free = |(key, _): &&(ConstrainedKey, Reservation)| key.constraint == constraint && !held.contains(key);
-        let free: Vec<_> = given_up.iter().filter(is_free).map(|(key, seen)| (&key.key, seen)).collect();
+        let free: Vec<_> = given_up
+            .iter()
+            .filter(is_free)
+            .map(|(key, seen)| (&key.key, seen))
+            .collect();
         if free.is_empty() {
             continue;
         }

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 
 use tokio::time::Instant;
 
-use super::moves::Clash;
 use super::Context;
+use super::moves::Clash;
 use super::reserve::{Reserved, reserve};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, give_back};

@@ -103,6 +103,10 @@ impl Case<'_> {
                     return Ok(conclusion);
                 }
                 Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut upserts).await?,
+                Ok(Attempted::Unseen(refused)) => {
+                    transaction.abort(upstream).await?;
+                    Some(self.unseen(refused, upstream).await?)
+                }
                 Err(Failure::Forward(error)) => return Err(error),
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused)) => {
@@ -132,6 +136,7 @@ impl Case<'_> {
             Ok(Attempted::Concluded(_)) => None,
             Ok(Attempted::Abandoned(conclusion)) => Some(conclusion),
             Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut 0).await?,
+            Ok(Attempted::Unseen(refused)) => Some(self.unseen(refused, upstream).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
             Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
@@ -178,6 +183,7 @@ impl Case<'_> {
             Evaluated::DoneInPart(reply) => Attempted::Concluded(Conclusion::Part(reply)),
             Evaluated::Refused(reply) => Attempted::Abandoned(Conclusion::Reply(reply)),
             Evaluated::Clash(clash) => Attempted::Clash(clash),
+            Evaluated::Unseen(refused) => Attempted::Unseen(refused),
             Evaluated::Impossible(Impossible::Duplicate(key)) => Attempted::Abandoned(Conclusion::Duplicate(key)),
             Evaluated::Impossible(Impossible::Unindexable(error)) => {
                 Attempted::Abandoned(Conclusion::Unindexable(error))
@@ -266,7 +272,24 @@ impl Case<'_> {
                 transaction.abort(upstream).await?;
                 Ok(conclusion)
             }
+            Attempted::Unseen(refused) => {
+                transaction.abort(upstream).await?;
+                self.unseen(refused, upstream).await
+            }
         }
+    }
+
+    /// What the client is told where its documents can't be looked for: what the server says of the statement itself,
+    /// which is an error of one statement and in the client's own words.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn unseen(&self, look: Refused, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+        Ok(match self.statement.refusal(self.protected, upstream).await? {
+            Some(Ok(reply)) => Conclusion::Reply(reply),
+            Some(Err(refused)) => Conclusion::Failed(refused.body),
+            None => Conclusion::Failed(look.body),
+        })
     }
 
     /// What a client is told whose transaction met `clash`.
@@ -288,6 +311,8 @@ enum Attempted {
     Abandoned(Conclusion),
     /// A reservation is in the way.
     Clash(Clash),
+    /// The server refused to look for the documents.
+    Unseen(Refused),
 }
 
 /// Whether `query` is made of equalities with `values`, those of a key by path, and of nothing else.

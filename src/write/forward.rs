@@ -145,7 +145,10 @@ pub async fn statement(
                 name: list.as_bytes(),
                 documents: vec![own],
             };
-            (part_of_body(command, list, std::iter::once(index), terms)?, vec![sequence])
+            (
+                part_of_body(command, list, std::iter::once(index), terms)?,
+                vec![sequence],
+            )
         }
         None => (with_terms(Doc::new(own)?, terms)?, Vec::new()),
     };
@@ -163,7 +166,8 @@ pub async fn statement(
 }
 
 fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
-    let code_of = |error: Doc<'_>| Ok::<_, Malformed>(error.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0));
+    let code_of =
+        |error: Doc<'_>| Ok::<_, Malformed>(error.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0));
     if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
         let code = code_of(reply)?;
         return Ok(match REFUSED_BEFORE_EXECUTION.contains(&code) || is_refused(code) {
@@ -171,7 +175,10 @@ fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
             false => Fate::InDoubt { whole: true },
         });
     }
-    let first_error = reply.nested("writeErrors")?.map(|errors| errors.nested("0")).transpose()?;
+    let first_error = reply
+        .nested("writeErrors")?
+        .map(|errors| errors.nested("0"))
+        .transpose()?;
     if let Some(error) = first_error.flatten() {
         return Ok(match is_refused(code_of(error)?) {
             true => Fate::NotApplied { whole: false },

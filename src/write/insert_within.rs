@@ -124,7 +124,7 @@ fn first_refused(images: &[Image], standing: &BTreeMap<ConstrainedKey, Standing>
         };
         for key in keys {
             let reason = match standing.get(key) {
-                Some(standing) if !standing.is_held => Reason::Clash(Clash {
+                Some(standing) if standing.holder.is_none() => Reason::Clash(Clash {
                     key: key.clone(),
                     owner: image.owner.clone(),
                 }),

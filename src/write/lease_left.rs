@@ -31,7 +31,9 @@ impl LeaseLeft {
     /// How long a write may take that has to end by `deadline`, too; `None` if there is no time any more.
     pub fn time_to_write(self, deadline: Option<Instant>) -> Option<Duration> {
         let usable = self.lease.mul_f64(1.0 - KEPT_BACK);
-        let in_lease = self.since.map_or(usable, |since| usable.saturating_sub(since.elapsed()));
+        let in_lease = self
+            .since
+            .map_or(usable, |since| usable.saturating_sub(since.elapsed()));
         let time = match deadline {
             Some(deadline) => in_lease.min(deadline.saturating_duration_since(Instant::now())),
             None => in_lease,

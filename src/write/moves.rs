@@ -89,9 +89,14 @@ impl Moves {
                 Some(owner) => is_id(&standing.owner, owner)?,
                 None => false,
             };
-            if standing.is_held && !is_released {
+            let Some((key, owner)) = self.reserved.get_key_value(&key) else {
+                continue;
+            };
+            // A reservation that another try left for the very document that is there now is stale, and no duplicate.
+            let is_held = standing.holder.is_some_and(|holder| holder != *owner);
+            if is_held && !is_released {
                 // As the document has it, whose error it is.
-                return Ok(self.reserved.get_key_value(&key).map(|(key, _)| key.clone()));
+                return Ok(Some(key.clone()));
             }
         }
         Ok(None)

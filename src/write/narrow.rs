@@ -218,18 +218,29 @@ mod tests {
             let bytes = unchanged(Doc::new(&query).unwrap(), Doc::new(&document).unwrap(), paths).unwrap();
             let narrowed = Document::from_reader(bytes.as_slice()).unwrap();
             assert_eq!(narrowed.get("_id"), Some(&bson::Bson::Int32(1)));
-            narrowed.get_document("$expr").unwrap().get_array("$and").unwrap().clone()
+            narrowed
+                .get_document("$expr")
+                .unwrap()
+                .get_array("$and")
+                .unwrap()
+                .clone()
         };
         let equal = |path: &str, value: bson::Bson| bson::bson!({ "$eq": [path, { "$literal": value }] });
         let missing = |path: &str| bson::bson!({ "$eq": [{ "$type": path }, "missing"] });
         let nested = doc! { "c": { "d": 1 }, "t": [1, 2] };
-        assert_eq!(unchanged(nested.clone(), &["c.d", "c.e", "t"]), [
-            equal("$c.d", 1.into()),
-            missing("$c.e"),
-            equal("$t", bson::bson!([1, 2]))
-        ]);
+        assert_eq!(
+            unchanged(nested.clone(), &["c.d", "c.e", "t"]),
+            [
+                equal("$c.d", 1.into()),
+                missing("$c.e"),
+                equal("$t", bson::bson!([1, 2]))
+            ]
+        );
         let in_array = bson::bson!([{ "x": 1 }]);
-        assert_eq!(unchanged(doc! { "i": in_array.clone() }, &["i.x", "i.y"]), [equal("$i", in_array)]);
+        assert_eq!(
+            unchanged(doc! { "i": in_array.clone() }, &["i.x", "i.y"]),
+            [equal("$i", in_array)]
+        );
         assert_eq!(unchanged(nested, &["t.0"]), [equal("$t", bson::bson!([1, 2]))]);
     }
 }

@@ -177,7 +177,11 @@ fn replacement<'a>(
 
 /// Operators of which only `$set` and `$unset` touch what keys are made of, whole values of it, each once.
 fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
-    let paths: Vec<&str> = protected.constraints.iter().flat_map(|proxy| proxy.constraint.paths()).collect();
+    let paths: Vec<&str> = protected
+        .constraints
+        .iter()
+        .flat_map(|proxy| proxy.constraint.paths())
+        .collect();
     let unchangeable: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
     for operator in operators.elements() {
@@ -214,7 +218,10 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<
             if !is_known {
                 return Ok(None);
             }
-            assignments.push(Assignment { path: field.name, value });
+            assignments.push(Assignment {
+                path: field.name,
+                value,
+            });
         }
     }
     Ok(Some(Plain::Fields(assignments)))
@@ -285,7 +292,9 @@ mod tests {
 
     fn assign(document: Document, path: &str, value: Option<Document>) -> Document {
         let (document, value) = (document.to_vec().unwrap(), value.map(|value| value.to_vec().unwrap()));
-        let value = value.as_ref().map(|value| Doc::new(value).unwrap().get("v").unwrap().unwrap());
+        let value = value
+            .as_ref()
+            .map(|value| Doc::new(value).unwrap().get("v").unwrap().unwrap());
         let assigned = assigned(Doc::new(&document).unwrap(), path.as_bytes(), value.as_ref()).unwrap();
         Document::from_reader(assigned.as_slice()).unwrap()
     }
@@ -295,8 +304,14 @@ mod tests {
         let one = || Some(doc! { "v": 1 });
         assert_eq!(assign(doc! { "a": 0, "b": 2 }, "a", one()), doc! { "a": 1, "b": 2 });
         assert_eq!(assign(doc! {}, "c.d.e", one()), doc! { "c": { "d": { "e": 1 } } });
-        assert_eq!(assign(doc! { "c": { "x": 0 } }, "c.d", one()), doc! { "c": { "x": 0, "d": 1 } });
-        assert_eq!(assign(doc! { "c": [{ "d": 0 }] }, "c.d", one()), doc! { "c": [{ "d": 0 }] });
+        assert_eq!(
+            assign(doc! { "c": { "x": 0 } }, "c.d", one()),
+            doc! { "c": { "x": 0, "d": 1 } }
+        );
+        assert_eq!(
+            assign(doc! { "c": [{ "d": 0 }] }, "c.d", one()),
+            doc! { "c": [{ "d": 0 }] }
+        );
         assert_eq!(assign(doc! { "c": { "d": 0 } }, "c.d", None), doc! { "c": {} });
         assert_eq!(assign(doc! { "c": 1 }, "c.d", None), doc! { "c": 1 });
         assert_eq!(assign(doc! {}, "c.d", None), doc! {});

@@ -12,6 +12,7 @@ use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::Key;
+use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::upstream::Connection;
 
@@ -23,8 +24,8 @@ const KEYS_AT_ONCE: usize = 1_000;
 pub struct Standing {
     /// Its owner's `_id`, as the document `{_id}`.
     pub owner: Vec<u8>,
-    /// Whether a document with that `_id` holds the key.
-    pub is_held: bool,
+    /// The document with that `_id` that holds the key, if there is one.
+    pub holder: Option<Owner>,
 }
 
 /// The reservations of `keys`, those that there are.
@@ -59,7 +60,7 @@ pub async fn standing(
     for image in image::read(protected, &owners, usize::MAX, transaction, upstream).await? {
         for key in image.keys.iter().flatten() {
             if let Some(standing) = all.get_mut(key) {
-                standing.is_held = true;
+                standing.holder = Some(image.owner.clone());
             }
         }
     }
@@ -118,7 +119,7 @@ async fn read(
         }
         let standing = Standing {
             owner: owner.finish(),
-            is_held: false,
+            holder: None,
         };
         all.insert(ConstrainedKey { constraint, key }, standing);
     }

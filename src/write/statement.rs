@@ -6,10 +6,11 @@
 
 use bson::spec::ElementType;
 
+use super::ForwardError;
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
 use super::narrow::{both, pin};
-use super::transaction::{Failure, Transaction, is_about_running};
+use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
@@ -68,6 +69,8 @@ pub enum Evaluated {
     Clash(Clash),
     /// A native index would refuse the outcome.
     Impossible(Impossible),
+    /// The server refused to look for the documents; the transaction is over.
+    Unseen(Refused),
     /// More than [`DOCUMENTS_MAX`] documents match, and they can't be changed by parts.
     TooMany,
 }
@@ -168,7 +171,11 @@ impl<'a> Statement<'a> {
         upstream: &mut Connection,
     ) -> Result<Evaluated, Failure> {
         let selection = self.selection()?;
-        let mut selected = image::read(protected, &selection, DOCUMENTS_MAX + 1, transaction, upstream).await?;
+        let selected = image::read(protected, &selection, DOCUMENTS_MAX + 1, transaction, upstream).await;
+        let mut selected = match selected {
+            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluated::Unseen(refused)),
+            selected => selected?,
+        };
         // A delete of many isn't atomic on the server either.
         let is_part = selected.len() > DOCUMENTS_MAX && self.kind == Kind::Delete;
         if is_part {
@@ -222,6 +229,34 @@ impl<'a> Statement<'a> {
             None if is_part => Ok(Evaluated::DoneInPart(reply)),
             None => Ok(Evaluated::Done(reply)),
         }
+    }
+
+    /// What the server says of the statement itself, where it refused to look for its documents: in a transaction that
+    /// changes nothing. `None` if it has nothing against it.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn refusal(
+        self,
+        protected: &Protected,
+        upstream: &mut Connection,
+    ) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
+        let mut transaction = Transaction::own(self.body)?;
+        let database = &protected.namespace.database;
+        let reply = transaction.run(upstream, database, self.command(None)?, None).await;
+        transaction.abort(upstream).await?;
+        Ok(match reply {
+            Ok(reply) => {
+                let outcome = Doc::new(&reply)?;
+                outcome
+                    .get("writeErrors")?
+                    .map(|_| undone(outcome))
+                    .transpose()?
+                    .map(Ok)
+            }
+            Err(Failure::Refused(refused)) => (!refused.is_transient()).then_some(Err(refused)),
+            Err(Failure::Forward(error)) => return Err(error),
+        })
     }
 
     /// On shards several documents may have one `_id`, and the look after the statement can't tell them apart: the look

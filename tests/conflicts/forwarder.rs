@@ -86,7 +86,7 @@ fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim
 }
 
 /// Passes whole messages on until `goes_on` says no or a side closes; then closes both.
-fn pass(mut from: &TcpStream, mut to: &TcpStream, mut goes_on: impl FnMut(&[u8]) -> bool) {
+pub fn pass(mut from: &TcpStream, mut to: &TcpStream, mut goes_on: impl FnMut(&[u8]) -> bool) {
     while let Ok(message) = read_message(&mut from) {
         if !goes_on(&message) || to.write_all(&message).is_err() {
             break;

@@ -235,7 +235,9 @@ impl Pair {
         for constraint in &self.constraints {
             let keys = |documents: &[Document]| -> BTreeSet<Key> {
                 let bytes = documents.iter().map(|document| document.to_vec().unwrap());
-                bytes.flat_map(|bytes| constraint.keys(Doc::new(&bytes).unwrap()).unwrap()).collect()
+                bytes
+                    .flat_map(|bytes| constraint.keys(Doc::new(&bytes).unwrap()).unwrap())
+                    .collect()
             };
             if keys(&got) != keys(&expected) {
                 return Err(format!("a part was changed\nKeyward  {got:?}\nnatively {expected:?}"));

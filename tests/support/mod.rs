@@ -153,6 +153,13 @@ pub fn comparable(mut reply: Document) -> Document {
     reply
 }
 
+/// The reply's bytes, its own fields in one order: a router and a server don't agree on that.
+pub fn in_one_order(reply: Document) -> Vec<u8> {
+    let mut fields: Vec<(String, Bson)> = comparable(reply).into_iter().collect();
+    fields.sort_by(|(one, _), (other, _)| one.cmp(other));
+    fields.into_iter().collect::<Document>().to_vec().unwrap()
+}
+
 /// Shards `db.collection` on `key`, with one chunk on each of two shards, split at `at`.
 pub fn shard_on_two(cluster: &testbed::Cluster, namespace: &str, key: Document, at: Document) {
     let database = namespace.split('.').next().unwrap();

@@ -1,33 +1,16 @@
 //! Real drivers do through Keyward what they do without it: each script runs against the deployment itself and through
 //! Keyward, and must print the same.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use mongodb::options::{ClientOptions, Compressor, Credential, ServerAddress};
-use testbed::{Cluster, NodeProject, ReplicaSet, node_project, python};
+use testbed::{Cluster, NodeProject, ReplicaSet};
 
 use crate::proxy::Proxy;
-
-fn folder(language: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/drivers")
-        .join(language)
-}
-
-fn node() -> NodeProject {
-    node_project(&folder("node")).unwrap()
-}
-
-fn output(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
+use crate::scripts::{self, node, output};
 
 /// Runs `script` against the deployment at `uri` and through a Keyward in front of it, and compares.
 fn compare(uri: &str, script: impl Fn(&str) -> Command) {
@@ -39,9 +22,8 @@ fn compare(uri: &str, script: impl Fn(&str) -> Command) {
 }
 
 fn pymongo(uri: &str, steps: &[&str]) -> Command {
-    let mut command = Command::new(python().unwrap());
-    let script = folder("python").join("transparent.py");
-    command.arg(script).args([uri, "by_pymongo"]).args(steps);
+    let mut command = scripts::pymongo("transparent.py");
+    command.args([uri, "by_pymongo"]).args(steps);
     command
 }
 

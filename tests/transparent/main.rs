@@ -9,5 +9,7 @@ mod forwarding;
 mod hello;
 mod lifecycle;
 mod proxy;
+#[path = "../support/scripts.rs"]
+mod scripts;
 mod socket;
 mod treatment;

@@ -58,7 +58,9 @@ impl Catalog {
     /// The same constraints with these shard keys, given by `database.collection`; where none is given, it isn't sharded.
     pub fn with_shard_keys(&self, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
         let renewed = self.all().map(|protected| {
-            let shard_key = shard_keys.get(&protected.namespace.to_string()).map_or(&[][..], Vec::as_slice);
+            let shard_key = shard_keys
+                .get(&protected.namespace.to_string())
+                .map_or(&[][..], Vec::as_slice);
             match protected.shard_key == shard_key {
                 true => protected.clone(),
                 false => Arc::new(Protected {

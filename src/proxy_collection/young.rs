@@ -25,6 +25,9 @@ impl ProxyCollection {
         let command =
             rawdoc! { "find": self.reservations.name(), "filter": { "at": { "$gte": since } }, "limit": limit };
         let found = self.reads(&self.find(command).await?)?;
-        Ok(found.into_iter().map(|(_, key, read)| (key, read.reservation)).collect())
+        Ok(found
+            .into_iter()
+            .map(|(_, key, read)| (key, read.reservation))
+            .collect())
     }
 }

@@ -298,9 +298,7 @@ mod tests {
 
     fn add(reply: &mut BulkReply, kind: BulkKind, first: usize, count: usize, part: &Document) {
         let part = part.to_vec().unwrap();
-        reply
-            .add(kind, first, count, false, Doc::new(&part).unwrap())
-            .unwrap();
+        reply.add(kind, first, count, false, Doc::new(&part).unwrap()).unwrap();
     }
 
     fn body(reply: &BulkReply) -> Document {
@@ -309,14 +307,27 @@ mod tests {
 
     #[test]
     fn parts_become_entries_and_counts() {
-        let duplicate = doc! { "index": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 } };
+        let duplicate =
+            doc! { "index": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 } };
         let mut reply = BulkReply::new(false);
         let inserts = doc! { "n": 2, "writeErrors": [duplicate], "ok": 1.0 };
         add(&mut reply, BulkKind::Insert, 0, 3, &inserts);
         let upsert = doc! { "n": 1, "upserted": [{ "index": 0, "_id": 7 }], "nModified": 0, "ok": 1.0 };
         add(&mut reply, BulkKind::Update, 3, 1, &upsert);
-        add(&mut reply, BulkKind::Update, 4, 1, &doc! { "n": 2, "nModified": 1, "ok": 1.0 });
-        add(&mut reply, BulkKind::Delete, 5, 1, &doc! { "n": 4, "retriedStmtIds": [5], "ok": 1.0 });
+        add(
+            &mut reply,
+            BulkKind::Update,
+            4,
+            1,
+            &doc! { "n": 2, "nModified": 1, "ok": 1.0 },
+        );
+        add(
+            &mut reply,
+            BulkKind::Delete,
+            5,
+            1,
+            &doc! { "n": 4, "retriedStmtIds": [5], "ok": 1.0 },
+        );
         let entries = vec![
             doc! { "ok": 1.0, "idx": 0, "n": 1 },
             doc! { "ok": 0.0, "idx": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 }, "n": 0 },

@@ -101,7 +101,9 @@ async fn drop_all(
     }
     // What the server keeps for the others goes with them, or is empty; some of it can't be dropped.
     for name in systems {
-        times.advance(times_of(&request(&drop_command(database, &name, body)?, upstream).await?));
+        times.advance(times_of(
+            &request(&drop_command(database, &name, body)?, upstream).await?,
+        ));
     }
     Ok(times)
 }
@@ -190,25 +192,32 @@ async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
 
 /// Deletes those of the reservations whose document is gone now.
 async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
-    let each = protected.constraints.iter().zip(settled).map(|(proxy, settled)| async move {
-        let released: Result<usize, StoreError> = async {
-            let held = proxy.look_up(&claims(settled), Scope::Fenced).await?;
-            let gone: Vec<_> = settled.iter().zip(held).filter(|(_, held)| !held).collect();
-            let gone: Vec<_> = gone.iter().map(|((key, seen), _)| (key, seen)).collect();
-            proxy.delete_seen(&gone).await?;
-            Ok(gone.len())
-        }
-        .await;
-        match released {
-            Ok(count) => proxy.metrics.released.inc_by(count as u64),
-            Err(error) => warn(proxy, &error),
-        }
-    });
+    let each = protected
+        .constraints
+        .iter()
+        .zip(settled)
+        .map(|(proxy, settled)| async move {
+            let released: Result<usize, StoreError> = async {
+                let held = proxy.look_up(&claims(settled), Scope::Fenced).await?;
+                let gone: Vec<_> = settled.iter().zip(held).filter(|(_, held)| !held).collect();
+                let gone: Vec<_> = gone.iter().map(|((key, seen), _)| (key, seen)).collect();
+                proxy.delete_seen(&gone).await?;
+                Ok(gone.len())
+            }
+            .await;
+            match released {
+                Ok(count) => proxy.metrics.released.inc_by(count as u64),
+                Err(error) => warn(proxy, &error),
+            }
+        });
     join_all(each).await;
 }
 
 fn claims(reservations: &[(Key, Reservation)]) -> Vec<(&Key, &crate::proxy_collection::Owner)> {
-    reservations.iter().map(|(key, reservation)| (key, &reservation.owner)).collect()
+    reservations
+        .iter()
+        .map(|(key, reservation)| (key, &reservation.owner))
+        .collect()
 }
 
 fn warn(proxy: &ProxyCollection, error: &StoreError) {

@@ -12,6 +12,7 @@ mod touch;
 
 mod forward;
 mod insert;
+mod retried;
 
 mod change;
 mod clash;

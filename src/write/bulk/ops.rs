@@ -278,7 +278,10 @@ fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Refus
                 None => Some(0),
             };
             let first = first.ok_or(Refusal::Bulk(BulkFault::WrongType("bulkWrite.stmtId")))?;
-            Ok((0..).map(|offset| first.wrapping_add(offset)).take(operations).collect())
+            Ok((0..)
+                .map(|offset| first.wrapping_add(offset))
+                .take(operations)
+                .collect())
         }
     }
 }

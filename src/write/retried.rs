@@ -132,6 +132,11 @@ fn question(
         question.close().int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
+    // There is nothing that a majority would have to confirm.
+    question
+        .open(ElementType::EmbeddedDocument, b"writeConcern")
+        .int32("w", 1)
+        .close();
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     question.open(ElementType::Array, b"stmtIds");
     for (place, candidate) in candidates.iter().enumerate() {

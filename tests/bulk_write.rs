@@ -190,7 +190,7 @@ async fn a_retry_finds_every_operation_done_that_was_done() {
     let database = "bulk_retry";
     let (cluster, keyward) = users(database);
     let mut keyward = Connection::open(&keyward.address);
-    let operations = vec![
+    let operations = [
         insert(1, "1@x"),
         doc! { "update": 0, "filter": { "_id": 1, "region": "z" }, "updateMods": { "$set": { "email": "one@x" }, "$inc": { "n": 1 } } },
         doc! { "insert": 1, "document": { "_id": 1, "n": 0 } },

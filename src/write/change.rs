@@ -227,11 +227,8 @@ async fn refused(case: &Case<'_>, upstream: &mut Connection) -> Result<Tried, Fo
     })
 }
 
-/// What the server says to the statement where no document matches it; not for an upsert, which would insert one.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
-pub async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
+/// What the server says to the statement where no document matches it.
+async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
     let query = case.statement.query()?.unwrap_or(Doc::empty());
     let own = case.statement.with_query(&narrow::nothing(query)?)?;
     forward::statement(case.command, case.statement.kind, case.index, &own, None, upstream).await

@@ -7,9 +7,8 @@
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::change::{change, for_nothing};
+use super::change::change;
 use super::clash::{Resolved, resolve};
-use super::forward::Fate;
 use super::moves::{Clash, Impossible};
 use super::plain::Plain;
 use super::record::{self, Recorded};
@@ -112,7 +111,7 @@ impl Case<'_> {
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused)) => {
                     transaction.abort(upstream).await?;
-                    Some(self.said_of(refused, upstream).await?)
+                    Some(Conclusion::Failed(refused.body))
                 }
             };
             if let Some(conclusion) = again {
@@ -123,19 +122,6 @@ impl Case<'_> {
             }
             tokio::time::sleep(back_off.next()).await;
         }
-    }
-
-    /// What the client is told of a statement that failed with `refused`: the look at its documents comes first, and fails
-    /// as a command of its own where the server would tell of the statement.
-    async fn said_of(&self, refused: Refused, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
-        if self.statement.is_upsert {
-            return Ok(Conclusion::Failed(refused.body));
-        }
-        let nothing = for_nothing(self, upstream).await?;
-        Ok(match nothing.fate {
-            Fate::Missed => Conclusion::Failed(refused.body),
-            _ => nothing.into(),
-        })
     }
 
     /// What keeps the statement from taking effect, if anything does: it is evaluated in a transaction that is never

@@ -1,7 +1,7 @@
 //! Which constraints hold: an immutable snapshot, swapped as a whole and taken once per command.
 //!
 //! For every command that passes it answers by namespace: is the collection protected, and is it one of Keyward's own?
-//! The answers allocate nothing. Filled from the configuration; a reload replaces it.
+//! The answers allocate nothing. Filled from the configuration; replaced when a shard key has changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::proxy_collection::ProxyCollection;
 use crate::reply::Times;
 
 /// A protected collection with what its writes need.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Protected {
     /// The collection.
     pub namespace: Namespace,
@@ -52,11 +52,32 @@ pub struct Catalog {
 impl Catalog {
     /// A snapshot of `protected`.
     pub fn new(protected: Vec<Protected>) -> Catalog {
+        Catalog::of(protected.into_iter().map(Arc::new))
+    }
+
+    /// The same constraints with these shard keys, given by `database.collection`; where none is given, it isn't sharded.
+    pub fn with_shard_keys(&self, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
+        let renewed = self.all().map(|protected| {
+            let shard_key = shard_keys
+                .get(&protected.namespace.to_string())
+                .map_or(&[][..], Vec::as_slice);
+            match protected.shard_key == shard_key {
+                true => protected.clone(),
+                false => Arc::new(Protected {
+                    shard_key: shard_key.to_vec(),
+                    ..(**protected).clone()
+                }),
+            }
+        });
+        Catalog::of(renewed)
+    }
+
+    fn of(protected: impl Iterator<Item = Arc<Protected>>) -> Catalog {
         let mut catalog = Catalog::default();
         for protected in protected {
             let Namespace { database, collection } = protected.namespace.clone();
             let collections = catalog.databases.entry(database.into_bytes()).or_default();
-            collections.insert(collection.into_bytes(), Arc::new(protected));
+            collections.insert(collection.into_bytes(), protected);
         }
         catalog
     }

@@ -37,7 +37,7 @@ pub struct Instance {
     readiness: Readiness,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
-    sweeping: Sweeping,
+    background: [Background; 2],
     pages: Pages,
 }
 
@@ -95,6 +95,7 @@ impl Instance {
             writes,
             metrics,
         });
+        let following = tokio::spawn(write::follow_shard_keys(service.clone()));
         let limits = server::Limits {
             connections_max: config.limits.max_connections,
             drain: config.drain,
@@ -108,7 +109,7 @@ impl Instance {
             readiness,
             stop,
             serving,
-            sweeping: Sweeping(sweeping),
+            background: [Background(sweeping), Background(following)],
             pages,
         })
     }
@@ -127,7 +128,7 @@ impl Instance {
     pub async fn stop(self) {
         self.readiness.block(Obstacle::Draining, "stopping");
         self.stop.send_replace(true);
-        drop(self.sweeping);
+        drop(self.background);
         if let Err(error) = self.serving.await {
             tracing::error!(%error, "serving ended before it was told to");
         }
@@ -136,11 +137,11 @@ impl Instance {
     }
 }
 
-/// The sweeper; it stops, wherever it is, when this is dropped.
+/// A task that stops, wherever it is, when this is dropped.
 #[derive(Debug)]
-struct Sweeping(JoinHandle<()>);
+struct Background(JoinHandle<()>);
 
-impl Drop for Sweeping {
+impl Drop for Background {
     fn drop(&mut self) {
         self.0.abort();
     }

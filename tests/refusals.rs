@@ -1,10 +1,14 @@
 //! What Keyward refuses reaches the user in Keyward's words: drivers have texts of their own for some error codes.
 
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
 mod support;
 
 use std::path::Path;
 
-use support::Keyward;
+use bson::{Document, doc};
+use mongodb::Client;
+use support::{Keyward, comparable, run};
 use testbed::{ReplicaSet, node_project};
 
 #[test]
@@ -29,4 +33,149 @@ fn mongosh_shows_why_a_write_is_refused() {
             .all(|line| line.contains("Keyward") && line.contains("refusals.")),
         "{shown}"
     );
+}
+
+/// A Keyward in front of a replica set, one protected user, and the same without Keyward.
+async fn with_a_user(database: &str) -> (Keyward, Client, Client) {
+    let set = ReplicaSet::shared();
+    let direct = set.client();
+    direct.database(database).drop().await.unwrap();
+    let constraints = format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n");
+    let keyward = Keyward::start(&set.uri(), &constraints);
+    let client = keyward.client().await;
+    let user = doc! { "insert": "users", "documents": [{ "_id": 1, "email": "1@x" }] };
+    assert_eq!(run(&client, database, user).await.get_i32("n").unwrap(), 1);
+    (keyward, client, direct)
+}
+
+async fn everything(direct: &Client, database: &str) -> Vec<Document> {
+    use futures_util::TryStreamExt;
+    let mut all = Vec::new();
+    for name in ["users", "keyward.users.email_1", "keyward.constraints"] {
+        let collection = direct.database(database).collection::<Document>(name);
+        let found = collection.find(doc! {}).await.unwrap();
+        all.extend(found.try_collect::<Vec<Document>>().await.unwrap());
+    }
+    all.iter_mut().for_each(|document| drop(document.remove("sweep")));
+    all
+}
+
+#[tokio::test]
+async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_does_nothing() {
+    let database = "refused_writes";
+    let (_keyward, client, direct) = with_a_user(database).await;
+    let before = everything(&direct, database).await;
+    let users = format!("{database}.users");
+    let out = |stage: Document| doc! { "aggregate": "others", "pipeline": [stage], "cursor": {} };
+    let proxy = "keyward.users.email_1";
+    let by_map_reduce =
+        |out: bson::Bson| doc! { "mapReduce": "others", "map": "function(){}", "reduce": "function(){}", "out": out };
+    let elsewhere = "refused_writes_elsewhere";
+    for (database, command) in [
+        (database, out(doc! { "$out": "users" })),
+        (database, out(doc! { "$merge": { "into": "users" } })),
+        (elsewhere, out(doc! { "$out": { "db": database, "coll": "users" } })),
+        (
+            elsewhere,
+            out(doc! { "$merge": { "into": { "db": database, "coll": "users" } } }),
+        ),
+        (database, by_map_reduce("users".into())),
+        (database, by_map_reduce(doc! { "merge": "users" }.into())),
+        (
+            "admin",
+            doc! { "renameCollection": &users, "to": format!("{database}.others") },
+        ),
+        (
+            "admin",
+            doc! { "renameCollection": format!("{database}.others"), "to": &users, "dropTarget": true },
+        ),
+        (
+            "admin",
+            doc! { "applyOps": [{ "op": "d", "ns": &users, "o": { "_id": 1 } }] },
+        ),
+        (database, doc! { "convertToCapped": "users", "size": 4096 }),
+        (
+            database,
+            doc! { "cloneCollectionAsCapped": "others", "toCollection": "users", "size": 4096 },
+        ),
+        (
+            database,
+            doc! { "cloneCollectionAsCapped": "users", "toCollection": "others", "size": 4096 },
+        ),
+        (database, doc! { "create": "users", "viewOn": "others", "pipeline": [] }),
+        (database, doc! { "emptycapped": "users" }),
+        (database, doc! { "insert": proxy, "documents": [{ "_id": 1 }] }),
+        (
+            database,
+            doc! { "update": proxy, "updates": [{ "q": {}, "u": { "$set": { "owner": 2 } } }] },
+        ),
+        (database, doc! { "delete": proxy, "deletes": [{ "q": {}, "limit": 0 }] }),
+        (database, doc! { "findAndModify": proxy, "remove": true }),
+        (database, doc! { "drop": proxy }),
+        (database, doc! { "drop": "keyward.constraints" }),
+        (
+            database,
+            doc! { "delete": "keyward.constraints", "deletes": [{ "q": {}, "limit": 0 }] },
+        ),
+        (
+            database,
+            doc! { "delete": "keyward.results", "deletes": [{ "q": {}, "limit": 0 }] },
+        ),
+        (
+            database,
+            doc! { "createIndexes": proxy, "indexes": [{ "key": { "a": 1 }, "name": "a" }] },
+        ),
+        (database, doc! { "dropIndexes": proxy, "index": "*" }),
+        (database, doc! { "collMod": proxy, "validationLevel": "off" }),
+        (database, out(doc! { "$out": proxy })),
+    ] {
+        let reply = run(&client, database, command.clone()).await;
+        let text = reply.get_str("errmsg").unwrap_or_default();
+        assert_eq!(reply.get_i32("code").ok(), Some(115), "{command}: {reply}");
+        assert!(text.contains("Keyward"), "{command}: {text}");
+    }
+    assert_eq!(everything(&direct, database).await, before);
+}
+
+#[tokio::test]
+async fn reads_and_explanations_are_never_in_the_way() {
+    let database = "refused_no_reads";
+    let (_keyward, client, direct) = with_a_user(database).await;
+    let before = everything(&direct, database).await;
+    let lookup = doc! { "$lookup": {
+        "from": "keyward.users.email_1", "localField": "_id", "foreignField": "owner", "as": "reserved",
+    } };
+    let union =
+        doc! { "$unionWith": { "coll": "users", "pipeline": [{ "$match": { "$expr": { "$eq": ["$_id", 1] } } }] } };
+    let set = doc! { "$set": { "email": "2@x" } };
+    let update = doc! { "update": "users", "updates": [{ "q": {}, "u": set.clone(), "upsert": true }] };
+    let delete = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
+    let modify = doc! { "findAndModify": "users", "query": {}, "update": set };
+    let explain = |command: &Document, verbosity: &str| doc! { "explain": command.clone(), "verbosity": verbosity };
+    let mut commands = vec![
+        doc! { "aggregate": "users", "pipeline": [lookup, union], "cursor": {} },
+        doc! { "aggregate": "users", "pipeline": [{ "$facet": { "a": [{ "$count": "n" }] } }], "cursor": {} },
+        doc! { "aggregate": "users", "pipeline": [{ "$match": {} }, { "$out": "copies" }], "cursor": {} },
+        doc! { "mapReduce": "users", "map": "function() { emit(1, 1) }", "reduce": "function(k, v) { return 1 }", "out": { "inline": 1 } },
+        doc! { "find": "keyward.users.email_1", "projection": { "owner": 1 } },
+        doc! { "count": "users" },
+        doc! { "distinct": "users", "key": "email" },
+    ];
+    for explained in [&update, &delete, &modify] {
+        commands.extend(["queryPlanner", "executionStats"].map(|verbosity| explain(explained, verbosity)));
+    }
+    for command in commands {
+        let reply = comparable(run(&client, database, command.clone()).await);
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{command}: {reply}");
+        let is_explained = command.contains_key("explain");
+        assert_eq!(is_explained, reply.contains_key("queryPlanner"), "{command}: {reply}");
+        if !is_explained {
+            assert_eq!(
+                reply,
+                comparable(run(&direct, database, command.clone()).await),
+                "{command}"
+            );
+        }
+    }
+    assert_eq!(everything(&direct, database).await, before);
 }

@@ -45,7 +45,11 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             }
         }
         Rule::Definition => refuse_proxy(&mut named()),
-        Rule::DefinitionOfWhole => refuse_proxy(&mut Target::whole(&command.first)),
+        Rule::Reshape => match Target::find(Target::whole(&command.first), protection) {
+            None => Verdict::Forward,
+            Some((_, Kind::Protected)) => Verdict::Write(Write::Reshape),
+            Some((target, kind)) => Verdict::Refuse(Refusal::of(command.name, target, kind)),
+        },
         Rule::Rewrite => {
             let to = command.message.body.get("toCollection")?;
             let to = to.iter().flat_map(|to| Target::in_database(command.database, to));

@@ -57,6 +57,8 @@ pub enum Write<'a> {
     BulkWrite,
     /// `drop` of a protected collection.
     Drop(Target<'a>),
+    /// A command that may give a protected collection another shard key, and changes nothing else.
+    Reshape,
     /// `dropDatabase` of a database with a protected collection.
     DropDatabase {
         /// The database.

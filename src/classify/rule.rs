@@ -27,8 +27,8 @@ pub enum Rule {
     Create,
     /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections.
     Definition,
-    /// The same, but the first field is a whole namespace.
-    DefinitionOfWhole,
+    /// Gives the collection whose whole namespace the first field is another shard key.
+    Reshape,
     /// Replaces or moves documents of the collection that the first field names, or makes `toCollection`.
     Rewrite,
     /// The same for whole namespaces, in the first field and in `to`.
@@ -70,14 +70,12 @@ impl Rule {
             | b"createSearchIndexes"
             | b"updateSearchIndex"
             | b"dropSearchIndex" => Rule::Definition,
-            b"shardCollection" | b"shardcollection" => Rule::DefinitionOfWhole,
+            b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" => Rule::Reshape,
             b"convertToCapped"
             | b"cloneCollectionAsCapped"
             | b"compactStructuredEncryptionData"
             | b"cleanupStructuredEncryptionData" => Rule::Rewrite,
-            b"renameCollection" | b"reshardCollection" | b"refineCollectionShardKey" | b"unshardCollection" => {
-                Rule::RewriteOfWhole
-            }
+            b"renameCollection" | b"reshardCollection" | b"unshardCollection" => Rule::RewriteOfWhole,
             b"applyOps"
             | b"doTxn"
             | b"eval"

@@ -106,11 +106,6 @@ fn reads_and_unprotected_writes_go_on() {
     check(doc! { "explain": { "insert": "users" } }, Forward);
     check(doc! { "unheardOf": 1 }, Forward);
     check(doc! { "create": "users" }, Forward);
-    check_in(
-        "admin",
-        doc! { "shardCollection": "shop.users", "key": { "_id": 1 } },
-        Forward,
-    );
     check_in("other", doc! { "dropDatabase": 1 }, Forward);
 }
 
@@ -126,6 +121,19 @@ fn writes_to_protected_collections_go_to_the_write_path() {
         check(doc! { name: 1 }, Forward);
     }
     check(doc! { "dropDatabase": 1 }, Write);
+}
+
+#[test]
+fn what_gives_a_protected_collection_another_shard_key_is_watched() {
+    for name in ["shardCollection", "shardcollection", "refineCollectionShardKey"] {
+        for (namespace, expected) in [
+            ("shop.users", Write),
+            ("shop.orders", Forward),
+            ("shop.keyward.users.a", ProxyCollection),
+        ] {
+            check_in("admin", doc! { name: namespace, "key": { "_id": 1 } }, expected);
+        }
+    }
 }
 
 #[test]
@@ -224,11 +232,6 @@ fn what_cannot_be_protected_is_refused() {
         (
             "admin",
             doc! { "reshardCollection": "shop.users", "key": {} },
-            Unprotectable,
-        ),
-        (
-            "admin",
-            doc! { "refineCollectionShardKey": "shop.users", "key": {} },
             Unprotectable,
         ),
         (

@@ -26,6 +26,7 @@ pub use backfill::Report;
 pub use definition::definition_id;
 use definition::{Definitions, State};
 use sharding::Deployment;
+pub use sharding::shard_keys;
 
 /// Why a constraint can't be made to hold.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 //! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Repeating any
 //! of it, or doing it from several Keywards at once, comes to the same.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 use super::{PrepareError, definition::State};
 use crate::constraint::{Constraint, Key, Sharding};
 use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
 
 /// How long spreading one proxy collection may take, other Keywards doing the same included.
 const SPREAD_MAX: Duration = Duration::from_secs(120);
@@ -50,11 +52,8 @@ impl Deployment {
         match self {
             Deployment::Unsharded => Ok(Vec::new()),
             Deployment::Sharded(_) => {
-                let entry = sharded_collection(client, namespace).await?;
-                let key = entry
-                    .and_then(|entry| entry.get_document("key").cloned().ok())
-                    .unwrap_or_default();
-                Ok(key.keys().cloned().collect())
+                let keys = shard_keys(client, &[namespace]).await?;
+                Ok(keys.into_values().next().unwrap_or_default())
             }
         }
     }
@@ -78,6 +77,26 @@ impl Deployment {
         }
         Ok(())
     }
+}
+
+/// The paths of the shard keys of those of `namespaces` that are sharded, by `database.collection`.
+///
+/// # Errors
+/// [`StoreError`] if the deployment doesn't say.
+pub async fn shard_keys(
+    client: &Client,
+    namespaces: &[&Namespace],
+) -> Result<HashMap<String, Vec<String>>, StoreError> {
+    let names: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
+    // Newer servers list unsharded collections, too; older ones those that were dropped.
+    let filter = doc! { "_id": { "$in": names }, "dropped": { "$ne": true }, "unsplittable": { "$ne": true } };
+    let collections = client.database("config").collection::<Document>("collections");
+    let entries: Vec<Document> = collections.find(filter).await?.try_collect().await?;
+    let key_of = |entry: Document| {
+        let paths = entry.get_document("key").ok()?.keys().cloned().collect();
+        Some((entry.get_str("_id").ok()?.to_owned(), paths))
+    };
+    Ok(entries.into_iter().filter_map(key_of).collect())
 }
 
 async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), PrepareError> {

@@ -8,6 +8,7 @@ mod find;
 mod owner;
 mod queue;
 mod reservation;
+mod young;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,6 +100,11 @@ impl ProxyCollection {
         }
     }
 
+    /// Keyward's own client, through which it works.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Inserts a reservation for each key, in the order given; several clients' travel in one command.
     ///
     /// # Errors
@@ -154,8 +160,12 @@ impl ProxyCollection {
         }
         let command =
             rawdoc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
-        let found = self.find(command).await?;
-        let now = now_of(&found)?;
+        self.reads(&self.find(command).await?)
+    }
+
+    /// What a `find` of whole reservations gave, each with its `_id`.
+    fn reads(&self, found: &find::Found) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
+        let now = now_of(found)?;
         let read = |document: &RawDocumentBuf| {
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
             let unexpected = StoreError::Unexpected("a reservation's _id");

@@ -3,10 +3,14 @@
 //! A reply that Keyward composes has the fields, codes and order of the server's own; a refusal names the constraint or
 //! the collection, and the way out.
 
+mod bulk;
+mod dropped;
 mod refusal;
 mod times;
 mod write_reply;
 
+pub use bulk::{BulkFault, BulkKind, BulkReply};
+pub use dropped::dropped_database;
 pub use refusal::Refusal;
 pub use times::Times;
 pub use write_reply::{WriteError, WriteReply};

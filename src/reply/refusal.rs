@@ -2,7 +2,7 @@
 
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
-use crate::reply::Times;
+use crate::reply::{BulkFault, Times};
 use bson::spec::ElementType;
 
 /// Why a command was refused before anything of it took effect, unless the variant says otherwise.
@@ -20,17 +20,9 @@ pub enum Refusal {
     /// The server takes 1 to 100,000 documents.
     #[error("Write batch sizes must be between 1 and 100000. Got {0} operations.")]
     BatchSize(usize),
-    /// This kind of write isn't carried out on protected collections.
-    #[error(
-        "Keyward doesn't carry out {what} on {} yet, because unique constraints hold there; insert instead, or take its \
-         constraints out of Keyward's configuration", namespace.as_deref().unwrap_or("these collections")
-    )]
-    NotYet {
-        /// The command.
-        what: &'static str,
-        /// The protected collection, if there is one in question.
-        namespace: Option<String>,
-    },
+    /// What is wrong with a `bulkWrite`.
+    #[error("{0}")]
+    Bulk(BulkFault),
     /// One statement would change too many documents in one transaction; nothing was changed.
     #[error(
         "Keyward changes at most 10000 documents of {namespace} with one statement, because its unique constraints are kept \
@@ -76,9 +68,7 @@ impl Refusal {
             Refusal::WrongType(_) => (14, "TypeMismatch"),
             Refusal::MaxTime(_) => (2, "BadValue"),
             Refusal::BatchSize(_) => (16, "InvalidLength"),
-            // Not IllegalOperation: of a write, the Node driver takes that to mean that the deployment has no retryable
-            // writes, and puts that in place of the message.
-            Refusal::NotYet { .. } => (115, "CommandNotSupported"),
+            Refusal::Bulk(fault) => fault.code(),
             Refusal::ConstraintsChanged => (117, "ConflictingOperationInProgress"),
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } => (6, "HostUnreachable"),

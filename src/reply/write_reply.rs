@@ -147,6 +147,12 @@ impl WriteReply {
         Ok(())
     }
 
+    /// Counts a document that was inserted before, by the statement of that number.
+    pub fn retried(&mut self, statement: i32) {
+        self.n += 1;
+        self.retried.push(statement.into());
+    }
+
     /// Counts documents that the server won't count in a reply.
     pub fn count(&mut self, documents: usize) {
         self.n += i32::try_from(documents).unwrap_or(i32::MAX);

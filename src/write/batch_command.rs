@@ -15,7 +15,7 @@ use crate::reservation::Operation;
 use crate::wire::{BatchItemError, OpMsg};
 
 /// At most so many documents in one command (`maxWriteBatchSize`).
-const BATCH_MAX: usize = 100_000;
+pub const BATCH_MAX: usize = 100_000;
 
 /// A client's command.
 #[derive(Debug)]
@@ -157,7 +157,11 @@ fn uuid(element: &Element<'_>) -> Option<[u8; 16]> {
     }
 }
 
-fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
+/// The statement numbers of a command.
+///
+/// # Errors
+/// [`Refusal`] if they are none.
+pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     let wrong = Refusal::WrongType("stmtIds");
     let Some(array) = array.as_document_or_array().map_err(malformed)? else {
         return Err(wrong);
@@ -176,7 +180,10 @@ fn is_ordered(ordered: Element<'_>) -> bool {
 }
 
 /// The client's limit, zero meaning none. It doesn't go on as it came, so what the server would refuse is refused here.
-fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, Refusal> {
+///
+/// # Errors
+/// [`Refusal`] if the server would refuse it.
+pub fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, Refusal> {
     let Some(element) = element else { return Ok(None) };
     let number = number(&element).ok_or_else(|| Refusal::MaxTime("maxTimeMS must be a number".to_owned()))?;
     if element.kind == ElementType::Double && (number.is_nan() || number.fract() != 0.0) {
@@ -202,7 +209,11 @@ fn number(element: &Element<'_>) -> Option<f64> {
     }
 }
 
-fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal> {
+/// Whether a write concern asks not to be told the outcome.
+///
+/// # Errors
+/// [`Refusal`] if it isn't BSON.
+pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal> {
     let Some(write_concern) = write_concern else {
         return Ok(false);
     };
@@ -214,7 +225,8 @@ fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal
     Ok(w.and_then(|w| number(&w)).is_some_and(|w| w.trunc() == 0.0))
 }
 
-fn malformed(error: Malformed) -> Refusal {
+/// A refusal of what isn't BSON.
+pub fn malformed(error: Malformed) -> Refusal {
     Refusal::Malformed(error)
 }
 

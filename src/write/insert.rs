@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::batch_command::BatchCommand;
 use super::forward::{ForwardError, Outcome, Part, forward};
 use super::lease_left::LeaseLeft;
+use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
 use super::{BackOff, Context, count_in_doubt};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
@@ -83,6 +84,11 @@ impl<'a> Insert<'a, '_> {
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = settle(self.protected, self.context.lease, &mut pending).await;
+            if let Err(error) = self.take_out_what_was_done_before(&mut pending, upstream).await {
+                pending.iter_mut().for_each(Candidate::withdraw);
+                give_back(self.protected, self.context.lease, &mut pending).await;
+                return Err(error);
+            }
             self.restart_what_is_late(&mut pending);
             let mut rest = match self.command.ordered {
                 true => after_first_unready(&mut pending),
@@ -152,6 +158,31 @@ impl<'a> Insert<'a, '_> {
         (candidates, None)
     }
 
+    /// What seems to be a duplicate may be a statement that was done long ago.
+    async fn take_out_what_was_done_before(
+        &mut self,
+        pending: &mut Vec<Candidate<'_>>,
+        upstream: &mut Connection,
+    ) -> Result<(), ForwardError> {
+        let Some(retry) = &self.command.retry else {
+            return Ok(());
+        };
+        let is_duplicate = |candidate: &&Candidate<'_>| {
+            matches!(candidate.attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(_))))
+        };
+        let duplicates: Vec<&Candidate<'_>> = pending.iter().filter(is_duplicate).collect();
+        if duplicates.is_empty() {
+            return Ok(());
+        }
+        let done = done_before(self.protected, self.command, &duplicates, upstream).await?;
+        // What they reserved before they met the duplicate.
+        give_back(self.protected, self.context.lease, pending).await;
+        for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
+            self.reply.retried(retry.operation(candidate.position).statement);
+        }
+        Ok(())
+    }
+
     /// A write must end before the lease of its keys: without time left for it they are claimed anew.
     fn restart_what_is_late(&mut self, pending: &mut [Candidate<'_>]) {
         let lease = self.context.lease;
@@ -188,7 +219,11 @@ impl<'a> Insert<'a, '_> {
         let part = forward(self.command, &ready, time, upstream).await;
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
         match part {
-            Ok(part) => self.take_part(part, ready),
+            Ok(part) => {
+                let body = part.body.clone();
+                self.take_part(part, ready)?;
+                self.give_back_what_has_moved(pending, &body).await
+            }
             Err(error) => {
                 let protected = self.protected;
                 ready.for_each(|candidate| {
@@ -198,6 +233,17 @@ impl<'a> Insert<'a, '_> {
                 Err(error)
             }
         }
+    }
+
+    /// What the server had done before may have changed its keys since.
+    async fn give_back_what_has_moved(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
+        let done = positions_done_before(self.command, forwarded.iter(), Doc::new(body)?)?;
+        if !done.is_empty() {
+            let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
+            let done: Vec<&Candidate<'_>> = done.collect();
+            give_back_what_has_moved(self.protected, &done).await;
+        }
+        Ok(())
     }
 
     /// How long a write of these may take; `None` if the client's own limit has passed.

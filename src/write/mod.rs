@@ -5,10 +5,14 @@
 
 mod back_off;
 mod batch_command;
+mod bulk;
+mod drop;
+mod shard_key;
 mod touch;
 
 mod forward;
 mod insert;
+mod retried;
 
 mod change;
 mod clash;
@@ -35,7 +39,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use crate::catalog::{Catalog, Protected};
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
-use crate::classify::{Target, Write};
+use crate::classify::Write;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
@@ -43,6 +47,7 @@ use crate::wire::OpMsg;
 use back_off::BackOff;
 use batch_command::BatchCommand;
 pub use forward::ForwardError;
+pub use shard_key::follow as follow_shard_keys;
 use statement::Kind;
 use transaction::Transaction;
 
@@ -94,9 +99,24 @@ pub async fn serve(
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
-    let (Write::Insert(target) | Write::Update(target) | Write::Delete(target) | Write::FindAndModify(target)) = write
-    else {
-        return Ok(Served::Reply(refusal(write).body(&Times::default())));
+    let target = match write {
+        Write::Insert(target)
+        | Write::Update(target)
+        | Write::Delete(target)
+        | Write::FindAndModify(target)
+        | Write::Drop(target) => target,
+        Write::BulkWrite => {
+            let reply = Box::pin(bulk::bulk_write(context, message, upstream)).await;
+            return reply.map(Served::Reply);
+        }
+        Write::DropDatabase { database } => {
+            let reply = drop::drop_database(context, database, message.body, upstream).await;
+            return reply.map(Served::Reply);
+        }
+        Write::Reshape => {
+            let reply = shard_key::reshape(context, message.body, upstream).await;
+            return reply.map(Served::Reply);
+        }
     };
     // The constraint may have gone since the message was classified; the catalog is taken once for all that follows.
     let protected = context
@@ -107,6 +127,10 @@ pub async fn serve(
     let Some(protected) = protected else {
         return Ok(Served::Reply(Refusal::ConstraintsChanged.body(&Times::default())));
     };
+    if matches!(write, Write::Drop(_)) {
+        let reply = drop::drop_collection(context, &protected, message.body, upstream).await;
+        return reply.map(Served::Reply);
+    }
     let command = match write {
         Write::Insert(_) => BatchCommand::parse(message, "documents"),
         Write::Update(_) => BatchCommand::parse(message, "updates"),
@@ -131,26 +155,6 @@ pub async fn serve(
         Write::Delete(_) => modify::modify(context, &protected, &command, Kind::Delete, upstream).await,
         _ => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
     }
-}
-
-fn refusal(write: &Write<'_>) -> Refusal {
-    let (what, target) = match write {
-        Write::Insert(target) => ("insert", Some(target)),
-        Write::Update(target) => ("update", Some(target)),
-        Write::Delete(target) => ("delete", Some(target)),
-        Write::FindAndModify(target) => ("findAndModify", Some(target)),
-        Write::Drop(target) => ("drop", Some(target)),
-        Write::BulkWrite => ("bulkWrite", None),
-        Write::DropDatabase { .. } => ("dropDatabase", None),
-    };
-    let namespace = target.map(|Target { database, collection }| {
-        format!(
-            "{}.{}",
-            String::from_utf8_lossy(database),
-            String::from_utf8_lossy(collection)
-        )
-    });
-    Refusal::NotYet { what, namespace }
 }
 
 /// Counts the reservations that a write of unknown outcome leaves.

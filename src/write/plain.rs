@@ -42,6 +42,7 @@ impl<'a> Plain<'a> {
         if !statement.is_single
             || statement.is_upsert
             || has_collation
+            || names_a_position(statement.own)?
             || !is_targeted(query, &protected.shard_key)?
             || !may_wait_for_majority(statement.body)?
         {
@@ -107,6 +108,16 @@ impl<'a> Plain<'a> {
             }
         }
     }
+}
+
+/// Whether a `findAndModify` asks for the array element that its query met: the server takes no expressions beside that.
+fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
+    for field in own.nested("fields")?.into_iter().flat_map(Doc::elements) {
+        if field?.name.ends_with(b".$") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether the query names one shard, or one `_id` on all of them: a retry then finds the shard that carried out its

@@ -213,7 +213,7 @@ impl Transaction {
 }
 
 /// Fields that every command of a transaction must repeat.
-const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
+pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
 
 fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
     for element in Doc::new(document)?.elements() {
@@ -222,7 +222,11 @@ fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
+/// Appends those fields of `body` that are called one of `names`.
+///
+/// # Errors
+/// [`Malformed`] if the body is.
+pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
     for name in names {
         if let Some(element) = body.get(name)? {
             builder.element(&element);

@@ -88,6 +88,37 @@ async fn lose_and_retry(cluster: &Cluster, database: &str, first: &str, retry: &
     assert_agreement(cluster, database, "email").await;
 }
 
+/// The documents that a first try inserted have been renamed since; one of their addresses has another document by now. No
+/// retry is a duplicate, and none reserves an address anew for a document that doesn't hold it any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_of_what_has_changed_since_is_answered_from_memory() {
+    let database = "changed_since";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let run = |command: Document| send(&keyward.address, database, command).unwrap();
+    for (number, ordered) in [(1, true), (2, false)] {
+        let id = |offset: i32| number * 10 + offset;
+        let email = |offset: i32| format!("{}@x", id(offset));
+        let documents = (0..3).map(|offset| user(id(offset), &email(offset))).collect();
+        let first = retryable(insert(documents, ordered), 1);
+        assert_eq!(run(first.clone()).get_i32("n").unwrap(), 3);
+        let rename = |offset: i32| {
+            let renamed = doc! { "$set": { "email": format!("was {}", email(offset)) } };
+            doc! { "q": { "_id": id(offset) }, "u": renamed }
+        };
+        let renamed = run(doc! { "update": "users", "updates": [rename(0), rename(1)] });
+        assert_eq!(renamed.get_i32("nModified").unwrap(), 2);
+        let heir = run(insert(vec![user(id(5), &email(1))], true));
+        assert_eq!(heir.get_i32("n").unwrap(), 1);
+        let mut got = comparable(run(first));
+        if let Ok(numbers) = got.get_array_mut("retriedStmtIds") {
+            numbers.sort_by_key(bson::Bson::as_i32);
+        }
+        assert_eq!(got, doc! { "n": 3, "retriedStmtIds": [0, 1, 2], "ok": 1.0 });
+        assert_agreement(cluster, database, "email").await;
+    }
+}
+
 fn behind(forwarder: &Forwarder, database: &str) -> Keyward {
     let uri = format!("mongodb://{}/", forwarder.address);
     Keyward::start_with_lease(&uri, "60s", &EMAIL.replace("DB", database))

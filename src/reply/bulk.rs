@@ -1,0 +1,361 @@
+//! The reply to a `bulkWrite` that was carried out as the commands it stands for: one entry for each operation, or for
+//! each that failed, all in one batch, and the counts.
+
+use bson::{RawDocument, spec::ElementType};
+
+use super::Times;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// Errors may take so many bytes; later ones lose their text: past 16 MB a reply can't be sent.
+const ERRORS_BYTES_MAX: usize = 5 << 20;
+
+/// What is wrong with a `bulkWrite`, so that nothing of it was carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BulkFault {
+    /// It was sent to another database than `admin`.
+    #[error("bulkWrite may only be run against the admin database.")]
+    NotAdmin,
+    /// A field that the server requires is missing.
+    #[error("BSON field '{0}' is missing but a required field")]
+    Missing(&'static str),
+    /// A field has a type that the server refuses.
+    #[error("BSON field '{0}' is of the wrong type")]
+    WrongType(&'static str),
+    /// An operation has a field that the server doesn't know.
+    #[error("BSON field '{0}' is an unknown field.")]
+    UnknownField(String),
+    /// An entry of `nsInfo` isn't `database.collection`.
+    #[error("Invalid namespace specified for bulkWrite: '{0}'")]
+    Namespace(String),
+    /// An operation is on a namespace that isn't there.
+    #[error("BulkWrite ops entry {0} has an invalid nsInfo index.")]
+    NamespaceIndex(usize),
+    /// Both ways of numbering statements at once.
+    #[error("May not specify both stmtId and stmtIds in bulkWrite command.")]
+    TwoNumberings,
+    /// The statements' numbers aren't one for each.
+    #[error(
+        "Number of statement ids must match the number of batch entries. Got {numbers} statement ids but {operations} operations."
+    )]
+    Numbers {
+        /// How many numbers.
+        numbers: usize,
+        /// How many operations.
+        operations: usize,
+    },
+    /// The detailed results might not fit into one reply.
+    #[error(
+        "the results of this bulkWrite may not fit into one reply, and Keyward keeps no cursor for them because unique \
+         constraints hold on some of its collections; send it in smaller parts, or without verboseResults"
+    )]
+    TooLong,
+}
+
+impl BulkFault {
+    pub(super) fn code(&self) -> (i32, &'static str) {
+        match self {
+            BulkFault::NotAdmin => (13, "Unauthorized"),
+            BulkFault::Missing(_) => (40414, "Location40414"),
+            BulkFault::WrongType(_) => (14, "TypeMismatch"),
+            BulkFault::UnknownField(_) => (40415, "Location40415"),
+            BulkFault::Namespace(_) => (73, "InvalidNamespace"),
+            BulkFault::NamespaceIndex(_) => (2, "BadValue"),
+            BulkFault::TwoNumberings => (72, "InvalidOptions"),
+            BulkFault::Numbers { .. } => (16, "InvalidLength"),
+            BulkFault::TooLong => (115, "CommandNotSupported"),
+        }
+    }
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BulkKind {
+    /// `insert`.
+    Insert,
+    /// `update`.
+    Update,
+    /// `delete`.
+    Delete,
+}
+
+/// The outcome of a `bulkWrite` so far.
+#[derive(Debug, Default)]
+pub struct BulkReply {
+    errors_only: bool,
+    entries: Vec<Vec<u8>>,
+    error_bytes: usize,
+    errors: i32,
+    inserted: i32,
+    matched: i32,
+    modified: i32,
+    upserted: i32,
+    deleted: i32,
+    retried: Vec<i32>,
+    /// The elements of the latest part's reply that are merely passed on.
+    passed_on: Vec<u8>,
+    write_concern_error: Option<Vec<u8>>,
+    times: Times,
+}
+
+impl BulkReply {
+    /// Of nothing; `errors_only` leaves out what succeeded.
+    pub fn new(errors_only: bool) -> BulkReply {
+        BulkReply {
+            errors_only,
+            ..BulkReply::default()
+        }
+    }
+
+    /// Whether any operation failed.
+    pub fn has_errors(&self) -> bool {
+        self.errors > 0
+    }
+
+    /// Adds the reply to the command that `count` operations of one kind, the first of them at position `first`, were
+    /// carried out by. Where what succeeded is to be told, an update or delete must come alone.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the reply isn't BSON.
+    pub fn add(
+        &mut self,
+        kind: BulkKind,
+        first: usize,
+        count: usize,
+        ordered: bool,
+        reply: Doc<'_>,
+    ) -> Result<(), Malformed> {
+        let number = |name| -> Result<i32, Malformed> {
+            let number = reply.get(name)?.and_then(|number| number.as_whole_number());
+            Ok(number.and_then(|number| i32::try_from(number).ok()).unwrap_or(0))
+        };
+        let (n, modified) = (number("n")?, number("nModified")?);
+        let upserted = documents(reply.get("upserted")?)?;
+        let upserts = i32::try_from(upserted.len()).unwrap_or(i32::MAX);
+        match kind {
+            BulkKind::Insert => self.inserted += n,
+            BulkKind::Update => {
+                self.matched += n - upserts;
+                self.modified += modified;
+                self.upserted += upserts;
+            }
+            BulkKind::Delete => self.deleted += n,
+        }
+        let mut errors = documents(reply.get("writeErrors")?)?.into_iter().peekable();
+        for index in 0..count {
+            let is_its_own = |error: &Doc<'_>| index_of(*error) == Some(index);
+            match errors.next_if(is_its_own) {
+                Some(error) => {
+                    self.error(kind, first + index, error)?;
+                    if ordered {
+                        break;
+                    }
+                }
+                None if !self.errors_only => {
+                    let n = if kind == BulkKind::Insert { 1 } else { n };
+                    self.success(kind, first + index, n, modified, upserted.first().copied())?;
+                }
+                None => {}
+            }
+        }
+        self.note_the_rest(reply)
+    }
+
+    fn success(
+        &mut self,
+        kind: BulkKind,
+        position: usize,
+        n: i32,
+        modified: i32,
+        upserted: Option<Doc<'_>>,
+    ) -> Result<(), Malformed> {
+        let mut entry = Builder::new();
+        entry.double("ok", 1.0).int32("idx", index(position)).int32("n", n);
+        if kind == BulkKind::Update {
+            entry.int32("nModified", modified);
+        }
+        if let Some(id) = upserted.map(|upserted| upserted.get("_id")).transpose()?.flatten() {
+            entry
+                .open(ElementType::EmbeddedDocument, b"upserted")
+                .element(&id)
+                .close();
+        }
+        self.entries.push(entry.finish());
+        Ok(())
+    }
+
+    fn error(&mut self, kind: BulkKind, position: usize, error: Doc<'_>) -> Result<(), Malformed> {
+        self.errors += 1;
+        self.error_bytes += error.bytes().len();
+        let is_terse = self.error_bytes > ERRORS_BYTES_MAX;
+        let mut entry = Builder::new();
+        entry.double("ok", 0.0).int32("idx", index(position));
+        for element in error.elements() {
+            let element = element?;
+            match element.name {
+                b"index" => &mut entry,
+                b"errmsg" if is_terse => entry.string("errmsg", b""),
+                name if is_terse && name != b"code" => &mut entry,
+                _ => entry.element(&element),
+            };
+        }
+        entry.int32("n", 0);
+        if kind == BulkKind::Update {
+            entry.int32("nModified", 0);
+        }
+        self.entries.push(entry.finish());
+        Ok(())
+    }
+
+    fn note_the_rest(&mut self, reply: Doc<'_>) -> Result<(), Malformed> {
+        let mut passed_on = Builder::new();
+        for element in reply.elements() {
+            let element = element?;
+            match element.name {
+                b"electionId" | b"opTime" => {
+                    passed_on.element(&element);
+                }
+                b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
+                b"retriedStmtIds" => {
+                    let numbers = element.as_document_or_array()?.unwrap_or(Doc::empty());
+                    for number in numbers.elements() {
+                        let number = number?.as_whole_number();
+                        self.retried
+                            .extend(number.and_then(|number| i32::try_from(number).ok()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.passed_on = passed_on.finish();
+        if let Ok(reply) = RawDocument::from_bytes(reply.bytes()) {
+            self.times.advance(Times::of_raw(reply));
+        }
+        Ok(())
+    }
+
+    /// The reply's body, fields in the server's order.
+    ///
+    /// # Errors
+    /// [`Malformed`] if a part of it, from the server, isn't BSON.
+    pub fn body(&self) -> Result<Vec<u8>, Malformed> {
+        let mut reply = Builder::new();
+        reply.open(ElementType::EmbeddedDocument, b"cursor").int64("id", 0);
+        reply.open(ElementType::Array, b"firstBatch");
+        for (place, entry) in self.entries.iter().enumerate() {
+            reply.document(&place.to_string(), Doc::new(entry)?);
+        }
+        reply.close().string("ns", b"admin.$cmd.bulkWrite").close();
+        reply
+            .int32("nErrors", self.errors)
+            .int32("nInserted", self.inserted)
+            .int32("nMatched", self.matched)
+            .int32("nModified", self.modified)
+            .int32("nUpserted", self.upserted)
+            .int32("nDeleted", self.deleted);
+        if !self.passed_on.is_empty() {
+            for element in Doc::new(&self.passed_on)?.elements() {
+                reply.element(&element?);
+            }
+        }
+        if !self.retried.is_empty() {
+            reply.open(ElementType::Array, b"retriedStmtIds");
+            for (place, number) in self.retried.iter().enumerate() {
+                reply.int32(&place.to_string(), *number);
+            }
+            reply.close();
+        }
+        if let Some(error) = &self.write_concern_error {
+            reply.document("writeConcernError", Doc::new(error)?);
+        }
+        reply.double("ok", 1.0);
+        self.times.append_to(&mut reply);
+        Ok(reply.finish())
+    }
+}
+
+fn index(position: usize) -> i32 {
+    i32::try_from(position).unwrap_or(i32::MAX)
+}
+
+fn index_of(error: Doc<'_>) -> Option<usize> {
+    let index = error.get("index").ok()??.as_whole_number()?;
+    usize::try_from(index).ok()
+}
+
+fn documents<'a>(array: Option<Element<'a>>) -> Result<Vec<Doc<'a>>, Malformed> {
+    let array = array.map(|array| array.as_document_or_array()).transpose()?.flatten();
+    let documents = array.into_iter().flat_map(Doc::elements);
+    documents
+        .filter_map(|element| element.and_then(|element| element.as_document_or_array()).transpose())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn add(reply: &mut BulkReply, kind: BulkKind, first: usize, count: usize, part: &Document) {
+        let part = part.to_vec().unwrap();
+        reply.add(kind, first, count, false, Doc::new(&part).unwrap()).unwrap();
+    }
+
+    fn body(reply: &BulkReply) -> Document {
+        Document::from_reader(reply.body().unwrap().as_slice()).unwrap()
+    }
+
+    #[test]
+    fn parts_become_entries_and_counts() {
+        let duplicate =
+            doc! { "index": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 } };
+        let mut reply = BulkReply::new(false);
+        let inserts = doc! { "n": 2, "writeErrors": [duplicate], "ok": 1.0 };
+        add(&mut reply, BulkKind::Insert, 0, 3, &inserts);
+        let upsert = doc! { "n": 1, "upserted": [{ "index": 0, "_id": 7 }], "nModified": 0, "ok": 1.0 };
+        add(&mut reply, BulkKind::Update, 3, 1, &upsert);
+        add(
+            &mut reply,
+            BulkKind::Update,
+            4,
+            1,
+            &doc! { "n": 2, "nModified": 1, "ok": 1.0 },
+        );
+        add(
+            &mut reply,
+            BulkKind::Delete,
+            5,
+            1,
+            &doc! { "n": 4, "retriedStmtIds": [5], "ok": 1.0 },
+        );
+        let entries = vec![
+            doc! { "ok": 1.0, "idx": 0, "n": 1 },
+            doc! { "ok": 0.0, "idx": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 }, "n": 0 },
+            doc! { "ok": 1.0, "idx": 2, "n": 1 },
+            doc! { "ok": 1.0, "idx": 3, "n": 1, "nModified": 0, "upserted": { "_id": 7 } },
+            doc! { "ok": 1.0, "idx": 4, "n": 2, "nModified": 1 },
+            doc! { "ok": 1.0, "idx": 5, "n": 4 },
+        ];
+        let expected = doc! {
+            "cursor": { "id": 0_i64, "firstBatch": entries, "ns": "admin.$cmd.bulkWrite" },
+            "nErrors": 1, "nInserted": 2, "nMatched": 2, "nModified": 1, "nUpserted": 1, "nDeleted": 4,
+            "retriedStmtIds": [5], "ok": 1.0,
+        };
+        assert_eq!(body(&reply).to_string(), expected.to_string());
+    }
+
+    #[test]
+    fn errors_past_the_limit_keep_their_place_and_code_only() {
+        let mut reply = BulkReply::new(true);
+        for position in 0..40 {
+            let error = doc! { "index": 0, "code": 11000, "errmsg": "x".repeat(1 << 19), "keyValue": { "a": 1 } };
+            let part = doc! { "n": 0, "writeErrors": [error], "ok": 1.0 };
+            add(&mut reply, BulkKind::Update, position, 1, &part);
+        }
+        assert!(reply.body().unwrap().len() < 6 << 20);
+        let reply = body(&reply);
+        let entries = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        let last = doc! { "ok": 0.0, "idx": 39, "code": 11000, "errmsg": "", "n": 0, "nModified": 0 };
+        assert_eq!((entries.len(), entries[39].clone()), (40, last.into()));
+    }
+}

@@ -1,0 +1,160 @@
+//! `bulkWrite` on protected collections: carried out as the inserts, updates and deletes that it stands for, one after the
+//! other, each in the way in which it would be carried out had the client sent it; also where upstream doesn't know
+//! `bulkWrite` yet.
+//!
+//! Neighbours of one kind on one collection travel together. Each operation of a retryable command keeps its number, so a
+//! driver's retry, which begins at the first operation again, finds what was done done. Killed midway, some operations took
+//! effect and the others didn't, as when the server is.
+
+mod ops;
+
+use std::ops::Range;
+
+use bson::spec::ElementType;
+use tokio::time::Instant;
+
+use super::{Context, ForwardError, Served, serve};
+use crate::classify::{Verdict, classify};
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::{BulkKind, BulkReply, Refusal, Times};
+use crate::upstream::{self, Connection};
+use crate::wire::{Draft, Message, OpMsg, OutSequence};
+use ops::BulkWrite;
+
+/// Carries out the command; gives the reply's body. A part that fails as a whole ends it with that part's reply.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn bulk_write(
+    context: &Context,
+    message: &OpMsg<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let bulk = match BulkWrite::parse(message) {
+        Ok(bulk) => bulk,
+        Err(refusal) => return Ok(refusal.body(&Times::default())),
+    };
+    let deadline = bulk.max_time.map(|limit| Instant::now() + limit);
+    let mut reply = BulkReply::new(bulk.errors_only);
+    let mut next = 0;
+    while next < bulk.operations.len() {
+        let time_ms = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_millis());
+        if time_ms == Some(0) {
+            return Ok(Refusal::TimeLimit.body(&Times::default()));
+        }
+        let run = next..bulk.end_of_run(next);
+        let kind = bulk.operations[next].kind;
+        let body = body(&bulk, run.clone(), time_ms)?;
+        let part = part(context, &bulk, run.clone(), &body, upstream).await?;
+        let answer = Doc::new(&part)?;
+        if !answer.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+            return Ok(part);
+        }
+        // The first error ends a transaction, and so the command, ordered or not.
+        let stops = bulk.ordered || bulk.in_transaction;
+        reply.add(kind, next, run.len(), stops, answer)?;
+        if stops && reply.has_errors() {
+            break;
+        }
+        next = run.end;
+    }
+    Ok(reply.body()?)
+}
+
+/// Carries out one of the commands that it stands for, on whatever collection; gives the reply's body.
+async fn part(
+    context: &Context,
+    bulk: &BulkWrite<'_>,
+    run: Range<usize>,
+    body: &[u8],
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let operations = &bulk.operations[run];
+    let sequence = OutSequence {
+        name: list(operations[0].kind).as_bytes(),
+        documents: operations.iter().map(|operation| &*operation.statement).collect(),
+    };
+    let draft = Draft {
+        sequences: vec![sequence],
+        ..Draft::of_body(body)
+    };
+    let bytes = draft.frame(0, 0).map_err(upstream::Error::from)?.to_vec();
+    let message = OpMsg::parse(&bytes).map_err(upstream::Error::from)?;
+    // Judged like any command of a client: nothing gets through as a part that wouldn't on its own.
+    let verdict = classify(&Message::Msg(message), &**context.catalog())?;
+    let served = match verdict {
+        Verdict::Forward | Verdict::Hello => Served::Untouched,
+        Verdict::Refuse(refusal) => Served::Reply(refusal.error().body()),
+        Verdict::Write(write) => serve(&write, &message, context, upstream).await?,
+    };
+    match served {
+        Served::Reply(reply) => Ok(reply),
+        Served::Untouched => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
+    }
+}
+
+/// The body of the command for the operations of `run`: the client's own but for what is `bulkWrite`'s alone.
+fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Result<Vec<u8>, Malformed> {
+    let first = &bulk.operations[run.start];
+    let namespace = &bulk.namespaces[first.namespace];
+    let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
+    // By itself the server numbers the statements of a command from zero.
+    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
+    let mut body = Builder::new();
+    body.string(name(first.kind), namespace.collection);
+    for element in bulk.body.elements().skip(1) {
+        let element = element?;
+        match element.name {
+            b"ops" | b"nsInfo" | b"cursor" | b"errorsOnly" | b"stmtId" | b"stmtIds" | b"maxTimeMS" | b"$db" => {}
+            b"let" if first.kind == BulkKind::Insert => {}
+            // A transaction begins once.
+            b"startTransaction" | b"readConcern" if bulk.in_transaction && run.start > 0 => {}
+            // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
+            b"apiStrict" if numbers.is_some() => {}
+            // Whether an operation failed must be known, to attempt none after it.
+            b"writeConcern" if bulk.unacknowledged => {
+                body.open(ElementType::EmbeddedDocument, b"writeConcern")
+                    .int32("w", 1)
+                    .close();
+            }
+            _ => {
+                body.element(&element);
+            }
+        }
+    }
+    for field in namespace.entry.elements() {
+        let field = field?;
+        if field.name != b"ns" {
+            body.element(&field);
+        }
+    }
+    if let Some(time_ms) = time_ms {
+        body.int32("maxTimeMS", i32::try_from(time_ms).unwrap_or(i32::MAX));
+    }
+    if let Some(numbers) = numbers {
+        body.open(ElementType::Array, b"stmtIds");
+        for (place, number) in numbers.iter().enumerate() {
+            body.int32(&place.to_string(), *number);
+        }
+        body.close();
+    }
+    body.string("$db", namespace.database);
+    Ok(body.finish())
+}
+
+fn name(kind: BulkKind) -> &'static str {
+    match kind {
+        BulkKind::Insert => "insert",
+        BulkKind::Update => "update",
+        BulkKind::Delete => "delete",
+    }
+}
+
+/// The field of a command that holds its batch.
+fn list(kind: BulkKind) -> &'static str {
+    match kind {
+        BulkKind::Insert => "documents",
+        BulkKind::Update => "updates",
+        BulkKind::Delete => "deletes",
+    }
+}

@@ -1,0 +1,296 @@
+//! A `bulkWrite` as the client sent it: its operations, each as the statement of the command that it stands for.
+//!
+//! What the server would refuse because of its shape is refused here with the server's code, before anything is done.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bson::spec::ElementType;
+
+use super::super::batch_command::{BATCH_MAX, is_unacknowledged, malformed, max_time, numbers};
+use crate::raw::{Builder, Doc, Element};
+use crate::reply::{BulkFault, BulkKind, Refusal};
+use crate::wire::{BatchItemError, OpMsg};
+
+/// Entries for so many bytes fit into a reply beside its errors.
+const ENTRIES_BYTES_MAX: usize = 9 << 20;
+/// What an entry takes at most, but for an upserted `_id`.
+const ENTRY_BYTES: usize = 80;
+
+/// A namespace that operations are on.
+#[derive(Debug, Clone, Copy)]
+pub struct Named<'a> {
+    /// The database.
+    pub database: &'a [u8],
+    /// The collection.
+    pub collection: &'a [u8],
+    /// The entry of `nsInfo`.
+    pub entry: Doc<'a>,
+}
+
+/// One operation.
+#[derive(Debug)]
+pub struct Operation<'a> {
+    /// What it does.
+    pub kind: BulkKind,
+    /// Where, by position in `nsInfo`.
+    pub namespace: usize,
+    /// The document to insert, or the statement of an `update` or `delete`.
+    pub statement: Cow<'a, [u8]>,
+}
+
+/// The command.
+#[derive(Debug)]
+pub struct BulkWrite<'a> {
+    /// The body, `ops` and `nsInfo` perhaps in it.
+    pub body: Doc<'a>,
+    /// `nsInfo`.
+    pub namespaces: Vec<Named<'a>>,
+    /// `ops`.
+    pub operations: Vec<Operation<'a>>,
+    /// Whether nothing after the first failure is attempted.
+    pub ordered: bool,
+    /// Whether only failures are told one by one.
+    pub errors_only: bool,
+    /// The client's own limit.
+    pub max_time: Option<Duration>,
+    /// Whether the client asked not to be told the outcome (`w: 0`).
+    pub unacknowledged: bool,
+    /// The statements' numbers, if it is a retryable write.
+    pub numbers: Option<Vec<i32>>,
+    /// Whether it is part of a transaction.
+    pub in_transaction: bool,
+}
+
+impl<'a> BulkWrite<'a> {
+    /// Reads a command.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the server would refuse its shape, or its results might not fit into a reply.
+    pub fn parse(message: &OpMsg<'a>) -> Result<Self, Refusal> {
+        let body = message.body;
+        let field = |name| body.get(name).map_err(malformed);
+        if field("$db")?.and_then(|db| db.as_string_bytes()) != Some(b"admin") {
+            return Err(Refusal::Bulk(BulkFault::NotAdmin));
+        }
+        let namespaces = documents(message, "nsInfo", "bulkWrite.nsInfo")?;
+        let namespaces: Vec<Named<'a>> = namespaces.into_iter().map(named).collect::<Result<_, _>>()?;
+        let ops = documents(message, "ops", "bulkWrite.ops")?;
+        if !(1..=BATCH_MAX).contains(&ops.len()) {
+            return Err(Refusal::BatchSize(ops.len()));
+        }
+        let mut operations = Vec::with_capacity(ops.len());
+        for (position, op) in ops.iter().enumerate() {
+            operations.push(operation(*op, position, namespaces.len())?);
+        }
+        let errors_only = field("errorsOnly")?.is_some_and(|flag| flag.is_truthy());
+        if !errors_only && entries_bytes(&ops) > ENTRIES_BYTES_MAX {
+            return Err(Refusal::Bulk(BulkFault::TooLong));
+        }
+        let in_transaction = field("autocommit")?.is_some();
+        Ok(BulkWrite {
+            body,
+            namespaces,
+            ordered: field("ordered")?.is_none_or(|ordered| ordered.is_truthy()),
+            errors_only,
+            max_time: max_time(field("maxTimeMS")?)?,
+            unacknowledged: is_unacknowledged(field("writeConcern")?)?,
+            numbers: match field("txnNumber")? {
+                Some(_) if !in_transaction => Some(statement_numbers(body, operations.len())?),
+                _ => None,
+            },
+            in_transaction,
+            operations,
+        })
+    }
+
+    /// Where the run of operations that begins at `start` ends: of one kind, on one namespace, to be carried out by one
+    /// command. Where the outcome of each is to be told, an update or delete goes alone: its command only tells sums.
+    pub fn end_of_run(&self, start: usize) -> usize {
+        let first = &self.operations[start];
+        if !self.errors_only && first.kind != BulkKind::Insert {
+            return start + 1;
+        }
+        let same = self.operations[start..]
+            .iter()
+            .take_while(|other| other.kind == first.kind && other.namespace == first.namespace);
+        start + same.count()
+    }
+}
+
+fn documents<'a>(message: &OpMsg<'a>, field: &'static str, path: &'static str) -> Result<Vec<Doc<'a>>, Refusal> {
+    let wrong = || Refusal::Bulk(BulkFault::WrongType(path));
+    let batch = message.documents(field).map_err(malformed)?;
+    let batch = batch.ok_or(Refusal::Bulk(BulkFault::Missing(path)))?;
+    if !batch.is_array() {
+        return Err(wrong());
+    }
+    let documents = batch.iter().map_err(malformed)?.map(|document| {
+        document.map_err(|error| match error {
+            BatchItemError::Malformed(error) => malformed(error),
+            BatchItemError::Type(_) => wrong(),
+        })
+    });
+    documents.collect()
+}
+
+fn named(entry: Doc<'_>) -> Result<Named<'_>, Refusal> {
+    let ns = entry.get("ns").map_err(malformed)?;
+    let ns = ns.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.nsInfo.ns")))?;
+    let name = match ns.kind {
+        ElementType::String | ElementType::Symbol => ns.as_string_bytes(),
+        _ => None,
+    };
+    let name = name.ok_or(Refusal::Bulk(BulkFault::WrongType("bulkWrite.nsInfo.ns")))?;
+    match name.iter().position(|byte| *byte == b'.') {
+        Some(dot) if dot > 0 && dot + 1 < name.len() => Ok(Named {
+            database: &name[..dot],
+            collection: &name[dot + 1..],
+            entry,
+        }),
+        _ => Err(Refusal::Bulk(BulkFault::Namespace(
+            String::from_utf8_lossy(name).into_owned(),
+        ))),
+    }
+}
+
+fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<Operation<'a>, Refusal> {
+    let first = op.elements().next().transpose().map_err(malformed)?;
+    let first = first.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.insert")))?;
+    let kind = match first.name {
+        b"insert" => BulkKind::Insert,
+        b"update" => BulkKind::Update,
+        b"delete" => BulkKind::Delete,
+        name => return Err(unknown("ops", name)),
+    };
+    let index = first.as_whole_number().and_then(|index| usize::try_from(index).ok());
+    let index = index.filter(|index| *index < namespaces);
+    Ok(Operation {
+        kind,
+        namespace: index.ok_or(Refusal::Bulk(BulkFault::NamespaceIndex(position)))?,
+        statement: match kind {
+            BulkKind::Insert => Cow::Borrowed(document_to_insert(op)?.bytes()),
+            BulkKind::Update => Cow::Owned(update(op)?),
+            BulkKind::Delete => Cow::Owned(delete(op)?),
+        },
+    })
+}
+
+fn document_to_insert(op: Doc<'_>) -> Result<Doc<'_>, Refusal> {
+    let mut document = None;
+    for field in op.elements().skip(1) {
+        let field = field.map_err(malformed)?;
+        match field.name {
+            b"document" => document = Some(embedded(&field, "bulkWrite.ops.document")?),
+            name => return Err(unknown("insert", name)),
+        }
+    }
+    document.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.document")))
+}
+
+/// The statement of an `update` command.
+fn update(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
+    let mut statement = Builder::new();
+    let (mut has_query, mut has_update) = (false, false);
+    for field in op.elements().skip(1) {
+        let field = field.map_err(malformed)?;
+        match field.name {
+            b"filter" => {
+                has_query = true;
+                statement.document("q", embedded(&field, "bulkWrite.ops.filter")?);
+            }
+            b"updateMods" => {
+                has_update = true;
+                statement.append(field.kind, b"u", field.value);
+            }
+            b"constants" => {
+                statement.append(field.kind, b"c", field.value);
+            }
+            b"multi" | b"upsert" | b"upsertSupplied" | b"arrayFilters" | b"hint" | b"collation" | b"sort" => {
+                statement.element(&field);
+            }
+            name => return Err(unknown("update", name)),
+        }
+    }
+    match (has_query, has_update) {
+        (false, _) => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
+        (_, false) => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.updateMods"))),
+        _ => Ok(statement.finish()),
+    }
+}
+
+/// The statement of a `delete` command.
+fn delete(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
+    let mut statement = Builder::new();
+    let mut has_query = false;
+    let mut limit = 1;
+    for field in op.elements().skip(1) {
+        let field = field.map_err(malformed)?;
+        match field.name {
+            b"filter" => {
+                has_query = true;
+                statement.document("q", embedded(&field, "bulkWrite.ops.filter")?);
+            }
+            b"multi" => limit = if field.is_truthy() { 0 } else { 1 },
+            b"hint" | b"collation" => {
+                statement.element(&field);
+            }
+            name => return Err(unknown("delete", name)),
+        }
+    }
+    statement.int32("limit", limit);
+    match has_query {
+        true => Ok(statement.finish()),
+        false => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
+    }
+}
+
+fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, Refusal> {
+    let document = field.as_document_or_array().map_err(malformed)?;
+    document
+        .filter(|_| field.kind == ElementType::EmbeddedDocument)
+        .ok_or(Refusal::Bulk(BulkFault::WrongType(path)))
+}
+
+fn unknown(of: &str, name: &[u8]) -> Refusal {
+    let name = String::from_utf8_lossy(name);
+    Refusal::Bulk(BulkFault::UnknownField(format!("bulkWrite.{of}.{name}")))
+}
+
+fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Refusal> {
+    let all = body.get("stmtIds").map_err(malformed)?;
+    let first = body.get("stmtId").map_err(malformed)?;
+    match (all, first) {
+        (Some(_), Some(_)) => Err(Refusal::Bulk(BulkFault::TwoNumberings)),
+        (Some(all), None) => {
+            let numbers = numbers(&all)?;
+            match numbers.len() == operations {
+                true => Ok(numbers),
+                false => Err(Refusal::Bulk(BulkFault::Numbers {
+                    numbers: numbers.len(),
+                    operations,
+                })),
+            }
+        }
+        (None, first) => {
+            let first = match first {
+                Some(first) => first.as_whole_number().and_then(|first| i32::try_from(first).ok()),
+                None => Some(0),
+            };
+            let first = first.ok_or(Refusal::Bulk(BulkFault::WrongType("bulkWrite.stmtId")))?;
+            Ok((0..)
+                .map(|offset| first.wrapping_add(offset))
+                .take(operations)
+                .collect())
+        }
+    }
+}
+
+/// What the entries of a reply take at most: an upserted `_id` is part of its operation.
+fn entries_bytes(ops: &[Doc<'_>]) -> usize {
+    let of_id = |op: &Doc<'_>| match op.get("upsert") {
+        Ok(Some(upsert)) if upsert.is_truthy() => op.bytes().len(),
+        _ => 0,
+    };
+    ops.iter().map(|op| ENTRY_BYTES + of_id(op)).sum()
+}

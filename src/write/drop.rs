@@ -1,0 +1,226 @@
+//! `drop` and `dropDatabase`: collections go first, on the client's connection, and only then the reservations of what
+//! was in them.
+//!
+//! Reservations that outlive their documents are stale, which whoever meets them finds out; documents that outlived their
+//! reservations would be unprotected. So no proxy collection is ever dropped: another Keyward may just have reserved there
+//! for a document that arrives after the drop. Killed at any point, this leaves stale reservations at most.
+//!
+//! What was reserved lately is presumed in flight for its lease, and whoever wants such a key has to wait. So that a
+//! test can drop a collection and begin anew at once, those reservations are noted before the drop whose document is there:
+//! their writes have ended, and no other write is under way for the same token and time. If their documents are gone
+//! afterwards, by a read that a deposed primary can't answer, they are deleted, unless they were written anew. Older ones
+//! are in nobody's way, and left to the sweeper.
+
+use bson::RawDocument;
+use futures_util::future::join_all;
+
+use super::transaction::{API, Failure, Refused, append_fields};
+use super::{Context, ForwardError};
+use crate::catalog::Protected;
+use crate::constraint::{Key, PROXY_PREFIX};
+use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::{Times, dropped_database};
+use crate::reservation::Scope;
+use crate::upstream::Connection;
+use crate::wire::Draft;
+
+/// At most so many reservations of one constraint are settled with a drop; others wait for their lease.
+const SETTLED_MAX: i64 = 100_000;
+/// A reservation counts as young for so many leases: other Keywards may run with longer ones, and an idle shard's clock
+/// stands still.
+const LEASES: u32 = 3;
+/// The server's code for a collection that isn't there.
+const NAMESPACE_NOT_FOUND: i64 = 26;
+
+/// Drops a protected collection by the client's command `body`; gives the server's reply.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn drop_collection(
+    context: &Context,
+    protected: &Protected,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let settled = settled(context, protected).await;
+    let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
+    release(protected, &settled).await;
+    // It was dropped with its shard key: made again, it isn't sharded.
+    context.renew_shard_keys().await;
+    Ok(reply.body().bytes().to_vec())
+}
+
+/// Drops every collection of `database` but Keyward's own, by the client's command `body`; gives the reply.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn drop_database(
+    context: &Context,
+    database: &[u8],
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    if body.get("autocommit")?.is_some() {
+        // Never served in a transaction: the server says so.
+        let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
+        return Ok(reply.body().bytes().to_vec());
+    }
+    match drop_all(context, database, body, upstream).await {
+        Ok(times) => Ok(dropped_database(database, &times)),
+        Err(Failure::Refused(refused)) => Ok(refused.body),
+        Err(Failure::Forward(error)) => Err(error),
+    }
+}
+
+async fn drop_all(
+    context: &Context,
+    database: &[u8],
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Times, Failure> {
+    let mut times = Times::default();
+    let (systems, others): (Vec<_>, Vec<_>) = names(database, body, upstream, &mut times)
+        .await?
+        .into_iter()
+        .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
+        .partition(|name| name.starts_with(b"system."));
+    for name in others {
+        let command = drop_command(database, &name, body)?;
+        let protected = context.catalog().protected(database, &name).cloned();
+        let reply = match protected {
+            Some(protected) => drop_collection(context, &protected, Doc::new(&command)?, upstream).await?,
+            None => request(&command, upstream).await?,
+        };
+        times.advance(times_of(&reply));
+        match Doc::new(&reply)?.get("code")?.and_then(|code| code.as_whole_number()) {
+            // Somebody else dropped it meanwhile.
+            None | Some(NAMESPACE_NOT_FOUND) => {}
+            Some(_) => return Err(Failure::Refused(Refused { body: reply })),
+        }
+    }
+    // What the server keeps for the others goes with them, or is empty; some of it can't be dropped.
+    for name in systems {
+        times.advance(times_of(
+            &request(&drop_command(database, &name, body)?, upstream).await?,
+        ));
+    }
+    Ok(times)
+}
+
+/// The names of all collections of `database` that the client may list.
+async fn names(
+    database: &[u8],
+    body: Doc<'_>,
+    upstream: &mut Connection,
+    times: &mut Times,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut list = Builder::new();
+    list.int32("listCollections", 1).boolean("nameOnly", true);
+    let mut command = finished(list, database, body)?;
+    let mut names = Vec::new();
+    loop {
+        let reply = request(&command, upstream).await?;
+        times.advance(times_of(&reply));
+        let answer = Doc::new(&reply)?;
+        let Some(cursor) = answer.nested("cursor")? else {
+            return Err(Failure::Refused(Refused { body: reply }));
+        };
+        for batch in ["firstBatch", "nextBatch"] {
+            let batch = cursor.nested(batch)?;
+            for entry in batch.into_iter().flat_map(Doc::elements) {
+                if let Some(entry) = entry?.as_document_or_array()?
+                    && let Some(name) = entry.get("name")?.and_then(|name| name.as_string_bytes())
+                {
+                    names.push(name.to_vec());
+                }
+            }
+        }
+        let id = cursor.get("id")?.and_then(|id| id.as_whole_number()).unwrap_or(0);
+        if id == 0 {
+            return Ok(names);
+        }
+        let mut more = Builder::new();
+        more.int64("getMore", id).string("collection", b"$cmd.listCollections");
+        command = finished(more, database, body)?;
+    }
+}
+
+fn drop_command(database: &[u8], collection: &[u8], body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut command = Builder::new();
+    command.string("drop", collection);
+    append_fields(&mut command, body, &["writeConcern", "comment"])?;
+    finished(command, database, body)
+}
+
+/// A command for `database`, under the API version of the client's command `body`.
+fn finished(mut command: Builder, database: &[u8], body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    append_fields(&mut command, body, &API)?;
+    command.string("$db", database);
+    Ok(command.finish())
+}
+
+async fn request(command: &[u8], upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
+    let reply = upstream.request(&Draft::of_body(command)).await?;
+    Ok(reply.body().bytes().to_vec())
+}
+
+fn times_of(reply: &[u8]) -> Times {
+    RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
+}
+
+/// For each constraint, the young reservations whose document is there.
+async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Reservation)>> {
+    let span = context.lease * LEASES;
+    let each = protected.constraints.iter().map(|proxy| async move {
+        let found: Result<_, StoreError> = async {
+            let young = proxy.young(span, SETTLED_MAX).await?;
+            let held = proxy.look_up(&claims(&young), Scope::Everywhere).await?;
+            Ok(young.into_iter().zip(held))
+        }
+        .await;
+        match found {
+            Ok(found) => found.filter_map(|(young, held)| held.then_some(young)).collect(),
+            Err(error) => {
+                warn(proxy, &error);
+                Vec::new()
+            }
+        }
+    });
+    join_all(each).await
+}
+
+/// Deletes those of the reservations whose document is gone now.
+async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
+    let each = protected
+        .constraints
+        .iter()
+        .zip(settled)
+        .map(|(proxy, settled)| async move {
+            let released: Result<usize, StoreError> = async {
+                let held = proxy.look_up(&claims(settled), Scope::Fenced).await?;
+                let gone: Vec<_> = settled.iter().zip(held).filter(|(_, held)| !held).collect();
+                let gone: Vec<_> = gone.iter().map(|((key, seen), _)| (key, seen)).collect();
+                proxy.delete_seen(&gone).await?;
+                Ok(gone.len())
+            }
+            .await;
+            match released {
+                Ok(count) => proxy.metrics.released.inc_by(count as u64),
+                Err(error) => warn(proxy, &error),
+            }
+        });
+    join_all(each).await;
+}
+
+fn claims(reservations: &[(Key, Reservation)]) -> Vec<(&Key, &crate::proxy_collection::Owner)> {
+    reservations
+        .iter()
+        .map(|(key, reservation)| (key, &reservation.owner))
+        .collect()
+}
+
+fn warn(proxy: &ProxyCollection, error: &StoreError) {
+    let constraint = proxy.constraint.name();
+    tracing::warn!(%error, constraint, "reservations of a dropped collection are left to their lease and the sweeper");
+}

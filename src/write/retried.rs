@@ -1,0 +1,149 @@
+//! An insert that a driver sends again may have been done long ago, and its document may hold other keys by now: it was
+//! updated since, by anybody, or by a later operation of the same `bulkWrite`.
+//!
+//! The server answers such a statement from its memory, by the statement's number alone. So before a duplicate is reported
+//! it is asked whether it did the statement; and what was reserved for one that turns out to have been done before is given
+//! back where the document doesn't hold it any more.
+
+use std::collections::HashSet;
+
+use bson::spec::ElementType;
+
+use super::ForwardError;
+use super::batch_command::BatchCommand;
+use super::transaction::append_fields;
+use crate::catalog::Protected;
+use crate::claims::Candidate;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Scope;
+use crate::upstream::Connection;
+use crate::wire::Draft;
+
+/// Which of `candidates`, statements of a retryable insert, the server did before; by position.
+///
+/// It is asked by deletes under the statements' numbers that match nothing: where the number is known, the server says so,
+/// and does nothing; where it isn't, they do nothing and leave no trace. Of who may insert but not delete nothing is known.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn done_before(
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    candidates: &[&Candidate<'_>],
+    upstream: &mut Connection,
+) -> Result<HashSet<usize>, ForwardError> {
+    let body = question(protected, command, candidates)?;
+    let reply = upstream.request(&Draft::of_body(&body)).await?;
+    positions_done_before(command, candidates.iter().copied(), reply.body()).map_err(Into::into)
+}
+
+/// The positions of those of `candidates` that a reply says were done before.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn positions_done_before<'c, 'd: 'c>(
+    command: &BatchCommand<'_>,
+    candidates: impl Iterator<Item = &'c Candidate<'d>>,
+    reply: Doc<'_>,
+) -> Result<HashSet<usize>, Malformed> {
+    let Some(retried) = reply.nested("retriedStmtIds")? else {
+        return Ok(HashSet::new());
+    };
+    let numbers: Result<HashSet<Option<i64>>, _> = retried
+        .elements()
+        .map(|number| number.map(|number| number.as_whole_number()))
+        .collect();
+    let numbers = numbers?;
+    let was_done = |candidate: &&Candidate<'_>| match &command.retry {
+        Some(retry) => numbers.contains(&Some(retry.operation(candidate.position).statement.into())),
+        None => false,
+    };
+    Ok(candidates
+        .filter(was_done)
+        .map(|candidate| candidate.position)
+        .collect())
+}
+
+/// Gives back what `candidates` hold that their documents, which were inserted before, don't hold any more.
+pub async fn give_back_what_has_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
+    for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        let of_candidate = |candidate: &'_ &Candidate<'_>| {
+            let keys = candidate.keys.iter().filter(|key| key.constraint == constraint);
+            keys.map(|key| key.key.clone()).collect::<Vec<_>>()
+        };
+        let keys: Vec<_> = candidates.iter().map(of_candidate).collect();
+        let reserved: Vec<_> = candidates
+            .iter()
+            .zip(&keys)
+            .flat_map(|(candidate, keys)| keys.iter().map(move |key| (key, *candidate)))
+            .collect();
+        let claims: Vec<_> = reserved
+            .iter()
+            .map(|(key, candidate)| (*key, &candidate.owner))
+            .collect();
+        let released = async {
+            let held = proxy.look_up(&claims, Scope::Everywhere).await?;
+            let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
+            let moved: Vec<_> = moved
+                .map(|((key, candidate), _)| (*key, candidate.attempt.token()))
+                .collect();
+            proxy.release(&moved).await
+        };
+        if let Err(error) = released.await {
+            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release");
+        }
+    }
+}
+
+fn question(
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    candidates: &[&Candidate<'_>],
+) -> Result<Vec<u8>, Malformed> {
+    let mut question = Builder::new();
+    question.string("delete", protected.namespace.collection.as_bytes());
+    question.open(ElementType::Array, b"deletes");
+    for (place, candidate) in candidates.iter().enumerate() {
+        question.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+        question.open(ElementType::EmbeddedDocument, b"q");
+        // Where the document was inserted, a shard knows of it.
+        if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
+            question
+                .open(ElementType::EmbeddedDocument, b"_id")
+                .append(id.kind, b"$eq", id.value)
+                .close();
+        }
+        if let Some(route) = &candidate.owner.route {
+            for value in Doc::new(route.as_bytes())?.elements() {
+                let value = value?;
+                if value.name != b"_id" {
+                    question
+                        .open(ElementType::EmbeddedDocument, value.name)
+                        .append(value.kind, b"$eq", value.value)
+                        .close();
+                }
+            }
+        }
+        let nothing = Doc::empty();
+        question
+            .open(ElementType::Array, b"$nor")
+            .document("0", nothing)
+            .close();
+        question.close().int32("limit", 1).close();
+    }
+    question.close().boolean("ordered", false);
+    // There is nothing that a majority would have to confirm.
+    question
+        .open(ElementType::EmbeddedDocument, b"writeConcern")
+        .int32("w", 1)
+        .close();
+    append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
+    question.open(ElementType::Array, b"stmtIds");
+    for (place, candidate) in candidates.iter().enumerate() {
+        if let Some(retry) = &command.retry {
+            question.int32(&place.to_string(), retry.operation(candidate.position).statement);
+        }
+    }
+    question.close();
+    Ok(question.finish())
+}

@@ -1,0 +1,51 @@
+//! Keeps the catalog's shard keys true while clients drop, make and shard collections.
+//!
+//! A shard key that is out of date is harmless: a look by a wrong route that misses is repeated on all shards, and whatever
+//! is written meanwhile is judged by `_id` and key alone. It only costs time, and here and there an error that trying again
+//! clears. So it is enough to look after a command that changes one, and every now and then for what other ways change.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Context, ForwardError};
+use crate::prepare::shard_keys;
+use crate::raw::Doc;
+use crate::session::Service;
+use crate::upstream::Connection;
+use crate::wire::Draft;
+
+/// How often to look for shard keys that were changed past this Keyward.
+const EVERY: Duration = Duration::from_secs(10);
+
+impl Context {
+    /// Looks the shard keys of all protected collections up.
+    pub async fn renew_shard_keys(&self) {
+        let catalog = self.catalog.load_full();
+        let Some(proxy) = catalog.all().flat_map(|protected| &protected.constraints).next() else {
+            return;
+        };
+        let namespaces: Vec<_> = catalog.all().map(|protected| &protected.namespace).collect();
+        match shard_keys(proxy.client(), &namespaces).await {
+            Ok(keys) => drop(self.catalog.rcu(|catalog| Arc::new(catalog.with_shard_keys(&keys)))),
+            Err(error) => tracing::warn!(%error, "the shard keys could not be looked up"),
+        }
+    }
+}
+
+/// Looks again and again; ends only when it is dropped.
+pub async fn follow(service: Arc<Service>) {
+    loop {
+        tokio::time::sleep(EVERY).await;
+        service.writes.renew_shard_keys().await;
+    }
+}
+
+/// Sends a command on that may change a shard key; gives the server's reply.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+pub async fn reshape(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
+    let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
+    context.renew_shard_keys().await;
+    Ok(reply.body().bytes().to_vec())
+}

@@ -1,0 +1,148 @@
+//! `sort`, `hint`, `collation`, `let`, `arrayFilters` and `fields` decide which document a statement is about, and what it
+//! says of it: with a constraint of Keyward's they decide the same as with a native unique index.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+mod support;
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::Client;
+use support::{Keyward, comparable, run};
+use testbed::ReplicaSet;
+
+const THROUGH: &str = "options_through_keyward";
+const NATIVE: &str = "options_natively";
+
+fn documents() -> Vec<Document> {
+    vec![
+        doc! { "_id": 1, "email": "a", "name": "Ann", "n": 3, "tags": [1, 2] },
+        doc! { "_id": 2, "email": "b", "name": "ann", "n": 1, "tags": [2, 3] },
+        doc! { "_id": 3, "email": "c", "name": "ANN", "n": 2, "tags": [3] },
+        doc! { "_id": 4, "email": "d", "name": "Bob", "n": 2, "tags": [] },
+    ]
+}
+
+fn update(statement: Document) -> Document {
+    doc! { "update": "users", "updates": [statement] }
+}
+
+fn with_let(mut command: Document) -> Document {
+    command.insert("let", doc! { "wanted": 2, "mail": "by let" });
+    command
+}
+
+fn modify(rest: Document) -> Document {
+    let mut command = doc! { "findAndModify": "users" };
+    command.extend(rest);
+    command
+}
+
+fn commands() -> Vec<Document> {
+    let english = || doc! { "locale": "en", "strength": 2 };
+    let set = |email: &str| doc! { "$set": { "email": email } };
+    let expr = || doc! { "$expr": { "$eq": ["$n", "$$wanted"] } };
+    let by_let = || vec![doc! { "$set": { "email": { "$concat": ["$$mail", "$name"] } } }];
+    let lower = || vec![doc! { "$set": { "email": { "$concat": ["x", "$email"] } } }];
+    vec![
+        modify(doc! { "query": { "n": { "$lte": 2 } }, "sort": { "n": -1, "_id": -1 }, "update": set("z") }),
+        modify(doc! { "query": { "n": { "$lte": 2 } }, "sort": { "n": 1 }, "update": set("z"), "new": true }),
+        modify(doc! { "query": {}, "sort": { "n": -1 }, "update": set("d") }),
+        modify(doc! { "query": {}, "sort": { "name": -1 }, "remove": true, "fields": { "email": 1 } }),
+        modify(doc! { "query": { "name": "ann" }, "collation": english(), "sort": { "n": 1 }, "remove": true }),
+        modify(doc! { "query": { "name": "bob" }, "collation": english(), "update": set("a") }),
+        modify(
+            doc! { "query": { "name": "bob" }, "update": set("new"), "upsert": true, "new": true, "fields": { "email": 1, "_id": 0 } },
+        ),
+        modify(doc! { "query": { "tags": 3 }, "sort": { "_id": -1 }, "fields": { "tags.$": 1 }, "update": set("z") }),
+        modify(doc! { "query": {}, "sort": { "n": 1 }, "hint": { "n": 1 }, "update": set("z") }),
+        modify(doc! { "query": {}, "hint": "no such index", "update": set("z") }),
+        with_let(modify(
+            doc! { "query": expr(), "sort": { "_id": 1 }, "update": by_let() },
+        )),
+        update(doc! { "q": { "name": "ann" }, "u": set("z"), "collation": english() }),
+        update(doc! { "q": { "name": "ann" }, "u": lower(), "collation": english(), "multi": true }),
+        update(doc! { "q": { "name": "ANN" }, "u": set("b"), "multi": true }),
+        update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "n": 1 } }),
+        update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "m": 1 } }),
+        update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "sort": { "n": 1 } }),
+        update(
+            doc! { "q": { "_id": 1 }, "u": { "$set": { "email": "z", "tags.$[t]": 9 } }, "arrayFilters": [{ "t": 2 }] },
+        ),
+        update(doc! { "q": { "n": { "$gt": 0 } }, "u": set("z"), "hint": { "m": 1 }, "multi": true }),
+        update(doc! { "q": { "tags": 3 }, "u": { "$set": { "email": "z", "tags.$": 9 } } }),
+        update(doc! { "q": { "_id": 1 }, "u": by_let(), "c": { "mail": "by constant" } }),
+        with_let(update(doc! { "q": expr(), "u": by_let(), "multi": true })),
+        with_let(update(doc! { "q": expr(), "u": by_let() })),
+        doc! { "delete": "users", "deletes": [{ "q": { "name": "ann" }, "limit": 0, "collation": english() }] },
+        doc! { "delete": "users", "deletes": [{ "q": { "n": { "$lt": 3 } }, "limit": 1, "hint": { "n": 1 } }] },
+        doc! { "delete": "users", "deletes": [{ "q": { "n": 2 }, "limit": 1, "hint": "no such index" }] },
+        with_let(doc! { "delete": "users", "deletes": [{ "q": expr(), "limit": 0 }] }),
+    ]
+}
+
+/// Both databases anew.
+async fn reset(keyward: &Client, direct: &Client) {
+    for (client, database) in [(keyward, THROUGH), (direct, NATIVE)] {
+        run(client, database, doc! { "dropDatabase": 1 }).await;
+        let mut indexes = vec![doc! { "key": { "n": 1 }, "name": "n_1" }];
+        if database == NATIVE {
+            indexes.push(doc! { "key": { "email": 1 }, "name": "email_1", "unique": true });
+        }
+        let reply = run(client, database, doc! { "createIndexes": "users", "indexes": indexes }).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+        let reply = run(client, database, doc! { "insert": "users", "documents": documents() }).await;
+        assert_eq!(reply.get_i32("n").ok(), Some(4), "{reply}");
+    }
+}
+
+/// What a reply says, but for the names of the databases, of documents that were made just now, and of the plan that a
+/// server couldn't make.
+fn said(reply: Document) -> String {
+    let mut reply = comparable(reply);
+    // A router has them in another place than a single server.
+    if let Some(errors) = reply.remove("writeErrors") {
+        reply.insert("writeErrors", errors);
+    }
+    let mut text = reply.to_string().replace(THROUGH, NATIVE);
+    for (from, to) in [("ObjectId(", ")"), ("error processing query", "planner returned error")] {
+        if let Some(start) = text.find(from) {
+            let end = start + text[start..].find(to).unwrap();
+            text.replace_range(start..end, "");
+        }
+    }
+    text
+}
+
+async fn all(client: &Client, database: &str) -> Vec<Document> {
+    let users = client.database(database).collection::<Document>("users");
+    let mut all: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    all.sort_by_key(|user| user.get_str("email").unwrap_or_default().to_owned());
+    for user in &mut all {
+        if user.get_object_id("_id").is_ok() {
+            user.remove("_id");
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn options_decide_the_same_as_with_a_native_index() {
+    let set = ReplicaSet::shared();
+    let direct = set.client();
+    let keyward = Keyward::start(
+        &set.uri(),
+        &format!("  - {{ collection: {THROUGH}.users, key: {{ email: 1 }} }}\n"),
+    );
+    let client = keyward.client().await;
+    for command in commands() {
+        reset(&client, &direct).await;
+        let expected = said(run(&direct, NATIVE, command.clone()).await);
+        let got = said(run(&client, THROUGH, command.clone()).await);
+        assert_eq!(got, expected, "{command}");
+        assert_eq!(all(&client, THROUGH).await, all(&direct, NATIVE).await, "{command}");
+        let reserved = client.database(THROUGH).collection::<Document>("keyward.users.email_1");
+        let reserved = reserved.count_documents(doc! {}).await.unwrap();
+        assert_eq!(reserved, all(&direct, NATIVE).await.len() as u64, "{command}");
+    }
+}

@@ -55,10 +55,18 @@ impl Client {
         document.insert("email", &value);
         let users = self.users.clone();
         match kind {
-            0 => drop(users.insert_one(document).await?),
-            1 => drop(users.delete_one(named(id)).await?),
-            2 | 3 => drop(users.update_one(named(id), doc! { "$set": { "email": value } }).await?),
-            4 => drop(users.replace_one(named(id), document).await?),
+            0 => {
+                users.insert_one(document).await?;
+            }
+            1 => {
+                users.delete_one(named(id)).await?;
+            }
+            2 | 3 => {
+                users.update_one(named(id), doc! { "$set": { "email": value } }).await?;
+            }
+            4 => {
+                users.replace_one(named(id), document).await?;
+            }
             5 => {
                 let pipeline = vec![doc! { "$set": { "email": { "$concat": [value, ""] } } }];
                 users.update_one(named(id), pipeline).await?;
@@ -72,7 +80,9 @@ impl Client {
                     .find_one_and_update(named(id), doc! { "$set": { "email": value } })
                     .await?,
             ),
-            8 => drop(users.find_one_and_delete(named(id)).await?),
+            8 => {
+                users.find_one_and_delete(named(id)).await?;
+            }
             9 => {
                 // A value is free at once for whoever has just deleted its document.
                 let Some(deleted) = users.find_one_and_delete(named(id)).await? else {
@@ -80,7 +90,9 @@ impl Client {
                 };
                 users.insert_one(deleted).await?;
             }
-            10 => drop(users.delete_many(doc! { "email": value }).await?),
+            10 => {
+                users.delete_many(doc! { "email": value }).await?;
+            }
             _ => self.swap(id).await?,
         }
         Ok(())

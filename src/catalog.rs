@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::classify::Protection;
-use crate::constraint::PROXY_PREFIX;
+use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::reply::Times;
@@ -22,6 +22,9 @@ pub struct Protected {
     pub constraints: Vec<ProxyCollection>,
     /// The paths of its shard key; empty where it isn't sharded.
     pub shard_key: Vec<String>,
+    /// Whether the whole deployment is one replica set, so that a transaction of a document and its reservations costs one
+    /// round trip.
+    pub is_on_one_replica_set: bool,
 }
 
 impl Protected {
@@ -31,6 +34,22 @@ impl Protected {
         of_constraints
             .chain(self.shard_key.iter().map(String::as_str))
             .collect()
+    }
+
+    /// Whether its writes hold without any assumption about time: one constraint that asks for it decides for all, since
+    /// a document is inserted once for all of them.
+    pub fn is_strict(&self) -> bool {
+        self.constraints
+            .iter()
+            .any(|proxy| self.strategy_of(&proxy.constraint) == Strategy::Transaction)
+    }
+
+    /// The constraint's strategy: what the operator chose, or what suits the deployment.
+    pub fn strategy_of(&self, constraint: &Constraint) -> Strategy {
+        constraint.strategy().unwrap_or(match self.is_on_one_replica_set {
+            true => Strategy::Transaction,
+            false => Strategy::Compensating,
+        })
     }
 
     /// The latest cluster times that Keyward's own reads for this collection told.

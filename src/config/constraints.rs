@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::check::Found;
 use super::problem::SettingPath;
-use super::raw::{RawConstraint, RawSharding};
-use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError};
+use super::raw::{RawConstraint, RawSharding, RawStrategy};
+use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError, Strategy};
 use crate::namespace::Namespace;
 
 /// A constraint that is right by itself, and what was asked for.
@@ -63,7 +63,10 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut Found<'_>) -> Op
             None | Some(RawSharding::Hashed) => Sharding::Hashed,
             Some(RawSharding::Ranged) => Sharding::Ranged,
         },
-        strategy: None,
+        strategy: raw.strategy.map(|strategy| match strategy {
+            RawStrategy::Compensating => Strategy::Compensating,
+            RawStrategy::Transaction => Strategy::Transaction,
+        }),
     };
     match Constraint::new(namespace?, spec.clone()) {
         Ok(constraint) => Some(Accepted { path, constraint, spec }),

@@ -147,6 +147,11 @@ impl WriteReply {
         Ok(())
     }
 
+    /// Notes the number of a statement that took effect in an earlier try of the command.
+    pub fn retried(&mut self, statement: Option<i32>) {
+        self.retried.extend(statement.map(i64::from));
+    }
+
     /// Counts documents that the server won't count in a reply.
     pub fn count(&mut self, documents: usize) {
         self.n += i32::try_from(documents).unwrap_or(i32::MAX);

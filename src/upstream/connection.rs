@@ -61,6 +61,9 @@ pub struct Connection {
     last_id: i32,
     /// Numbers of commands sent and not answered, oldest first.
     unanswered: Vec<i32>,
+    /// The session of Keyward's own transactions here, and the number of the last one. One for a connection's life: the
+    /// server remembers each session for half an hour, and not more than a million.
+    transactions: ([u8; 16], i64),
 }
 
 impl Connection {
@@ -72,7 +75,20 @@ impl Connection {
             address,
             last_id: 0,
             unanswered: Vec::new(),
+            transactions: (rand::random(), 0),
         })
+    }
+
+    /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't
+    /// be the client's; nor can it be shared with other connections.
+    pub(crate) fn next_transaction(&mut self) -> ([u8; 16], i64) {
+        self.transactions.1 += 1;
+        self.transactions
+    }
+
+    /// Leaves the session to its last transaction, whose outcome is unknown: another one there would have to wait for it.
+    pub(crate) fn leave_transaction(&mut self) {
+        self.transactions = (rand::random(), 0);
     }
 
     /// The server at the other end.

@@ -10,6 +10,11 @@ mod touch;
 mod forward;
 mod insert;
 
+mod insert_record;
+mod pipeline;
+mod reserved;
+mod strict;
+
 mod change;
 mod clash;
 mod conclusion;

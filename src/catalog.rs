@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::classify::Protection;
-use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
+use crate::constraint::{PROXY_PREFIX, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::reply::Times;
@@ -36,20 +36,26 @@ impl Protected {
             .collect()
     }
 
-    /// Whether its writes hold without any assumption about time: one constraint that asks for it decides for all, since
-    /// a document is inserted once for all of them.
-    pub fn is_strict(&self) -> bool {
-        self.constraints
-            .iter()
-            .any(|proxy| self.strategy_of(&proxy.constraint) == Strategy::Transaction)
-    }
-
-    /// The constraint's strategy: what the operator chose, or what suits the deployment.
-    pub fn strategy_of(&self, constraint: &Constraint) -> Strategy {
-        constraint.strategy().unwrap_or(match self.is_on_one_replica_set {
+    /// How its documents and their reservations are made one: as the operator chose, or as it suits the deployment. One
+    /// constraint that asks for a transaction decides for all, since a document is inserted once for all of them.
+    pub fn strategy(&self) -> Strategy {
+        let suits = match self.is_on_one_replica_set {
             true => Strategy::Transaction,
             false => Strategy::Compensating,
-        })
+        };
+        let mut chosen = self
+            .constraints
+            .iter()
+            .map(|proxy| proxy.constraint.strategy().unwrap_or(suits));
+        match chosen.any(|strategy| strategy == Strategy::Transaction) {
+            true => Strategy::Transaction,
+            false => Strategy::Compensating,
+        }
+    }
+
+    /// Whether its writes hold without any assumption about time.
+    pub fn is_strict(&self) -> bool {
+        self.strategy() == Strategy::Transaction
     }
 
     /// The latest cluster times that Keyward's own reads for this collection told.

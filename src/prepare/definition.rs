@@ -71,7 +71,7 @@ impl Definitions {
         }
     }
 
-    /// Writes the constraint's strategy down unless it is there: a Keyward that trusts its lease would undo what one that
+    /// Writes its collection's strategy down unless one is there: a Keyward that trusts its lease would undo what one that
     /// doesn't promises.
     pub(super) async fn agree_on_strategy(
         &self,

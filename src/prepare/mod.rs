@@ -50,8 +50,9 @@ pub enum PrepareError {
     },
     /// Other Keywards make the constraint's writes and reservations one in another way.
     #[error(
-        "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here, and one that trusts its \
-         lease would undo what the other promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
+        "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
+         `strategy: transaction` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
+         that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
          `strategy` of {{_id: {{collection: \"{}\", name: \"{name}\"}}}} in {}.keyward.constraints with the shell, and start",
         namespace.collection, namespace.database
     )]
@@ -130,7 +131,7 @@ async fn prepare_collection(
     for (position, proxy) in protected.constraints.iter().enumerate() {
         let constraint = &proxy.constraint;
         let state = definitions.register(constraint).await?;
-        definitions.agree_on_strategy(constraint, protected.strategy_of(constraint)).await?;
+        definitions.agree_on_strategy(constraint, protected.strategy()).await?;
         deployment.create(client, constraint, state).await?;
         if state == State::Enforced {
             continue;

@@ -43,7 +43,9 @@ pub enum StoreError {
     Closed,
     /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now: nobody can prove
     /// that it won't come.
-    #[error("a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there")]
+    #[error(
+        "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
+    )]
     Unroutable,
     /// A reply, or a document of a proxy collection, isn't what it must be.
     #[error("{0} is not what it must be")]

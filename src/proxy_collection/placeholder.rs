@@ -270,9 +270,15 @@ fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
 /// A document with the owner's `_id` and shard key, and something of its own at the `filled` paths.
 fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
     let of_route = routes(owner).map(|(path, value)| (path.to_owned(), value));
-    let of_filled = filled.iter().map(|path| (path.clone(), RawBson::ObjectId(ObjectId::new())));
+    let of_filled = filled
+        .iter()
+        .map(|path| (path.clone(), RawBson::ObjectId(ObjectId::new())));
     let mut fields = vec![("_id".to_owned(), owner.id.clone())];
-    fields.extend(of_route.chain(of_filled).filter(|(path, _)| path != "_id" && !path.starts_with("_id.")));
+    fields.extend(
+        of_route
+            .chain(of_filled)
+            .filter(|(path, _)| path != "_id" && !path.starts_with("_id.")),
+    );
     nested(fields)
 }
 
@@ -313,7 +319,10 @@ mod tests {
         let made = Document::try_from(&made).unwrap();
         assert_eq!(made.get_i32("_id").unwrap(), 7);
         let place = made.get_document("place").unwrap();
-        assert_eq!((place.get_str("region").unwrap(), place.get_i32("town").unwrap()), ("a", 5));
+        assert_eq!(
+            (place.get_str("region").unwrap(), place.get_i32("town").unwrap()),
+            ("a", 5)
+        );
         assert!(place.get_document("x").unwrap().get_object_id("y").is_ok());
         assert!(made.get_object_id("n").is_ok());
         assert_eq!(made.len(), 3);
@@ -321,7 +330,10 @@ mod tests {
 
     #[test]
     fn an_owner_is_routable_only_by_the_whole_shard_key_of_today() {
-        let owner = |route| Owner { id: RawBson::Int32(7), route };
+        let owner = |route| Owner {
+            id: RawBson::Int32(7),
+            route,
+        };
         let key = ["a".to_owned(), "b".to_owned()];
         assert!(is_routable(&owner(Some(rawdoc! { "a": 1, "b": null })), &key));
         assert!(!is_routable(&owner(Some(rawdoc! { "a": 1 })), &key));

@@ -163,7 +163,8 @@ impl<'a> Insert<'a, '_> {
         self.reply.count(before.len());
         for position in &before {
             let retry = self.command.retry.as_ref();
-            self.reply.retried(retry.map(|retry| retry.operation(*position).statement));
+            self.reply
+                .retried(retry.map(|retry| retry.operation(*position).statement));
         }
         pending.retain(|candidate| !before.contains(&candidate.position));
         Ok(())

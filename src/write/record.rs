@@ -109,7 +109,9 @@ pub fn id_of(operation: Operation) -> RawDocumentBuf {
 
 /// Milliseconds since 1970, from which a record's life is counted.
 pub fn now() -> i64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 

@@ -26,7 +26,11 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
             .open(ElementType::Array, b"$in");
         for (index, (_, key)) in chunk.iter().enumerate() {
             let id = key.reservation_id();
-            command.append(ElementType::EmbeddedDocument, index.to_string().as_bytes(), id.as_bytes());
+            command.append(
+                ElementType::EmbeddedDocument,
+                index.to_string().as_bytes(),
+                id.as_bytes(),
+            );
         }
         command.close().close();
         command
@@ -43,7 +47,10 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
             .int32("at", 1)
             .close();
         let most = i32::try_from(chunk.len()).unwrap_or(i32::MAX);
-        command.int32("limit", most).int32("batchSize", most).boolean("singleBatch", true);
+        command
+            .int32("limit", most)
+            .int32("batchSize", most)
+            .boolean("singleBatch", true);
         command
     };
     steps(protected, candidates, check)

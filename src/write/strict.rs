@@ -206,7 +206,9 @@ impl<'a, 'c> Strict<'a, 'c> {
         upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
         let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
-        let tried = self.try_to_insert(these, reservations, &mut transaction, upstream).await;
+        let tried = self
+            .try_to_insert(these, reservations, &mut transaction, upstream)
+            .await;
         match tried {
             Ok(tried @ (Tried::Committed(_) | Tried::InDoubt(_))) => Ok(tried),
             Ok(Tried::Lost(_)) => {
@@ -261,7 +263,8 @@ impl<'a, 'c> Strict<'a, 'c> {
         if self.record.is_some() {
             let before = InsertRecord::statements(Doc::new(&replies.next().unwrap_or_default())?)?;
             let is_before = |candidate: &&Candidate<'_>| {
-                self.statement(candidate.position).is_some_and(|own| before.contains(&own))
+                self.statement(candidate.position)
+                    .is_some_and(|own| before.contains(&own))
             };
             if these.iter().any(is_before) {
                 return Ok(Tried::Before(before));
@@ -328,7 +331,10 @@ async fn run(
     upstream: &mut Connection,
 ) -> Result<Vec<Vec<u8>>, Failure> {
     let replies = pipeline::run(steps, transaction, upstream).await?;
-    replies.into_iter().map(|reply| reply.map_err(Failure::Refused)).collect()
+    replies
+        .into_iter()
+        .map(|reply| reply.map_err(Failure::Refused))
+        .collect()
 }
 
 /// The first document that the server refused, and why.

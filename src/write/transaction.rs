@@ -93,14 +93,17 @@ impl Refused {
     /// Whether it says that the server at the other end isn't the primary, or won't be for long: another try on the same
     /// connection fares no better.
     pub fn is_of_another_primary(&self) -> bool {
+        self.code().is_some_and(|code| ANOTHER_PRIMARY.contains(&code))
+    }
+
+    fn code(&self) -> Option<i64> {
         let code = Doc::new(&self.body).and_then(|body| body.get("code")).ok().flatten();
-        code.and_then(|code| code.as_whole_number())
-            .is_some_and(|code| ANOTHER_PRIMARY.contains(&code))
+        code?.as_whole_number()
     }
 
     /// Whether the transaction had no effect and may be tried again as a whole.
     pub fn is_transient(&self) -> bool {
-        self.has_label("TransientTransactionError")
+        self.has_label("TransientTransactionError") || self.code() == Some(TRANSACTION_TOO_OLD)
     }
 }
 
@@ -111,7 +114,7 @@ impl Transaction {
     /// [`Malformed`] if the body is.
     pub fn own(body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
-        let (session, number) = upstream.next_transaction();
+        let (session, number) = upstream.next_transaction(session_of_retryable(body)?);
         let mut id = vec![16, 0, 0, 0, 4];
         id.extend_from_slice(&session);
         fields
@@ -221,9 +224,15 @@ impl Transaction {
         let reply = reply.body();
         match reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
             true => Ok(reply.bytes().to_vec()),
-            false => Err(Failure::Refused(Refused {
-                body: reply.bytes().to_vec(),
-            })),
+            false => {
+                let refused = Refused {
+                    body: reply.bytes().to_vec(),
+                };
+                if refused.code() == Some(TRANSACTION_TOO_OLD) {
+                    upstream.catch_up();
+                }
+                Err(Failure::Refused(refused))
+            }
         }
     }
 
@@ -254,7 +263,7 @@ impl Transaction {
                 _ => return last,
             }
         }
-        upstream.leave_transaction();
+        upstream.leave_session();
         last
     }
 
@@ -278,8 +287,21 @@ impl Transaction {
 /// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
 const COMMITS_MAX: usize = 5;
 
+/// The server's code for a transaction whose session has seen a higher number.
+const TRANSACTION_TOO_OLD: i64 = 225;
+
 /// ShutdownInProgress, PrimarySteppedDown, and those for a server that isn't primary.
 const ANOTHER_PRIMARY: [i64; 8] = [91, 189, 10058, 10107, 11600, 11602, 13435, 13436];
+
+/// The client's session, if its command is a retryable one.
+fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
+    if body.get("txnNumber")?.is_none() {
+        return Ok(None);
+    }
+    let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
+    // A binary: int32 length, subtype, 16 bytes.
+    Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
+}
 
 /// Fields that every command of a transaction must repeat.
 const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];

@@ -85,8 +85,12 @@ impl Forwarder {
 
     /// Loses the reply to the next `insert` into a collection of this name; tells once it has arrived here.
     pub fn lose_reply_to_insert(&self, collection: &str) -> mpsc::Receiver<()> {
+        self.lose_reply_to(insert_into(collection))
+    }
+
+    /// Loses the reply to the next request that holds these bytes; tells once it has arrived here.
+    pub fn lose_reply_to(&self, bytes: Vec<u8>) -> mpsc::Receiver<()> {
         let (lost, is_lost) = mpsc::channel();
-        let bytes = insert_into(collection);
         *self.victim.lock().unwrap() = Some(Victim { bytes, lost });
         is_lost
     }
@@ -103,12 +107,7 @@ pub fn wait_until(is_lost: &mpsc::Receiver<()>) {
     is_lost.recv_timeout(LONGEST_WAIT).expect("no such request came");
 }
 
-fn forward(
-    client: TcpStream,
-    server: TcpStream,
-    victim: Arc<Mutex<Option<Victim>>>,
-    hold: Arc<Mutex<Option<Hold>>>,
-) {
+fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>, hold: Arc<Mutex<Option<Hold>>>) {
     let doomed: Arc<Mutex<Option<Doomed>>> = Arc::default();
     let (from, to, noted) = (client.try_clone().unwrap(), server.try_clone().unwrap(), doomed.clone());
     std::thread::spawn(move || {

@@ -27,4 +27,7 @@ mod trial;
 use trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
 
 const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
+const IS_STRICT: bool = false;
+/// How long a transaction may be open that nobody goes on with: there is none here.
+const ABANDONED_FOR: std::time::Duration = std::time::Duration::ZERO;
 const PHONE: &str = "  - { collection: DB.users, key: { phone: 1 }, sparse: true }\n";

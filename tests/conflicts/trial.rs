@@ -12,6 +12,13 @@ pub fn users(database: &str) -> &'static Cluster {
     let cluster = Cluster::shared();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    if crate::IS_STRICT {
+        // As long as a Keyward may be stopped here with a transaction open, and not much longer.
+        let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 20 };
+        for shard in cluster.shards() {
+            shard.run("admin", limit.clone()).unwrap();
+        }
+    }
     cluster
 }
 

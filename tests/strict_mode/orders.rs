@@ -71,7 +71,9 @@ impl Trial {
     async fn take_over(&self) -> Result<TakenOver, StoreError> {
         let anew = self.proxy.reservation(&self.key, &owner(RawBson::Int32(2)), token(2));
         let shard_key = ["region".to_owned()];
-        self.proxy.settle_absent(&self.key, &self.seen, Some(anew), &shard_key).await
+        self.proxy
+            .settle_absent(&self.key, &self.seen, Some(anew), &shard_key)
+            .await
     }
 
     /// Begins the insert's transaction: it sees its reservation.
@@ -190,10 +192,17 @@ async fn a_takeover_shows_in_change_streams_as_an_insert_and_a_delete_of_the_pla
         streams.push(users.watch().await.unwrap());
     }
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    // What shows that nothing more is to come from a shard.
+    let last = ["a", "z"].map(|region| doc! { "_id": 9, "region": region, "email": region });
+    trial.users.insert_many(last).await.unwrap();
     for stream in &mut streams {
-        while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(2), stream.next_if_any()).await.unwrap() {
-            events.push(format!("{:?}", event.operation_type));
+        while let Some(event) = stream.try_next().await.unwrap() {
+            let id = event.document_key.unwrap().get_i32("_id").unwrap();
+            if id == 9 {
+                break;
+            }
+            events.push(format!("{:?} {id}", event.operation_type));
         }
     }
-    assert_eq!(events, ["Insert", "Delete"]);
+    assert_eq!(events, ["Insert 1", "Delete 1"]);
 }

@@ -127,7 +127,7 @@ impl Case<'_> {
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
-        let mut transaction = Transaction::own(self.statement.body)?;
+        let mut transaction = Transaction::own(self.statement.body, upstream)?;
         let evaluated = self.evaluate(&mut transaction, upstream).await;
         let obstacle = match evaluated {
             Ok(Attempted::Concluded(_)) => None,

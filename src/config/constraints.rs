@@ -122,6 +122,7 @@ mod tests {
     use std::path::Path;
 
     use crate::config::Config;
+    use crate::constraint::Strategy;
 
     /// The problems of a file with these constraints, one a line.
     fn problems(constraints: &str) -> String {
@@ -154,6 +155,20 @@ mod tests {
             ),
             ""
         );
+    }
+
+    #[test]
+    fn a_strategy_is_read_and_an_unknown_one_refused() {
+        let read = |strategy: &str| {
+            let text =
+                format!("upstream: mongodb://db\nconstraints:\n  - {{ collection: a.b, key: {{ x: 1 }}{strategy} }}\n");
+            let config = Config::from_text(Path::new("f"), &text, None).map_err(|problems| problems.to_string());
+            config.map(|config| config.constraints[0].strategy())
+        };
+        assert_eq!(read(""), Ok(None));
+        assert_eq!(read(", strategy: compensating"), Ok(Some(Strategy::Compensating)));
+        assert_eq!(read(", strategy: transaction"), Ok(Some(Strategy::Transaction)));
+        assert!(read(", strategy: lease").is_err_and(|error| error.contains("constraints[0].strategy: ")));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod insert;
 
 mod insert_record;
 mod pipeline;
+mod progress;
 mod reserved;
 mod strict;
 

@@ -90,7 +90,7 @@ fn steps<'s>(
             keys.extend(own.map(|ConstrainedKey { key, .. }| (*candidate, key)));
         }
         // In the order in which everybody takes them.
-        keys.sort_by(|(_, one), (_, other)| one.cmp(other));
+        keys.sort_by_key(|(_, key)| *key);
         let mut rest = keys.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0;

@@ -22,7 +22,7 @@ use super::transaction::{Failure, Transaction};
 use super::{BackOff, ForwardError, TIME_MAX, record};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;

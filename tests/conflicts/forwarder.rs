@@ -1,8 +1,6 @@
 //! A TCP forwarder that can lose a reply (the request gets through and is carried out, the answer never arrives), and that
 //! can hold a request back.
 
-#![allow(dead_code, reason = "every test binary uses its own part")]
-
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};

@@ -7,6 +7,7 @@
 mod abandoned;
 mod crash;
 mod failing;
+#[allow(dead_code)]
 mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]

@@ -34,21 +34,11 @@ fn region(id: i32) -> &'static [u8] {
 /// An update of one document to the values of a generated one: set, unset or replaced.
 fn update(generator: &mut Generator, random: &mut StdRng, collection: &str) -> Vec<u8> {
     let values = generator.document(0);
-    let fields = || {
-        Doc::new(&values)
-            .unwrap()
-            .elements()
-            .flatten()
-            .filter(|field| field.name != b"_id")
-    };
+    let fields = || Doc::new(&values).unwrap().elements().flatten().filter(|field| field.name != b"_id");
     let id = random.random_range(0..DOCUMENTS);
     let mut command = Builder::new();
-    command
-        .string("update", collection.as_bytes())
-        .string("$db", DATABASE.as_bytes());
-    command
-        .open(ElementType::Array, b"updates")
-        .open(ElementType::EmbeddedDocument, b"0");
+    command.string("update", collection.as_bytes()).string("$db", DATABASE.as_bytes());
+    command.open(ElementType::Array, b"updates").open(ElementType::EmbeddedDocument, b"0");
     command.open(ElementType::EmbeddedDocument, b"q");
     command.int32("_id", id).string("region", region(id)).close();
     command.open(ElementType::EmbeddedDocument, b"u");
@@ -60,10 +50,7 @@ fn update(generator: &mut Generator, random: &mut StdRng, collection: &str) -> V
             }
         }
         1 => {
-            command
-                .open(ElementType::EmbeddedDocument, b"$unset")
-                .int32("a", 1)
-                .close();
+            command.open(ElementType::EmbeddedDocument, b"$unset").int32("a", 1).close();
         }
         _ => {
             command.open(ElementType::EmbeddedDocument, b"$set");
@@ -111,19 +98,13 @@ fn any_value_can_follow_any_other() {
         native.drop(&Namespace::new(DATABASE, name));
         let index_name: Vec<String> = key.iter().map(|(path, order)| format!("{path}_{order}")).collect();
         let index = doc! { "key": key, "name": index_name.join("_"), "unique": true };
-        native.run(
-            &doc! { "createIndexes": name, "indexes": [index], "$db": DATABASE },
-            &[],
-        );
+        native.run(&doc! { "createIndexes": name, "indexes": [index], "$db": DATABASE }, &[]);
         for id in 0..DOCUMENTS {
             let document = doc! { "_id": id, "region": str::from_utf8(region(id)).unwrap(), "a": { "b": id }, "c": id };
             let insert = doc! { "insert": name, "documents": [document], "$db": DATABASE };
             for server in [&mut through_keyward, &mut native] {
                 let reply = server.run(&insert, &[]);
-                assert!(
-                    Doc::new(&reply).unwrap().get("writeErrors").unwrap().is_none(),
-                    "{name} {id}"
-                );
+                assert!(Doc::new(&reply).unwrap().get("writeErrors").unwrap().is_none(), "{name} {id}");
             }
         }
         let mut refused = 0;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::classify::Protection;
-use crate::constraint::PROXY_PREFIX;
+use crate::constraint::{PROXY_PREFIX, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::reply::Times;
@@ -22,6 +22,9 @@ pub struct Protected {
     pub constraints: Vec<ProxyCollection>,
     /// The paths of its shard key; empty where it isn't sharded.
     pub shard_key: Vec<String>,
+    /// Whether the whole deployment is one replica set, so that a transaction of a document and its reservations costs one
+    /// round trip.
+    pub is_on_one_replica_set: bool,
 }
 
 impl Protected {
@@ -31,6 +34,28 @@ impl Protected {
         of_constraints
             .chain(self.shard_key.iter().map(String::as_str))
             .collect()
+    }
+
+    /// How its documents and their reservations are made one: as the operator chose, or as it suits the deployment. One
+    /// constraint that asks for a transaction decides for all, since a document is inserted once for all of them.
+    pub fn strategy(&self) -> Strategy {
+        let suits = match self.is_on_one_replica_set {
+            true => Strategy::Transaction,
+            false => Strategy::Compensating,
+        };
+        let mut chosen = self
+            .constraints
+            .iter()
+            .map(|proxy| proxy.constraint.strategy().unwrap_or(suits));
+        match chosen.any(|strategy| strategy == Strategy::Transaction) {
+            true => Strategy::Transaction,
+            false => Strategy::Compensating,
+        }
+    }
+
+    /// Whether its writes hold without any assumption about time.
+    pub fn is_strict(&self) -> bool {
+        self.strategy() == Strategy::Transaction
     }
 
     /// The latest cluster times that Keyward's own reads for this collection told.

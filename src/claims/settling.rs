@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Candidate;
 use crate::catalog::Protected;
 use crate::constraint::Key;
-use crate::proxy_collection::{Owner, ProxyCollection, Read, Reserved, StoreError};
+use crate::proxy_collection::{Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
 use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
 
 /// A key of a candidate: (index of the candidate, index of the key).
@@ -26,6 +26,7 @@ enum Kind {
     Reserve,
     Read,
     LookUp(Scope),
+    Adopt,
     TakeOver,
 }
 
@@ -118,7 +119,14 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                 Effect::Reserve(key) => (Kind::Reserve, key, None),
                 Effect::Read(key) => (Kind::Read, key, None),
                 Effect::LookUp { key, scope } => (Kind::LookUp(scope), key, None),
-                Effect::TakeOver { key, rival } => (Kind::TakeOver, key, Some(rival)),
+                Effect::TakeOver {
+                    key,
+                    rival,
+                    from_absent,
+                } => match from_absent && protected.is_strict() {
+                    true => (Kind::TakeOver, key, Some(rival)),
+                    false => (Kind::Adopt, key, Some(rival)),
+                },
                 Effect::Release(key) => (Kind::Release, key, None),
                 Effect::Wait { rival } => {
                     count_wait(protected, candidate, rival);
@@ -147,7 +155,7 @@ async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>
             Kind::Reserve => group.reserve(slots).boxed(),
             Kind::Read => group.read(slots).boxed(),
             Kind::LookUp(scope) => group.look_up(slots, scope).boxed(),
-            Kind::TakeOver => group.take_over(slots).boxed(),
+            Kind::Adopt | Kind::TakeOver => group.take_over(slots, kind == Kind::TakeOver).boxed(),
             Kind::Release => group.release(slots).boxed(),
         }
     });
@@ -220,7 +228,7 @@ impl Group<'_, '_> {
         })
     }
 
-    async fn take_over(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+    async fn take_over(self, slots: Vec<(Slot, Option<Token>)>, strictly: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for (slot, seen) in slots {
             let rival = self.candidates[slot.0].rivals.get(&slot.1);
@@ -228,18 +236,22 @@ impl Group<'_, '_> {
                 debug_assert!(false, "a takeover follows the read of its rival");
                 continue;
             };
-            let took = self
-                .proxy()
-                .take_over(self.key(slot), rival, self.owner(slot), self.token(slot))
-                .await;
-            answers.extend(self.answer(
-                vec![(slot, None)],
-                took.map(|took| vec![took]),
-                |key, took| match took {
-                    true => Event::TookOver(key),
-                    false => Event::Changed(key),
-                },
-            ));
+            let (key, owner, token) = (self.key(slot), self.owner(slot), self.token(slot));
+            let took = match strictly {
+                true => {
+                    let anew = self.proxy().reservation(key, owner, token);
+                    let shard_key = &self.protected.shard_key;
+                    self.proxy().settle_absent(key, rival, Some(anew), shard_key).await
+                }
+                false => self.proxy().take_over(key, rival, owner, token).await,
+            };
+            let took = took.map(|took| vec![took]);
+            answers.extend(self.answer(vec![(slot, None)], took, |key, took| match took {
+                TakenOver::Done => Event::TookOver(key),
+                TakenOver::Changed => Event::Changed(key),
+                TakenOver::OwnerHolds => Event::OwnerHolds(key),
+                TakenOver::Busy => Event::Busy(key),
+            }));
         }
         answers
     }

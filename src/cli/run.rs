@@ -33,7 +33,9 @@ impl RunError {
         match self {
             RunError::Config(_) | RunError::Telemetry(_) => Exit::Config,
             RunError::System(_) | RunError::Start(StartError::Listen { .. }) => Exit::System,
-            RunError::Start(StartError::Prepare(PrepareError::OtherDefinition { .. })) => Exit::Config,
+            RunError::Start(StartError::Prepare(
+                PrepareError::OtherDefinition { .. } | PrepareError::OtherStrategy { .. },
+            )) => Exit::Config,
             RunError::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
             RunError::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
         }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::check::Found;
 use super::problem::SettingPath;
-use super::raw::{RawConstraint, RawSharding};
-use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError};
+use super::raw::{RawConstraint, RawSharding, RawStrategy};
+use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError, Strategy};
 use crate::namespace::Namespace;
 
 /// A constraint that is right by itself, and what was asked for.
@@ -63,7 +63,10 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut Found<'_>) -> Op
             None | Some(RawSharding::Hashed) => Sharding::Hashed,
             Some(RawSharding::Ranged) => Sharding::Ranged,
         },
-        strategy: None,
+        strategy: raw.strategy.map(|strategy| match strategy {
+            RawStrategy::Compensating => Strategy::Compensating,
+            RawStrategy::Transaction => Strategy::Transaction,
+        }),
     };
     match Constraint::new(namespace?, spec.clone()) {
         Ok(constraint) => Some(Accepted { path, constraint, spec }),
@@ -119,6 +122,7 @@ mod tests {
     use std::path::Path;
 
     use crate::config::Config;
+    use crate::constraint::Strategy;
 
     /// The problems of a file with these constraints, one a line.
     fn problems(constraints: &str) -> String {
@@ -151,6 +155,20 @@ mod tests {
             ),
             ""
         );
+    }
+
+    #[test]
+    fn a_strategy_is_read_and_an_unknown_one_refused() {
+        let read = |strategy: &str| {
+            let text =
+                format!("upstream: mongodb://db\nconstraints:\n  - {{ collection: a.b, key: {{ x: 1 }}{strategy} }}\n");
+            let config = Config::from_text(Path::new("f"), &text, None).map_err(|problems| problems.to_string());
+            config.map(|config| config.constraints[0].strategy())
+        };
+        assert_eq!(read(""), Ok(None));
+        assert_eq!(read(", strategy: compensating"), Ok(Some(Strategy::Compensating)));
+        assert_eq!(read(", strategy: transaction"), Ok(Some(Strategy::Transaction)));
+        assert!(read(", strategy: lease").is_err_and(|error| error.contains("constraints[0].strategy: ")));
     }
 
     #[test]

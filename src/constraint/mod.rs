@@ -292,9 +292,6 @@ fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec) -> Document {
     if spec.sharding == Sharding::Ranged {
         definition.insert("sharding", "ranged");
     }
-    if spec.strategy == Some(Strategy::Transaction) {
-        definition.insert("strategy", "transaction");
-    }
     definition
 }
 

@@ -29,6 +29,16 @@ pub enum Strategy {
     Transaction,
 }
 
+impl Strategy {
+    /// As the configuration has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strategy::Compensating => "compensating",
+            Strategy::Transaction => "transaction",
+        }
+    }
+}
+
 /// An index specification as the operator wrote it; unchecked.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IndexSpec {

@@ -7,7 +7,7 @@ use bson::{Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -68,6 +68,31 @@ impl Definitions {
             Ok(name) if name == State::Enforced.name() => Ok(State::Enforced),
             Ok(name) if name == State::Backfilling.name() => Ok(State::Backfilling),
             _ => Err(StoreError::Unexpected("the state of a constraint").into()),
+        }
+    }
+
+    /// Writes its collection's strategy down unless one is there: a Keyward that trusts its lease would undo what one that
+    /// doesn't promises.
+    pub(super) async fn agree_on_strategy(
+        &self,
+        constraint: &Constraint,
+        strategy: Strategy,
+    ) -> Result<(), PrepareError> {
+        let here = strategy.name();
+        let first = vec![doc! { "$set": { "strategy": { "$ifNull": ["$strategy", here] } } }];
+        let agreed = self.collection.find_one_and_update(id(constraint), first);
+        let agreed = agreed.return_document(mongodb::options::ReturnDocument::After);
+        let agreed = agreed.write_concern(WriteConcern::majority()).await?;
+        let there = agreed.as_ref().and_then(|agreed| agreed.get_str("strategy").ok());
+        match there {
+            Some(there) if there == here => Ok(()),
+            Some(there) => Err(PrepareError::OtherStrategy {
+                namespace: constraint.namespace().clone(),
+                name: constraint.name().to_owned(),
+                here,
+                there: there.to_owned(),
+            }),
+            None => Err(StoreError::Unexpected("the strategy of a constraint").into()),
         }
     }
 

@@ -49,6 +49,24 @@ pub enum PrepareError {
         /// The definition in the cluster.
         there: String,
     },
+    /// Other Keywards make the constraint's writes and reservations one in another way.
+    #[error(
+        "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
+         `strategy: transaction` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
+         that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
+         `strategy` of {{_id: {{collection: \"{}\", name: \"{name}\"}}}} in {}.keyward.constraints with the shell, and start",
+        namespace.collection, namespace.database
+    )]
+    OtherStrategy {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// What it is here.
+        here: &'static str,
+        /// What it is in the cluster.
+        there: String,
+    },
     /// Documents that are there already violate the constraint.
     #[error("{0}")]
     Duplicates(Report),
@@ -95,6 +113,7 @@ pub async fn prepare(
             namespace: namespace.clone(),
             constraints: proxies,
             shard_key,
+            is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
         };
         prepare_collection(client, &deployment, &collection, lease).await?;
         protected.push(collection);
@@ -113,6 +132,7 @@ async fn prepare_collection(
     for (position, proxy) in protected.constraints.iter().enumerate() {
         let constraint = &proxy.constraint;
         let state = definitions.register(constraint).await?;
+        definitions.agree_on_strategy(constraint, protected.strategy()).await?;
         deployment.create(client, constraint, state).await?;
         if state == State::Enforced {
             continue;

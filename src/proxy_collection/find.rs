@@ -5,7 +5,7 @@
 
 use bson::RawDocumentBuf;
 use futures_util::TryStreamExt;
-use mongodb::{Client, Database};
+use mongodb::{Client, ClientSession, Database};
 
 use super::StoreError;
 use crate::reply::Times;
@@ -21,9 +21,18 @@ pub(super) struct Found {
 pub(super) async fn find(client: &Client, database: &Database, command: RawDocumentBuf) -> Result<Found, StoreError> {
     // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
     let mut session = client.start_session().causal_consistency(false).await?;
-    let cursor = database.run_raw_cursor_command(command).session(&mut session);
+    find_within(&mut session, database, command).await
+}
+
+/// As [`find`], in a session's transaction, if it has one.
+pub(super) async fn find_within(
+    session: &mut ClientSession,
+    database: &Database,
+    command: RawDocumentBuf,
+) -> Result<Found, StoreError> {
+    let cursor = database.run_raw_cursor_command(command).session(&mut *session);
     let mut cursor = cursor.batch().await?;
-    let mut batches = cursor.stream(&mut session);
+    let mut batches = cursor.stream(session);
     let mut found = Found {
         documents: Vec::new(),
         times: Times::default(),

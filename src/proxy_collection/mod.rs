@@ -6,6 +6,7 @@
 
 mod find;
 mod owner;
+mod placeholder;
 mod queue;
 mod reservation;
 mod young;
@@ -25,6 +26,7 @@ use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
 
+pub use placeholder::TakenOver;
 pub use queue::Reserved;
 pub use reservation::{Owner, Reservation};
 
@@ -40,6 +42,12 @@ pub enum StoreError {
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
+    /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now: nobody can prove
+    /// that it won't come.
+    #[error(
+        "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
+    )]
+    Unroutable,
     /// A reply, or a document of a proxy collection, isn't what it must be.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),
@@ -176,7 +184,7 @@ impl ProxyCollection {
         found.documents.iter().map(read).collect()
     }
 
-    /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`; whether it was.
+    /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`.
     ///
     /// The token alone doesn't say so: an attempt that begins anew reserves under its old token once more.
     ///
@@ -188,13 +196,16 @@ impl ProxyCollection {
         seen: &Reservation,
         owner: &Owner,
         token: Token,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<TakenOver, StoreError> {
         let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, token) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" },
         };
-        Ok(self.write(command).await? == 1)
+        Ok(match self.write(command).await? {
+            1 => TakenOver::Done,
+            _ => TakenOver::Changed,
+        })
     }
 
     /// Deletes the reservations of `keys` that still have these tokens.

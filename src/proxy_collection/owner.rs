@@ -61,7 +61,7 @@ impl ProxyCollection {
         RawDocumentBuf::try_from(&fields).map_err(|_| StoreError::Unexpected("a projection"))
     }
 
-    fn keys_of(&self, documents: &[RawDocumentBuf]) -> Result<HashSet<Key>, StoreError> {
+    pub(super) fn keys_of(&self, documents: &[RawDocumentBuf]) -> Result<HashSet<Key>, StoreError> {
         let mut keys = HashSet::new();
         for document in documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
@@ -72,7 +72,7 @@ impl ProxyCollection {
     }
 }
 
-fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
+pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
     let mut filter = rawdoc! { "_id": equal_to(owner.id.clone()) };
     if let (Scope::Route, Some(route)) = (scope, &owner.route) {
         for (path, value) in route.iter().flatten() {

@@ -146,6 +146,12 @@ impl Attempt {
                     Event::Applied => (Ended::Applied, Vec::new()),
                     Event::NotApplied => (Ended::NotApplied, releases(&claims)),
                     Event::InDoubt => (Ended::InDoubt, Vec::new()),
+                    Event::Lost => {
+                        let mut effects = releases(&claims);
+                        let (attempt, more) = Attempt::begin(token, claims.len());
+                        effects.extend(more);
+                        return (attempt, effects);
+                    }
                     _ => {
                         return (
                             Attempt {
@@ -298,8 +304,9 @@ impl Event {
             | Event::OwnerAbsent(key)
             | Event::TookOver(key)
             | Event::Changed(key)
+            | Event::Busy(key)
             | Event::Failed(key) => Some(*key),
-            Event::WaitOver | Event::Applied | Event::NotApplied | Event::InDoubt => None,
+            Event::WaitOver | Event::Lost | Event::Applied | Event::NotApplied | Event::InDoubt => None,
         }
     }
 }
@@ -322,7 +329,10 @@ fn releases(claims: &[Claim]) -> Vec<Effect> {
             Claim::Held(Origin::Own)
                 | Claim::Unsure(Origin::Own)
                 | Claim::Reserving
-                | Claim::TakingOver { origin: Origin::Own }
+                | Claim::TakingOver {
+                    origin: Origin::Own,
+                    ..
+                }
         )
     };
     claims
@@ -496,14 +506,33 @@ mod tests {
             run(1, &events).1,
             [Effect::TakeOver {
                 key: 0,
-                rival: token(9)
+                rival: token(9),
+                from_absent: true
             }]
         );
-        let mut changed = events.clone();
-        changed.push(Event::Changed(0));
-        assert_eq!(run(1, &changed).1, [Effect::Read(0)]);
-        events.push(Event::TookOver(0));
-        assert_eq!(run(1, &events).1, [Effect::Forward]);
+        let and = |event| [events.as_slice(), &[event]].concat();
+        assert_eq!(run(1, &and(Event::Changed(0))).1, [Effect::Read(0)]);
+        assert_eq!(run(1, &and(Event::TookOver(0))).1, [Effect::Forward]);
+        // The owner has come since the look, or is just coming.
+        assert_eq!(
+            run(1, &and(Event::OwnerHolds(0))).0.ended(),
+            Some(Ended::NotHeld(NotHeld::Duplicate(0)))
+        );
+        assert_eq!(run(1, &and(Event::Busy(0))).1, [Effect::Wait { rival: token(9) }]);
+    }
+
+    #[test]
+    fn who_lost_a_key_gives_back_the_others_and_begins_anew() {
+        let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
+        let (attempt, effects) = attempt.step(&Event::Lost);
+        let expected = [
+            Effect::Release(0),
+            Effect::Release(1),
+            Effect::Reserve(0),
+            Effect::Reserve(1),
+        ];
+        assert_eq!(effects, expected);
+        assert!(!attempt.may_forward());
     }
 
     #[test]
@@ -529,7 +558,12 @@ mod tests {
         let (attempt, _) = Attempt::begin(me, 1);
         let (attempt, _) = attempt.step(&Event::Taken(0));
         let (attempt, effects) = attempt.step(&Event::Found(0, found));
-        assert_eq!(effects, [Effect::TakeOver { key: 0, rival: first }]);
+        let adopt = Effect::TakeOver {
+            key: 0,
+            rival: first,
+            from_absent: false,
+        };
+        assert_eq!(effects, [adopt]);
         assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
         let (attempt, effects) = attempt.step(&Event::TookOver(0));
         assert_eq!(effects, [Effect::Forward]);
@@ -544,8 +578,12 @@ mod tests {
         };
         let events = [Event::Taken(0), Event::Found(0, own)];
         let (attempt, effects) = run(1, &events);
-        let rival = token(1);
-        assert_eq!(effects, [Effect::TakeOver { key: 0, rival }]);
+        let adopt = Effect::TakeOver {
+            key: 0,
+            rival: token(1),
+            from_absent: false,
+        };
+        assert_eq!(effects, [adopt]);
         assert_eq!(attempt.step(&Event::TookOver(0)).1, [Effect::Forward]);
     }
 

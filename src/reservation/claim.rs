@@ -61,7 +61,7 @@ pub(super) enum Claim {
     /// The rival's owner is being looked for.
     LookingUp { rival: Rival, scope: Scope },
     /// The rival's reservation is being replaced.
-    TakingOver { origin: Origin },
+    TakingOver { origin: Origin, rival: Token },
     /// The reservation is the attempt's.
     Held(Origin),
     /// The rival may still be at it.
@@ -91,9 +91,11 @@ impl Claim {
             (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
             (Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
             (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
-            (Claim::TakingOver { origin }, Event::TookOver(_)) => (Claim::Held(origin), None),
+            (Claim::TakingOver { origin, .. }, Event::TookOver(_)) => (Claim::Held(origin), None),
             (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),
-            (Claim::TakingOver { origin }, Event::Failed(_)) => (Claim::Unsure(origin), None),
+            (Claim::TakingOver { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
+            (Claim::TakingOver { rival, .. }, Event::Busy(_)) => (Claim::Contested { rival }, None),
+            (Claim::TakingOver { origin, .. }, Event::Failed(_)) => (Claim::Unsure(origin), None),
             (claim, Event::Failed(_)) if claim.is_busy() => (Claim::Unsure(Origin::Own), None),
             (claim, _) => (claim, None),
         }
@@ -103,14 +105,7 @@ impl Claim {
         // Under the attempt's own token it may be old, and a release of it may still be on its way: written anew it has
         // its whole lease.
         if rival.token == me || rival.same_owner && me.is_retry_of(rival.token) {
-            let origin = Origin::Adopted;
-            return (
-                Claim::TakingOver { origin },
-                Some(Effect::TakeOver {
-                    key,
-                    rival: rival.token,
-                }),
-            );
+            return Self::take_over(key, rival.token, Origin::Adopted);
         }
         let scope = match rival.has_route {
             true => Scope::Route,
@@ -125,16 +120,16 @@ impl Claim {
             (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Fenced),
             (Scope::Route, Age::InLease) => look(Scope::Everywhere),
             (Scope::Everywhere | Scope::Fenced, Age::InLease) => (Claim::Contested { rival: rival.token }, None),
-            (Scope::Fenced, Age::Expired) => {
-                let origin = Origin::Own;
-                (
-                    Claim::TakingOver { origin },
-                    Some(Effect::TakeOver {
-                        key,
-                        rival: rival.token,
-                    }),
-                )
-            }
+            (Scope::Fenced, Age::Expired) => Self::take_over(key, rival.token, Origin::Own),
         }
+    }
+
+    fn take_over(key: usize, rival: Token, origin: Origin) -> (Claim, Option<Effect>) {
+        let effect = Effect::TakeOver {
+            key,
+            rival,
+            from_absent: origin == Origin::Own,
+        };
+        (Claim::TakingOver { origin, rival }, Some(effect))
     }
 }

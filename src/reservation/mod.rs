@@ -4,8 +4,11 @@
 //! the write definitely didn't happen. It knows no BSON, no clock and no socket: keys are positions in a list, and
 //! whoever drives it carries the effects out against the cluster ([`crate::write`]), a model checker or a simulation.
 //! What it guarantees rests on three things that the driver must provide: a reservation is written once per key
-//! (unique `_id`, majority), every later change of it is a compare-and-swap on its [`Token`], and a forwarded write
-//! ends before the lease that began with the reservation.
+//! (unique `_id`, majority), every later change of it is a compare-and-swap on its [`Token`], and one of the following.
+//! - Compensating: a forwarded write ends before the lease that began with the reservation.
+//! - Strict, where nothing is assumed about time: a forwarded write takes effect only if every key's reservation has the
+//!   attempt's token at that very moment ([`Event::Lost`] otherwise), and a takeover from an absent owner only if the
+//!   owner is absent at that very moment ([`Event::OwnerHolds`] otherwise, [`Event::Busy`] while its write is under way).
 
 mod attempt;
 mod claim;
@@ -36,6 +39,8 @@ pub enum Effect {
         key: usize,
         /// The token that the reservation must still have.
         rival: Token,
+        /// Whether that rests on its owner being absent; where it doesn't, the owner is the attempt's own document.
+        from_absent: bool,
     },
     /// Delete the reservation of this key if it has the attempt's token. Nothing waits for it, but [`Event::Failed`] ends
     /// an attempt that would claim the key again: a release that arrives late would take the new reservation away.
@@ -45,7 +50,8 @@ pub enum Effect {
         /// Whose outcome to wait for.
         rival: Token,
     },
-    /// Every key is held: forward the write, then [`Event::Applied`], [`Event::NotApplied`] or [`Event::InDoubt`].
+    /// Every key is held: forward the write, then [`Event::Applied`], [`Event::NotApplied`], [`Event::InDoubt`] or
+    /// [`Event::Lost`].
     Forward,
 }
 
@@ -68,10 +74,14 @@ pub enum Event {
     TookOver(usize),
     /// The reservation changed since it was read.
     Changed(usize),
+    /// The rival's write is under way: whether its owner is absent will be known when that has ended.
+    Busy(usize),
     /// The cluster gave no sure answer about this key: it may or may not be reserved under the attempt's token.
     Failed(usize),
     /// The rival's outcome may be known now.
     WaitOver,
+    /// The write didn't take effect and never will, because a key's reservation wasn't the attempt's any more.
+    Lost,
     /// The write took effect.
     Applied,
     /// The write didn't take effect and never will.

@@ -16,7 +16,7 @@ use mongodb::Client;
 use crate::catalog::{Catalog, Protected};
 use crate::claims::age;
 use crate::constraint::Key;
-use crate::proxy_collection::{ProxyCollection, Read, StoreError};
+use crate::proxy_collection::{ProxyCollection, Read, Reservation, StoreError, TakenOver};
 use crate::reservation::{Age, Scope};
 use turn::Turn;
 
@@ -59,7 +59,7 @@ async fn sweep(
             return turn.end(pause).await;
         };
         let last = last.clone();
-        settle(proxy, &page, lease).await?;
+        settle(protected, proxy, &page, lease).await?;
         if !turn.go_on(last).await? {
             return Ok(());
         }
@@ -69,6 +69,7 @@ async fn sweep(
 
 /// Deletes the reservations of a page that are nobody's.
 async fn settle(
+    protected: &Protected,
     proxy: &ProxyCollection,
     page: &[(RawDocumentBuf, Key, Read)],
     lease: Duration,
@@ -90,12 +91,39 @@ async fn settle(
         return Ok(());
     }
     let abandoned: Vec<_> = suspects.iter().map(|(_, key, read)| (key, &read.reservation)).collect();
-    proxy.delete_seen(&abandoned).await?;
-    proxy.metrics.swept.inc_by(abandoned.len() as u64);
+    let count = match protected.is_strict() {
+        true => delete_absent(protected, proxy, &abandoned).await?,
+        false => {
+            proxy.delete_seen(&abandoned).await?;
+            abandoned.len() as u64
+        }
+    };
+    proxy.metrics.swept.inc_by(count);
     tracing::info!(
         constraint = proxy.constraint.name(),
-        count = abandoned.len(),
+        count,
         "reservations without owner deleted"
     );
     Ok(())
+}
+
+/// Deletes reservations one by one, each so that its owner can't come any more; how many.
+async fn delete_absent(
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    abandoned: &[(&Key, &Reservation)],
+) -> Result<u64, StoreError> {
+    let mut count = 0;
+    for (key, seen) in abandoned {
+        match proxy.settle_absent(key, seen, None, &protected.shard_key).await {
+            Ok(TakenOver::Done) => count += 1,
+            // What changes, somebody looks after; the next sweep comes by again.
+            Ok(_) => {}
+            Err(error @ StoreError::Unroutable) => {
+                tracing::warn!(%error, constraint = proxy.constraint.name(), owner = ?seen.owner.id, "not swept");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(count)
 }

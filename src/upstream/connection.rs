@@ -5,6 +5,7 @@
 //! caller gave up waiting): such a connection is closed, never used on.
 
 use std::io;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use mongodb::options::ServerAddress;
@@ -13,6 +14,9 @@ use tokio::net::TcpStream;
 use crate::raw::Doc;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
+
+/// How far transaction numbers go ahead of the clock at once: a minute, in microseconds.
+const AHEAD: i64 = 60_000_000;
 
 /// Why a command of ours has no reply.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +65,11 @@ pub struct Connection {
     last_id: i32,
     /// Numbers of commands sent and not answered, oldest first.
     unanswered: Vec<i32>,
+    /// The session of Keyward's own transactions here. One for a connection's life: the server remembers each session for
+    /// half an hour, and not more than a million.
+    session: [u8; 16],
+    /// The number of the last of Keyward's own transactions here.
+    last_transaction: i64,
 }
 
 impl Connection {
@@ -72,7 +81,39 @@ impl Connection {
             address,
             last_id: 0,
             unanswered: Vec::new(),
+            session: rand::random(),
+            last_transaction: 0,
         })
+    }
+
+    /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't
+    /// be Keyward's; the client's own has its own numbers.
+    ///
+    /// What serves a retryable command of the client's session `of_client` runs in a session made from that one: the
+    /// transaction that an earlier try left open, when its connection was lost, is aborted by the next number, and not
+    /// only by its time limit. Numbers are taken from the clock so that they go up in all Keywards; who is behind is
+    /// told so ([`Connection::catch_up`]).
+    pub(crate) fn next_transaction(&mut self, of_client: Option<[u8; 16]>) -> ([u8; 16], i64) {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = i64::try_from(now.as_micros()).unwrap_or(0);
+        self.last_transaction = now.max(self.last_transaction + 1);
+        let session = match of_client {
+            Some(client) => xxhash_rust::xxh3::xxh3_128(&[b"keyward", &client[..]].concat()).to_be_bytes(),
+            None => self.session,
+        };
+        (session, self.last_transaction)
+    }
+
+    /// Goes on with higher numbers: the session has seen one from a Keyward whose clock is ahead.
+    pub(crate) fn catch_up(&mut self) {
+        self.last_transaction += AHEAD;
+    }
+
+    /// Leaves the session to its last transaction, whose outcome is unknown: another one there would have to wait for it.
+    pub(crate) fn leave_session(&mut self) {
+        self.session = rand::random();
     }
 
     /// The server at the other end.

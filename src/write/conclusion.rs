@@ -23,9 +23,6 @@ use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Operation, Token};
 use crate::upstream::Connection;
 
-/// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
-const COMMITS_MAX: usize = 5;
-
 /// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
 /// again, but not for ever.
 const UPSERTS_MAX: usize = 20;
@@ -94,7 +91,7 @@ impl Case<'_> {
         let mut back_off = BackOff::default();
         let mut upserts = 0;
         loop {
-            let mut transaction = Transaction::own(self.statement.body)?;
+            let mut transaction = Transaction::own(self.statement.body, upstream)?;
             let tried = self.attempt(&mut transaction, upstream).await;
             let again = match tried {
                 Ok(Attempted::Concluded(conclusion)) => return Ok(conclusion),
@@ -130,7 +127,7 @@ impl Case<'_> {
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
-        let mut transaction = Transaction::own(self.statement.body)?;
+        let mut transaction = Transaction::own(self.statement.body, upstream)?;
         let evaluated = self.evaluate(&mut transaction, upstream).await;
         let obstacle = match evaluated {
             Ok(Attempted::Concluded(_)) => None,
@@ -195,17 +192,8 @@ impl Case<'_> {
     }
 
     async fn commit(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        let mut last = transaction.commit(upstream).await;
-        for _ in 1..COMMITS_MAX {
-            match &last {
-                Err(Failure::Refused(refused)) if refused.has_label("UnknownTransactionCommitResult") => {
-                    last = transaction.commit(upstream).await;
-                }
-                _ => break,
-            }
-        }
-        match last {
-            Err(Failure::Refused(refused)) if refused.has_label("UnknownTransactionCommitResult") => {
+        match transaction.commit_until_known(upstream).await {
+            Err(Failure::Refused(refused)) if refused.is_unknown_commit() => {
                 Err(Failure::Refused(refused.in_doubt(self.operation.is_some())))
             }
             last => last,

@@ -25,6 +25,10 @@ pub enum Outcome {
     NotApplied(Option<WriteError>),
     /// Nobody knows; with the server's error if it gave one.
     InDoubt(Option<WriteError>),
+    /// It isn't, and won't be, because a key isn't its any more.
+    Lost,
+    /// It isn't yet: it was in company that had to wait.
+    NotTried,
 }
 
 /// The reply to one part.
@@ -424,7 +428,7 @@ mod tests {
             Outcome::Applied => 'a',
             Outcome::NotApplied(Some(_)) => 'e',
             Outcome::NotApplied(None) => 'n',
-            Outcome::InDoubt(_) => '?',
+            Outcome::InDoubt(_) | Outcome::Lost | Outcome::NotTried => '?',
         };
         part.outcomes.iter().map(letter).collect()
     }

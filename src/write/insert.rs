@@ -14,6 +14,8 @@ use super::batch_command::BatchCommand;
 use super::forward::{ForwardError, Outcome, Part, forward};
 use super::lease_left::LeaseLeft;
 use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
+use super::strict::Strict;
+use super::transaction::Failure;
 use super::{BackOff, Context, count_in_doubt};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
@@ -80,21 +82,31 @@ pub async fn insert(
 
 impl<'a> Insert<'a, '_> {
     async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
+        let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
+        // A slice without keys is the server's alone, whatever the strategy: so is it for a retry, then.
+        let has_keys = pending.iter().any(|candidate| !candidate.keys.is_empty());
+        let strict = (has_keys && self.protected.is_strict())
+            .then(|| Strict::new(self.protected, self.command, first, self.deadline));
+        if let Some(strict) = &strict {
+            self.begin_strictly(strict, &mut pending, upstream).await?;
+        }
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = settle(self.protected, self.context.lease, &mut pending).await;
-            if let Err(error) = self.take_out_what_was_done_before(&mut pending, upstream).await {
-                pending.iter_mut().for_each(Candidate::withdraw);
-                give_back(self.protected, self.context.lease, &mut pending).await;
-                return Err(error);
+            if strict.is_none() {
+                if let Err(error) = self.take_out_what_was_done_before(&mut pending, upstream).await {
+                    pending.iter_mut().for_each(Candidate::withdraw);
+                    give_back(self.protected, self.context.lease, &mut pending).await;
+                    return Err(error);
+                }
+                self.restart_what_is_late(&mut pending);
             }
-            self.restart_what_is_late(&mut pending);
             let mut rest = match self.command.ordered {
                 true => after_first_unready(&mut pending),
                 false => Vec::new(),
             };
-            let forwarded = self.forward_ready(&mut pending, upstream).await;
+            let forwarded = self.forward_ready(&mut pending, strict.as_ref(), upstream).await;
             // An ordered command that has just failed attempts nothing after that.
             if self.stopped.is_none() {
                 self.note_what_is_not_held(&mut pending);
@@ -126,6 +138,40 @@ impl<'a> Insert<'a, '_> {
         {
             self.error(position, error);
         }
+        Ok(())
+    }
+
+    /// Strict mode: on one replica set all goes in at once if nothing is in the way. Otherwise what an earlier try of the
+    /// command has inserted is taken out, and the rest claims its keys as ever. `pending` is what is left.
+    async fn begin_strictly(
+        &mut self,
+        strict: &Strict<'_, '_>,
+        pending: &mut Vec<Candidate<'a>>,
+        upstream: &mut Connection,
+    ) -> Result<(), ForwardError> {
+        if self.protected.is_on_one_replica_set && self.stopped.is_none() {
+            let all: Vec<&Candidate<'_>> = pending.iter().collect();
+            if let Some(part) = strict.insert_at_once(&all, upstream).await? {
+                for key in pending.drain(..).flat_map(|candidate| candidate.keys) {
+                    self.protected.constraints[key.constraint].metrics.reservations.inc();
+                }
+                return self.take_part(part, std::iter::empty());
+            }
+        }
+        let before = match strict.inserted_before(pending, upstream).await {
+            Ok(before) => before,
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused)) => {
+                self.stopped.get_or_insert(Stopped::Whole(refused.body));
+                return Ok(());
+            }
+        };
+        if let Some(retry) = &self.command.retry {
+            for position in &before {
+                self.reply.retried(retry.operation(*position).statement);
+            }
+        }
+        pending.retain(|candidate| !before.contains(&candidate.position));
         Ok(())
     }
 
@@ -203,6 +249,7 @@ impl<'a> Insert<'a, '_> {
     async fn forward_ready(
         &mut self,
         pending: &mut [Candidate<'_>],
+        strict: Option<&Strict<'_, '_>>,
         upstream: &mut Connection,
     ) -> Result<(), ForwardError> {
         let ready: Vec<&Candidate<'_>> = pending
@@ -212,11 +259,14 @@ impl<'a> Insert<'a, '_> {
         if ready.is_empty() || self.stopped.is_some() {
             return Ok(());
         }
-        let Some(time) = self.time_to_forward(&ready) else {
-            self.refuse(&Refusal::TimeLimit);
-            return Ok(());
+        let part = match (strict, self.time_to_forward(&ready)) {
+            (Some(strict), _) => strict.insert(&ready, upstream).await,
+            (None, Some(time)) => forward(self.command, &ready, time, upstream).await,
+            (None, None) => {
+                self.refuse(&Refusal::TimeLimit);
+                return Ok(());
+            }
         };
-        let part = forward(self.command, &ready, time, upstream).await;
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
         match part {
             Ok(part) => {
@@ -262,10 +312,14 @@ impl<'a> Insert<'a, '_> {
                 Outcome::Applied => (Event::Applied, None),
                 Outcome::NotApplied(error) => (Event::NotApplied, error),
                 Outcome::InDoubt(error) => (Event::InDoubt, error),
+                Outcome::Lost => (Event::Lost, None),
+                Outcome::NotTried => continue,
             };
             candidate.step(&event);
-            if event == Event::InDoubt {
-                count_in_doubt(self.protected, candidate);
+            match event {
+                Event::InDoubt => count_in_doubt(self.protected, candidate),
+                Event::Lost => candidate.since = None,
+                _ => {}
             }
             if let Some(error) = error {
                 self.error(candidate.position, error);

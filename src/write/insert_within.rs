@@ -144,12 +144,9 @@ async fn insert(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, Failure> {
-    let mut body = Builder::new();
-    for element in command.body.elements() {
-        let element = element?;
-        if element.name != b"documents" && !is_about_running(&element) {
-            body.element(&element);
-        }
+    let mut body = insert_body(command)?;
+    if let Some(limit) = command.body.get("maxTimeMS")? {
+        body.element(&limit);
     }
     let sequence = OutSequence {
         name: b"documents",
@@ -158,6 +155,22 @@ async fn insert(
     transaction
         .run(upstream, &protected.namespace.database, body, Some(sequence))
         .await
+}
+
+/// The client's body as a command of a transaction, without documents and time limit.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
+    let mut body = Builder::new();
+    for element in command.body.elements() {
+        let element = element?;
+        let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
+        if !is_set_anew {
+            body.element(&element);
+        }
+    }
+    Ok(body)
 }
 
 fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {

@@ -14,6 +14,12 @@ mod forward;
 mod insert;
 mod retried;
 
+mod insert_record;
+mod pipeline;
+mod progress;
+mod reserved;
+mod strict;
+
 mod change;
 mod clash;
 mod conclusion;

@@ -31,7 +31,7 @@ pub struct Assignment<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// What `statement` does, if it can be read.
+    /// What `statement` does, if it can be read and needs no transaction.
     ///
     /// # Errors
     /// [`Malformed`] if the statement isn't BSON.
@@ -39,7 +39,8 @@ impl<'a> Plain<'a> {
         // Old values are compared by the server, and a collation would call others equal to them.
         let has_collation = statement.own.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
-        if !statement.is_single
+        if protected.is_strict()
+            || !statement.is_single
             || statement.is_upsert
             || has_collation
             || names_a_position(statement.own)?

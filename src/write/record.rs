@@ -29,17 +29,9 @@ pub struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// The record of `operation`.
     pub fn new(protected: &'a Protected, operation: Operation) -> Self {
-        let mut id = RawDocumentBuf::new();
-        let session = bson::Binary {
-            subtype: bson::spec::BinarySubtype::Generic,
-            bytes: operation.session.to_vec(),
-        };
-        id.append(cstr!("session"), session);
-        id.append(cstr!("txnNumber"), operation.txn_number);
-        id.append(cstr!("statement"), operation.statement);
         Recorded {
             database: &protected.namespace.database,
-            id,
+            id: id_of(operation),
         }
     }
 
@@ -87,12 +79,7 @@ impl<'a> Recorded<'a> {
         let mut record = Builder::new();
         record.append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes());
         record.append(ElementType::EmbeddedDocument, b"reply", &without_times(reply)?);
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_millis();
-        let now = i64::try_from(now).unwrap_or(i64::MAX);
-        record.append(ElementType::DateTime, b"at", &now.to_le_bytes());
+        record.append(ElementType::DateTime, b"at", &now().to_le_bytes());
         let record = record.finish();
         let mut command = Builder::new();
         command.string("insert", COLLECTION.as_bytes());
@@ -105,6 +92,27 @@ impl<'a> Recorded<'a> {
             .await?;
         Ok(Doc::new(&outcome)?.get("writeErrors")?.is_none())
     }
+}
+
+/// The `_id` of an operation's record.
+pub fn id_of(operation: Operation) -> RawDocumentBuf {
+    let mut id = RawDocumentBuf::new();
+    let session = bson::Binary {
+        subtype: bson::spec::BinarySubtype::Generic,
+        bytes: operation.session.to_vec(),
+    };
+    id.append(cstr!("session"), session);
+    id.append(cstr!("txnNumber"), operation.txn_number);
+    id.append(cstr!("statement"), operation.statement);
+    id
+}
+
+/// Milliseconds since 1970, from which a record's life is counted.
+pub fn now() -> i64 {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
 const TIMES: [&[u8]; 3] = [b"$clusterTime", b"operationTime", b"recoveryToken"];

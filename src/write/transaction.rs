@@ -85,30 +85,43 @@ impl Refused {
         Refused { body: body.finish() }
     }
 
+    /// Whether it is a commit that may have taken effect or not.
+    pub fn is_unknown_commit(&self) -> bool {
+        self.has_label("UnknownTransactionCommitResult")
+    }
+
+    /// Whether it says that the server at the other end isn't the primary, or won't be for long: another try on the same
+    /// connection fares no better.
+    pub fn is_of_another_primary(&self) -> bool {
+        self.code().is_some_and(|code| ANOTHER_PRIMARY.contains(&code))
+    }
+
+    fn code(&self) -> Option<i64> {
+        let code = Doc::new(&self.body).and_then(|body| body.get("code")).ok().flatten();
+        code?.as_whole_number()
+    }
+
     /// Whether the transaction had no effect and may be tried again as a whole.
     pub fn is_transient(&self) -> bool {
-        self.has_label("TransientTransactionError")
+        self.has_label("TransientTransactionError") || self.code() == Some(TRANSACTION_TOO_OLD)
     }
 }
 
 impl Transaction {
-    /// One of Keyward's own, for the client's command `body`.
+    /// One of Keyward's own on `upstream`, for the client's command `body`. It ends whichever the connection had before.
     ///
     /// # Errors
     /// [`Malformed`] if the body is.
-    pub fn own(body: Doc<'_>) -> Result<Transaction, Malformed> {
+    pub fn own(body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
-        // A session belongs to the user who first uses it; the client's may not be used for it.
-        let session: [u8; 16] = rand::random();
+        let (session, number) = upstream.next_transaction(session_of_retryable(body)?);
         let mut id = vec![16, 0, 0, 0, 4];
         id.extend_from_slice(&session);
         fields
             .open(ElementType::EmbeddedDocument, b"lsid")
             .append(ElementType::Binary, b"id", &id)
             .close();
-        fields
-            .append(ElementType::Int64, b"txnNumber", &1_i64.to_le_bytes())
-            .boolean("autocommit", false);
+        fields.int64("txnNumber", number).boolean("autocommit", false);
         append_fields(&mut fields, body, &API)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
@@ -117,6 +130,19 @@ impl Transaction {
             opening: Some(opening.finish()),
             is_clients: false,
         })
+    }
+
+    /// The same, not begun yet, as of one moment on all shards.
+    pub fn at_one_moment(mut self) -> Transaction {
+        if let Some(opening) = self.opening.take() {
+            let mut opening = Builder::from_document(&opening);
+            opening
+                .open(ElementType::EmbeddedDocument, b"readConcern")
+                .string("level", b"snapshot")
+                .close();
+            self.opening = Some(opening.finish());
+        }
+        self
     }
 
     /// The client's, if its command `body` is part of one.
@@ -158,9 +184,24 @@ impl Transaction {
         &mut self,
         upstream: &mut Connection,
         database: &str,
-        mut command: Builder,
+        command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<Vec<u8>, Failure> {
+        self.send(upstream, database, command, sequence).await?;
+        Transaction::receive(upstream).await
+    }
+
+    /// Sends `command` in the transaction; [`Transaction::receive`] fetches the reply, in the order of sending.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn send(
+        &mut self,
+        upstream: &mut Connection,
+        database: &str,
+        mut command: Builder,
+        sequence: Option<OutSequence<'_>>,
+    ) -> Result<(), ForwardError> {
         append_all(&mut command, &self.fields)?;
         if let Some(opening) = self.opening.take() {
             append_all(&mut command, &opening)?;
@@ -171,13 +212,27 @@ impl Transaction {
             sequences: sequence.into_iter().collect(),
             ..Draft::of_body(&body)
         };
-        let reply = upstream.request(&draft).await.map_err(ForwardError::from)?;
+        Ok(upstream.send(&draft).await?)
+    }
+
+    /// The body of the reply to the first command sent that has none yet.
+    ///
+    /// # Errors
+    /// [`Failure`]; the transaction is over then.
+    pub async fn receive(upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let reply = reply.body();
         match reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
             true => Ok(reply.bytes().to_vec()),
-            false => Err(Failure::Refused(Refused {
-                body: reply.bytes().to_vec(),
-            })),
+            false => {
+                let refused = Refused {
+                    body: reply.bytes().to_vec(),
+                };
+                if refused.code() == Some(TRANSACTION_TOO_OLD) {
+                    upstream.catch_up();
+                }
+                Err(Failure::Refused(refused))
+            }
         }
     }
 
@@ -195,6 +250,23 @@ impl Transaction {
         self.run(upstream, "admin", command, None).await
     }
 
+    /// Commits; as long as the outcome is unknown it is asked for again, a few times. If it stays so, the session is left to
+    /// that transaction.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`].
+    pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let mut last = self.commit(upstream).await;
+        for _ in 1..COMMITS_MAX {
+            match &last {
+                Err(Failure::Refused(refused)) if refused.is_unknown_commit() => last = self.commit(upstream).await,
+                _ => return last,
+            }
+        }
+        upstream.leave_session();
+        last
+    }
+
     /// Aborts, as far as the server hasn't yet.
     ///
     /// # Errors
@@ -210,6 +282,25 @@ impl Transaction {
             _ => Ok(()),
         }
     }
+}
+
+/// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
+const COMMITS_MAX: usize = 5;
+
+/// The server's code for a transaction whose session has seen a higher number.
+const TRANSACTION_TOO_OLD: i64 = 225;
+
+/// ShutdownInProgress, PrimarySteppedDown, and those for a server that isn't primary.
+const ANOTHER_PRIMARY: [i64; 8] = [91, 189, 10058, 10107, 11600, 11602, 13435, 13436];
+
+/// The client's session, if its command is a retryable one.
+fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
+    if body.get("txnNumber")?.is_none() {
+        return Ok(None);
+    }
+    let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
+    // A binary: int32 length, subtype, 16 bytes.
+    Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
 }
 
 /// Fields that every command of a transaction must repeat.

@@ -1,4 +1,5 @@
-//! A TCP forwarder that can lose a reply: the request gets through and is carried out, the answer never arrives.
+//! A TCP forwarder that can lose a reply (the request gets through and is carried out, the answer never arrives), and that
+//! can hold a request back.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,6 +14,27 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 pub struct Forwarder {
     pub address: String,
     victim: Arc<Mutex<Option<Victim>>>,
+    hold: Arc<Mutex<Option<Hold>>>,
+}
+
+/// The request to be held back: the next one that holds these bytes.
+struct Hold {
+    bytes: Vec<u8>,
+    arrived: mpsc::Sender<()>,
+    release: mpsc::Receiver<()>,
+}
+
+/// A request that is held back, or will be; dropping this lets it go.
+pub struct Held {
+    has_arrived: mpsc::Receiver<()>,
+    _release: mpsc::Sender<()>,
+}
+
+impl Held {
+    /// Waits until it has come.
+    pub fn wait(&self) {
+        wait_until(&self.has_arrived);
+    }
 }
 
 /// The request whose reply is to be lost: the next one that holds these bytes.
@@ -29,27 +51,53 @@ impl Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let victim: Arc<Mutex<Option<Victim>>> = Arc::default();
-        let shared = victim.clone();
+        let hold: Arc<Mutex<Option<Hold>>> = Arc::default();
+        let (shared, shared_hold) = (victim.clone(), hold.clone());
         std::thread::spawn(move || {
             for client in listener.incoming() {
-                let (client, victim) = (client.unwrap(), shared.clone());
+                let (client, victim, hold) = (client.unwrap(), shared.clone(), shared_hold.clone());
                 // A target that is gone closes the client's connection, as it would itself.
                 if let Ok(server) = TcpStream::connect(&target) {
-                    forward(client, server, victim);
+                    forward(client, server, victim, hold);
                 }
             }
         });
-        Forwarder { address, victim }
+        Forwarder { address, victim, hold }
+    }
+
+    /// Holds the next request back that holds these bytes, and what comes after it on its connection.
+    pub fn hold(&self, bytes: &[u8]) -> Held {
+        let (arrived, has_arrived) = mpsc::channel();
+        let (sender, release) = mpsc::channel();
+        let bytes = bytes.to_vec();
+        *self.hold.lock().unwrap() = Some(Hold {
+            bytes,
+            arrived,
+            release,
+        });
+        Held {
+            has_arrived,
+            _release: sender,
+        }
     }
 
     /// Loses the reply to the next `insert` into a collection of this name; tells once it has arrived here.
     pub fn lose_reply_to_insert(&self, collection: &str) -> mpsc::Receiver<()> {
+        self.lose_reply_to(insert_into(collection))
+    }
+
+    /// Loses the reply to the next request that holds these bytes; tells once it has arrived here.
+    pub fn lose_reply_to(&self, bytes: Vec<u8>) -> mpsc::Receiver<()> {
         let (lost, is_lost) = mpsc::channel();
-        let length = i32::try_from(collection.len() + 1).unwrap().to_le_bytes();
-        let bytes = [b"\x02insert\0", &length[..], collection.as_bytes(), b"\0"].concat();
         *self.victim.lock().unwrap() = Some(Victim { bytes, lost });
         is_lost
     }
+}
+
+/// What every `insert` into a collection of this name holds.
+pub fn insert_into(collection: &str) -> Vec<u8> {
+    let length = i32::try_from(collection.len() + 1).unwrap().to_le_bytes();
+    [b"\x02insert\0", &length[..], collection.as_bytes(), b"\0"].concat()
 }
 
 /// Waits until a reply is lost.
@@ -57,11 +105,17 @@ pub fn wait_until(is_lost: &mpsc::Receiver<()>) {
     is_lost.recv_timeout(LONGEST_WAIT).expect("no such request came");
 }
 
-fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>) {
+fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>, hold: Arc<Mutex<Option<Hold>>>) {
     let doomed: Arc<Mutex<Option<Doomed>>> = Arc::default();
     let (from, to, noted) = (client.try_clone().unwrap(), server.try_clone().unwrap(), doomed.clone());
     std::thread::spawn(move || {
         pass(&from, &to, |message| {
+            let is_it = |hold: &mut Hold| message.windows(hold.bytes.len()).any(|bytes| bytes == hold.bytes);
+            let held = hold.lock().unwrap().take_if(is_it);
+            if let Some(hold) = held {
+                let _ = hold.arrived.send(());
+                let _ = hold.release.recv_timeout(LONGEST_WAIT);
+            }
             let mut victim = victim.lock().unwrap();
             let matches = |victim: &Victim| message.windows(victim.bytes.len()).any(|bytes| bytes == victim.bytes);
             if victim.as_ref().is_some_and(matches) {

@@ -7,6 +7,7 @@
 mod abandoned;
 mod crash;
 mod failing;
+#[allow(dead_code)]
 mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]
@@ -22,52 +23,12 @@ mod set_values;
 mod side_by_side;
 #[path = "../support/mod.rs"]
 mod support;
+mod trial;
 
-use bson::{Bson, Document, doc};
-use support::{Keyward, shard_on_two};
-use testbed::Cluster;
+use trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
 
 const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
+const IS_STRICT: bool = false;
+/// How long a transaction may be open that nobody goes on with: there is none here.
+const ABANDONED_FOR: std::time::Duration = std::time::Duration::ZERO;
 const PHONE: &str = "  - { collection: DB.users, key: { phone: 1 }, sparse: true }\n";
-
-/// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
-fn users(database: &str) -> &'static Cluster {
-    let cluster = Cluster::shared();
-    let namespace = format!("{database}.users");
-    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
-    cluster
-}
-
-fn keyward(cluster: &Cluster, database: &str, lease: &str, constraints: &[&str]) -> Keyward {
-    let constraints = constraints.concat().replace("DB", database);
-    Keyward::start_with_lease(&cluster.uri(), lease, &constraints)
-}
-
-fn insert(documents: Vec<Document>, ordered: bool) -> Document {
-    doc! { "insert": "users", "documents": documents, "ordered": ordered }
-}
-
-/// Every document's key for `field`, and nothing else, is reserved; a document without the field needs none.
-async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
-    let keys = |document: &Document| match document.get(field) {
-        Some(value) => vec![doc! { field: value.clone() }],
-        None => Vec::new(),
-    };
-    support::assert_documents_and_reservations_agree(cluster, database, "users", &format!("{field}_1"), keys).await;
-}
-
-/// What is reserved for `field`, from the shards.
-async fn reservations(cluster: &Cluster, database: &str, field: &str) -> Vec<Document> {
-    let proxy = format!("keyward.users.{field}_1");
-    support::on_each_shard(cluster, database, &proxy).await.concat()
-}
-
-/// The codes of a reply's write errors by their positions.
-fn write_errors(reply: &Document) -> Vec<(i32, i32)> {
-    let errors = reply.get_array("writeErrors").map(Vec::as_slice).unwrap_or_default();
-    let number = |error: &Bson, field| error.as_document().unwrap().get_i32(field).unwrap();
-    errors
-        .iter()
-        .map(|error| (number(error, "index"), number(error, "code")))
-        .collect()
-}

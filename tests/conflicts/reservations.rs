@@ -7,7 +7,7 @@ use bson::{RawBson, doc};
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::metrics::Metrics;
 use keyward::namespace::Namespace;
-use keyward::proxy_collection::{Owner, ProxyCollection, Reserved};
+use keyward::proxy_collection::{Owner, ProxyCollection, Reserved, TakenOver};
 use keyward::raw::Doc;
 use keyward::reservation::{AttemptId, Token};
 
@@ -60,9 +60,11 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
         proxy.reserve(&[(&key, &owner(1), first)]).await.unwrap(),
         [Reserved::Written]
     );
-    assert!(!proxy.take_over(&key, &seen, &owner(2), other).await.unwrap());
+    let taken = proxy.take_over(&key, &seen, &owner(2), other).await.unwrap();
+    assert_eq!(taken, TakenOver::Changed);
     let now = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
-    assert!(proxy.take_over(&key, &now, &owner(2), other).await.unwrap());
+    let taken = proxy.take_over(&key, &now, &owner(2), other).await.unwrap();
+    assert_eq!(taken, TakenOver::Done);
     // Its reservation is somebody else's by now.
     proxy.release(&[(&key, first)]).await.unwrap();
     assert_eq!(crate::reservations(cluster, database, "email").await.len(), 1);

@@ -4,7 +4,7 @@
 use bson::{Binary, Document, doc, spec::BinarySubtype};
 use testbed::{Cluster, ReplicaSet};
 
-use crate::forwarder::{Forwarder, send, wait_until};
+use crate::forwarder::{Forwarder, insert_into, send, wait_until};
 use crate::support::{Keyward, comparable, on_each_shard, run};
 use crate::{EMAIL, assert_agreement, insert, keyward, users};
 
@@ -50,6 +50,26 @@ fn commands() -> Vec<Document> {
 
 /// Sends every command twice, the reply to the first one lost; compares what the second says with a native retry.
 async fn lose_and_retry(cluster: &Cluster, database: &str, first: &str, retry: &str, forwarder: &Forwarder) {
+    lose_this_and_retry(cluster, database, [first, retry], forwarder, insert_into("users")).await;
+}
+
+/// The same for the reply to what holds `bytes`.
+pub async fn lose_this_and_retry(
+    cluster: &Cluster,
+    database: &str,
+    [first, retry]: [&str; 2],
+    forwarder: &Forwarder,
+    bytes: Vec<u8>,
+) {
+    // Midway in a transaction the first try may have done a part only, or nothing: the retry does the rest.
+    let is_midway = crate::IS_STRICT && first != forwarder.address;
+    let comparable = |reply| {
+        let mut reply = comparable(reply);
+        if is_midway {
+            reply.remove("retriedStmtIds");
+        }
+        reply
+    };
     let native = ReplicaSet::shared();
     let client = native.client();
     client.database(database).drop().await.unwrap();
@@ -63,7 +83,7 @@ async fn lose_and_retry(cluster: &Cluster, database: &str, first: &str, retry: &
     for command in commands() {
         send(native, database, command.clone()).unwrap();
         let expected = comparable(send(native, database, command.clone()).unwrap());
-        let is_lost = forwarder.lose_reply_to_insert("users");
+        let is_lost = forwarder.lose_reply_to(bytes.clone());
         let reply = send(first, database, command.clone());
         assert!(reply.is_err(), "{reply:?}");
         wait_until(&is_lost);
@@ -119,7 +139,7 @@ async fn a_retry_of_what_has_changed_since_is_answered_from_memory() {
     }
 }
 
-fn behind(forwarder: &Forwarder, database: &str) -> Keyward {
+pub fn behind(forwarder: &Forwarder, database: &str) -> Keyward {
     let uri = format!("mongodb://{}/", forwarder.address);
     Keyward::start_with_lease(&uri, "60s", &EMAIL.replace("DB", database))
 }

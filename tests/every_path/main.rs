@@ -59,7 +59,8 @@ async fn settles(cluster: &Cluster, database: &str) {
             return;
         }
         let left = reserved.difference(&held).collect::<Vec<_>>();
-        assert!(started.elapsed() < Duration::from_secs(60), "still reserved: {left:?}");
+        // What was left last may be in flight for a whole lease yet.
+        assert!(started.elapsed() < Duration::from_secs(100), "still reserved: {left:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -40,6 +40,14 @@ impl std::fmt::Display for Step {
     }
 }
 
+/// How the collection's constraints are kept: every third one in strict mode.
+pub fn strategy(schema: u64) -> &'static str {
+    match schema % 3 {
+        0 => "transaction",
+        _ => "compensating",
+    }
+}
+
 /// The unique indexes of a collection, as `createIndexes` takes them, `unique` aside.
 pub fn indexes(schema: u64) -> Vec<Document> {
     let mut rng = StdRng::seed_from_u64(schema);

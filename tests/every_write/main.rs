@@ -41,7 +41,9 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         .iter()
         .map(|seeds| {
             let schema = seeds[0] / SEQUENCES_A_SCHEMA;
-            Schema::new("every_write", &format!("c{schema}"), generate::indexes(schema))
+            let mut of_number = Schema::new("every_write", &format!("c{schema}"), generate::indexes(schema));
+            of_number.strategy = generate::strategy(schema);
+            of_number
         })
         .collect();
     let keyward = start(&schemas);
@@ -81,6 +83,7 @@ struct Schema {
     database: String,
     collection: String,
     indexes: Vec<Document>,
+    strategy: &'static str,
 }
 
 impl Schema {
@@ -97,6 +100,7 @@ impl Schema {
             database: database.to_owned(),
             collection: collection.to_owned(),
             indexes,
+            strategy: "compensating",
         }
     }
 
@@ -119,6 +123,7 @@ fn start(schemas: &[Schema]) -> Keyward {
         for index in &schema.indexes {
             let mut constraint = doc! { "collection": format!("{}.{}", schema.database, schema.collection) };
             constraint.extend(index.clone());
+            constraint.insert("strategy", schema.strategy);
             // A document's text is JSON, and so YAML.
             writeln!(constraints, "  - {constraint}").unwrap();
         }

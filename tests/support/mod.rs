@@ -119,10 +119,24 @@ impl Keyward {
         self.child.wait().unwrap();
     }
 
+    /// Stops it where it stands (`SIGSTOP`), until [`Keyward::wake`].
+    pub fn freeze(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn wake(&self) {
+        self.signal(nix::sys::signal::Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
     /// Tells it to stop, and waits until it has; gives its exit code.
     pub fn terminate(&mut self) -> Option<i32> {
-        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.signal(nix::sys::signal::Signal::SIGTERM);
         self.child.wait().unwrap().code()
     }
 }

@@ -74,6 +74,7 @@ pub struct RawConstraint {
     #[serde(default, deserialize_with = "document::deserialize")]
     pub collation: Option<Document>,
     pub sharding: Option<RawSharding>,
+    pub strategy: Option<RawStrategy>,
 }
 
 /// `constraints[].sharding`
@@ -82,6 +83,14 @@ pub struct RawConstraint {
 pub enum RawSharding {
     Hashed,
     Ranged,
+}
+
+/// `constraints[].strategy`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RawStrategy {
+    Compensating,
+    Transaction,
 }
 
 /// Text that is no YAML document at all.

@@ -1,0 +1,343 @@
+//! Takes a reservation away from an owner that isn't there, so that it can't come any more: strict mode's takeover.
+//!
+//! To look for the owner proves nothing about a write that is still on its way. So in the one transaction that changes the
+//! reservation, a placeholder with the owner's `_id` and shard key is inserted and deleted again: of that transaction and
+//! the one that inserts the owner, which reads the reservation, only one can commit, in whatever order they run. Nobody
+//! ever sees the placeholder but who reads change streams. Killed before the commit, it leaves nothing.
+
+use std::time::Duration;
+
+use bson::raw::CString;
+use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use mongodb::ClientSession;
+use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
+use mongodb::options::{ReadConcern, WriteConcern};
+
+use super::find::find_within;
+use super::owner::owner_filter;
+use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
+use crate::constraint::Key;
+use crate::reservation::Scope;
+
+/// What became of a takeover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakenOver {
+    /// The reservation is changed, majority.
+    Done,
+    /// It was changed since it was seen.
+    Changed,
+    /// Its owner is there, and holds the key.
+    OwnerHolds,
+    /// A write of its owner is under way.
+    Busy,
+}
+
+/// How often a transaction is tried whose conflicts don't say why, or whose placeholder has to change.
+const TRIES: u32 = 8;
+/// How long to leave it after a conflict.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How often a commit whose outcome is unknown is repeated.
+const COMMITS: u32 = 5;
+
+/// How a transaction makes sure that the owner can't come.
+#[derive(Debug, Clone)]
+enum Proof {
+    /// A placeholder; the paths are those of unique indexes, where it must not be like another document.
+    Placeholder { filled: Vec<String> },
+    /// There is a document with the owner's `_id` that holds another key: it is written to, so that it can't be deleted
+    /// to make way for the owner meanwhile.
+    Touch,
+    /// The server takes no document with such an `_id` or shard key.
+    Needless,
+}
+
+/// How one transaction ended that didn't settle it.
+enum Next {
+    With(Proof),
+    Done(TakenOver),
+}
+
+impl ProxyCollection {
+    /// Replaces the reservation of `key` by `anew`, or deletes it, if it still is the one that was `seen` and its owner
+    /// neither is there nor can come.
+    ///
+    /// # Errors
+    /// [`StoreError`] if nobody knows whether it was changed, or nothing can be proved.
+    pub async fn settle_absent(
+        &self,
+        key: &Key,
+        seen: &Reservation,
+        anew: Option<RawDocumentBuf>,
+        shard_key: &[String],
+    ) -> Result<TakenOver, StoreError> {
+        if !is_routable(&seen.owner, shard_key) {
+            return Err(StoreError::Unroutable);
+        }
+        let mut proof = Proof::Placeholder { filled: Vec::new() };
+        for _ in 0..TRIES {
+            let mut session = self.client.start_session().await?;
+            session
+                .start_transaction()
+                .read_concern(ReadConcern::snapshot())
+                .write_concern(WriteConcern::majority())
+                .await?;
+            let next = self.try_settling(&mut session, key, seen, &anew, proof.clone()).await;
+            match next {
+                Ok(Next::Done(TakenOver::Done)) => match commit(&mut session).await {
+                    Ok(()) => return Ok(TakenOver::Done),
+                    Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {}
+                    Err(error) => return Err(error.into()),
+                },
+                Ok(Next::Done(taken)) => {
+                    abort(&mut session).await;
+                    return Ok(taken);
+                }
+                Ok(Next::With(other)) => {
+                    abort(&mut session).await;
+                    proof = other;
+                    continue;
+                }
+                Err(StoreError::Driver(error)) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
+                    abort(&mut session).await;
+                }
+                Err(error) => {
+                    abort(&mut session).await;
+                    return Err(error);
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(TakenOver::Busy)
+    }
+
+    async fn try_settling(
+        &self,
+        session: &mut ClientSession,
+        key: &Key,
+        seen: &Reservation,
+        anew: &Option<RawDocumentBuf>,
+        proof: Proof,
+    ) -> Result<Next, StoreError> {
+        let filter = seen_filter(key, seen);
+        let name = self.reservations.name();
+        let change = match anew {
+            Some(anew) => rawdoc! { "update": name, "updates": [{ "q": filter, "u": anew.clone() }] },
+            None => rawdoc! { "delete": name, "deletes": [{ "q": filter, "limit": 1 }] },
+        };
+        if count(&self.in_transaction(session, change).await?)? == 0 {
+            return Ok(Next::Done(TakenOver::Changed));
+        }
+        match proof {
+            Proof::Placeholder { filled } => self.place(session, &seen.owner, filled).await,
+            Proof::Touch => self.touch(session, key, &seen.owner).await,
+            Proof::Needless => Ok(Next::Done(TakenOver::Done)),
+        }
+    }
+
+    async fn place(
+        &self,
+        session: &mut ClientSession,
+        owner: &Owner,
+        mut filled: Vec<String>,
+    ) -> Result<Next, StoreError> {
+        let name = self.protected.name();
+        let insert = rawdoc! {
+            "insert": name, "documents": [placeholder(owner, &filled)], "bypassDocumentValidation": true,
+        };
+        let reply = self.in_transaction(session, insert).await?;
+        if let Some(error) = first_error(&reply) {
+            return match error.get_i32("code") {
+                Ok(11_000) => {
+                    let paths: Vec<String> = match error.get_document("keyPattern") {
+                        Ok(pattern) => pattern.keys().cloned().collect(),
+                        Err(_) => return Err(refused(error)),
+                    };
+                    if paths == ["_id"] {
+                        return Ok(Next::With(Proof::Touch));
+                    }
+                    let is_given = |path: &String| {
+                        path == "_id" || filled.contains(path) || routes(owner).any(|(given, _)| given == path)
+                    };
+                    // All of the index's fields are the owner's: another document has its place, whatever may come.
+                    match paths.iter().find(|path| !is_given(path)) {
+                        Some(path) => {
+                            filled.push(path.clone());
+                            Ok(Next::With(Proof::Placeholder { filled }))
+                        }
+                        None => Err(refused(error)),
+                    }
+                }
+                // `$`-prefixed names in an `_id`, a type that no `_id` may have, and the same for shard keys.
+                Ok(52 | 53 | 61) => Ok(Next::With(Proof::Needless)),
+                _ => Err(refused(error)),
+            };
+        }
+        let filter = owner_filter(owner, Scope::Route);
+        let delete = rawdoc! {
+            "delete": name, "deletes": [{ "q": filter, "limit": 1, "collation": { "locale": "simple" } }],
+        };
+        match count(&self.in_transaction(session, delete).await?)? {
+            1 => Ok(Next::Done(TakenOver::Done)),
+            _ => Err(StoreError::Unexpected("the placeholder of an owner")),
+        }
+    }
+
+    async fn touch(&self, session: &mut ClientSession, key: &Key, owner: &Owner) -> Result<Next, StoreError> {
+        let name = self.protected.name();
+        // As the collection compares `_id`s: that is what is in the way.
+        let filter = owner_filter(owner, Scope::Route);
+        let find = rawdoc! { "find": name, "filter": filter.clone(), "limit": 1, "singleBatch": true };
+        let documents = find_within(session, &self.database, find).await?.documents;
+        if documents.is_empty() {
+            return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
+        }
+        if self.keys_of(&documents)?.contains(key) {
+            return Ok(Next::Done(TakenOver::OwnerHolds));
+        }
+        // The server does nothing about an update that changes nothing.
+        for operator in ["$set", "$unset"] {
+            let change = RawDocumentBuf::try_from(&doc! { operator: { TOUCHED: 1 } })
+                .map_err(|_| StoreError::Unexpected("an update"))?;
+            let update = rawdoc! {
+                "update": name, "updates": [{ "q": filter.clone(), "u": change }], "bypassDocumentValidation": true,
+            };
+            if count(&self.in_transaction(session, update).await?)? != 1 {
+                return Err(StoreError::Unexpected("a document that was read"));
+            }
+        }
+        Ok(Next::Done(TakenOver::Done))
+    }
+
+    async fn in_transaction(
+        &self,
+        session: &mut ClientSession,
+        command: RawDocumentBuf,
+    ) -> Result<Document, StoreError> {
+        Ok(self.database.run_raw_command(command).session(session).await?)
+    }
+}
+
+/// Commits; an error with the label for transient ones says that nothing happened.
+async fn commit(session: &mut ClientSession) -> Result<(), Error> {
+    let mut committed = session.commit_transaction().await;
+    for _ in 1..COMMITS {
+        match &committed {
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
+                committed = session.commit_transaction().await;
+            }
+            _ => break,
+        }
+    }
+    committed
+}
+
+/// Aborts as far as the server hasn't; what it doesn't hear of ends by its own limit.
+async fn abort(session: &mut ClientSession) {
+    let _ = session.abort_transaction().await;
+}
+
+/// How many documents a write met, all of them without an error.
+fn count(reply: &Document) -> Result<i32, StoreError> {
+    match (first_error(reply), reply.get_i32("n")) {
+        (None, Ok(count)) => Ok(count),
+        _ => Err(StoreError::Unexpected("the reply to a write of a takeover")),
+    }
+}
+
+fn first_error(reply: &Document) -> Option<&Document> {
+    reply.get_array("writeErrors").ok()?.first()?.as_document()
+}
+
+fn refused(error: &Document) -> StoreError {
+    tracing::warn!(%error, "the placeholder of an absent owner was refused");
+    StoreError::Unexpected("the placeholder of an absent owner")
+}
+
+/// The field that a document has for a moment, inside a transaction.
+const TOUCHED: &str = "keyward_touched";
+
+/// Whether the owner's reservation says where it would be, by the shard key of today.
+fn is_routable(owner: &Owner, shard_key: &[String]) -> bool {
+    let paths: Vec<&str> = routes(owner).map(|(path, _)| path).collect();
+    paths == shard_key.iter().map(String::as_str).collect::<Vec<_>>()
+}
+
+fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
+    let elements = owner.route.iter().flat_map(|route| route.iter().flatten());
+    elements.map(|(path, value)| (path.as_str(), value.into()))
+}
+
+/// A document with the owner's `_id` and shard key, and something of its own at the `filled` paths.
+fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
+    let of_route = routes(owner).map(|(path, value)| (path.to_owned(), value));
+    let of_filled = filled
+        .iter()
+        .map(|path| (path.clone(), RawBson::ObjectId(ObjectId::new())));
+    let mut fields = vec![("_id".to_owned(), owner.id.clone())];
+    fields.extend(
+        of_route
+            .chain(of_filled)
+            .filter(|(path, _)| path != "_id" && !path.starts_with("_id.")),
+    );
+    nested(fields)
+}
+
+/// The document that has these values under these paths.
+fn nested(fields: Vec<(String, RawBson)>) -> RawDocumentBuf {
+    let mut document = RawDocumentBuf::new();
+    let mut rest = fields;
+    while !rest.is_empty() {
+        let first = rest[0].0.split('.').next().unwrap_or_default().to_owned();
+        let is_of_first = |path: &str| path == first || path.starts_with(&format!("{first}."));
+        let (of_first, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|(path, _)| is_of_first(path));
+        rest = others;
+        let Ok(name) = CString::try_from(first.clone()) else {
+            continue;
+        };
+        match of_first.iter().find(|(path, _)| *path == first) {
+            Some((_, value)) => document.append(name, value.clone()),
+            None => {
+                let below = |(path, value): (String, RawBson)| Some((path.split_once('.')?.1.to_owned(), value));
+                document.append(name, nested(of_first.into_iter().filter_map(below).collect()));
+            }
+        }
+    }
+    document
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placeholder_has_the_owners_id_and_route_and_something_of_its_own_where_it_must() {
+        let owner = Owner {
+            id: RawBson::Int32(7),
+            route: Some(rawdoc! { "place.region": "a", "_id": 7, "place.town": 5 }),
+        };
+        let made = placeholder(&owner, &["place.x.y".to_owned(), "n".to_owned()]);
+        let made = Document::try_from(&made).unwrap();
+        assert_eq!(made.get_i32("_id").unwrap(), 7);
+        let place = made.get_document("place").unwrap();
+        assert_eq!(
+            (place.get_str("region").unwrap(), place.get_i32("town").unwrap()),
+            ("a", 5)
+        );
+        assert!(place.get_document("x").unwrap().get_object_id("y").is_ok());
+        assert!(made.get_object_id("n").is_ok());
+        assert_eq!(made.len(), 3);
+    }
+
+    #[test]
+    fn an_owner_is_routable_only_by_the_whole_shard_key_of_today() {
+        let owner = |route| Owner {
+            id: RawBson::Int32(7),
+            route,
+        };
+        let key = ["a".to_owned(), "b".to_owned()];
+        assert!(is_routable(&owner(Some(rawdoc! { "a": 1, "b": null })), &key));
+        assert!(!is_routable(&owner(Some(rawdoc! { "a": 1 })), &key));
+        assert!(!is_routable(&owner(None), &key));
+        assert!(is_routable(&owner(None), &[]));
+    }
+}

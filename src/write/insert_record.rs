@@ -1,0 +1,99 @@
+//! What a retryable `insert` has done in Keyward's own transactions: one record for each slice of the command, in
+//! `keyward.results` beside those of other statements, written by the very transactions that inserted.
+//!
+//! The server forgets nothing of a retryable write that it ran itself; one that ran as a transaction it doesn't know again.
+
+use std::collections::BTreeSet;
+
+use bson::{RawDocumentBuf, spec::ElementType};
+
+use super::pipeline::Step;
+use super::record;
+use crate::catalog::Protected;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Operation;
+
+/// The record of one slice.
+#[derive(Debug)]
+pub struct InsertRecord<'a> {
+    database: &'a str,
+    /// The operation's first statement of the slice stands for all of them.
+    id: RawDocumentBuf,
+}
+
+impl<'a> InsertRecord<'a> {
+    /// For the slice that begins with the statement `first`.
+    pub fn new(protected: &'a Protected, first: Operation) -> Self {
+        InsertRecord {
+            database: &protected.namespace.database,
+            id: record::id_of(first),
+        }
+    }
+
+    /// Reads it.
+    pub fn find(&self) -> Step<'a> {
+        let mut command = Builder::new();
+        command.string("find", record::COLLECTION.as_bytes());
+        command.open(ElementType::EmbeddedDocument, b"filter");
+        command
+            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
+            .close();
+        command.int32("limit", 1).boolean("singleBatch", true);
+        self.step(command)
+    }
+
+    /// The statements that took effect, from the reply to [`InsertRecord::find`].
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
+        let mut found = Some(found);
+        for name in ["cursor", "firstBatch", "0", "statements"] {
+            found = match found {
+                Some(found) => found.nested(name)?,
+                None => None,
+            };
+        }
+        let mut statements = BTreeSet::new();
+        for statement in found.into_iter().flat_map(Doc::elements) {
+            let number = statement?.as_whole_number();
+            statements.extend(number.and_then(|number| i32::try_from(number).ok()));
+        }
+        Ok(statements)
+    }
+
+    /// Adds `statements`.
+    pub fn note(&self, statements: impl Iterator<Item = i32>) -> Step<'a> {
+        let mut command = Builder::new();
+        command.string("update", record::COLLECTION.as_bytes());
+        command
+            .open(ElementType::Array, b"updates")
+            .open(ElementType::EmbeddedDocument, b"0")
+            .open(ElementType::EmbeddedDocument, b"q")
+            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
+            .close();
+        command
+            .open(ElementType::EmbeddedDocument, b"u")
+            .open(ElementType::EmbeddedDocument, b"$push")
+            .open(ElementType::EmbeddedDocument, b"statements")
+            .open(ElementType::Array, b"$each");
+        for (index, statement) in statements.enumerate() {
+            command.int32(&index.to_string(), statement);
+        }
+        command.close().close().close();
+        command
+            .open(ElementType::EmbeddedDocument, b"$set")
+            .append(ElementType::DateTime, b"at", &record::now().to_le_bytes())
+            .close();
+        command.close().boolean("upsert", true).close().close();
+        self.step(command)
+    }
+
+    fn step(&self, command: Builder) -> Step<'a> {
+        Step {
+            database: self.database,
+            command,
+            sequence: None,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Several commands of one transaction, sent without waiting for each other's replies.
+//!
+//! If one is refused, the server has aborted the transaction and refuses those after it: whatever is sent behind may be
+//! sent in advance, the commit included, as long as only an error speaks against it.
+
+use super::ForwardError;
+use super::transaction::{Failure, Refused, Transaction};
+use crate::raw::Builder;
+use crate::upstream::Connection;
+use crate::wire::OutSequence;
+
+/// A command to send.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Its database.
+    pub database: &'a str,
+    /// Its body, as [`Transaction::run`] takes it.
+    pub command: Builder,
+    /// Its batch.
+    pub sequence: Option<OutSequence<'a>>,
+}
+
+/// Runs `steps`; gives the reply to each, be it a refusal. Replies must be small: none is read before all is sent.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn run(
+    steps: Vec<Step<'_>>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<Result<Vec<u8>, Refused>>, ForwardError> {
+    let count = steps.len();
+    for Step {
+        database,
+        command,
+        sequence,
+    } in steps
+    {
+        transaction.send(upstream, database, command, sequence).await?;
+    }
+    let mut replies = Vec::with_capacity(count);
+    for _ in 0..count {
+        match Transaction::receive(upstream).await {
+            Ok(reply) => replies.push(Ok(reply)),
+            Err(Failure::Refused(refused)) => replies.push(Err(refused)),
+            Err(Failure::Forward(error)) => return Err(error),
+        }
+    }
+    Ok(replies)
+}

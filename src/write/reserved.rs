@@ -1,0 +1,168 @@
+//! The reservations of documents that are about to be inserted, inside the inserting transaction: checked, or written.
+
+use bson::spec::ElementType;
+
+use super::pipeline::Step;
+use crate::catalog::Protected;
+use crate::claims::{Candidate, ConstrainedKey};
+use crate::constraint::Key;
+use crate::proxy_collection::{ProxyCollection, StoreError};
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Token;
+
+/// So many keys, and so many bytes of them, go into one command.
+const KEYS_MAX: usize = 1_000;
+const BYTES_MAX: usize = 8 << 20;
+
+/// Commands that find the reservations of all candidates, as far as they have the candidates' tokens.
+pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+    let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
+        let collection = proxy.constraint.proxy_collection();
+        let mut command = Builder::new();
+        command.string("find", collection.collection.as_bytes());
+        command
+            .open(ElementType::EmbeddedDocument, b"filter")
+            .open(ElementType::EmbeddedDocument, b"_id")
+            .open(ElementType::Array, b"$in");
+        for (index, (_, key)) in chunk.iter().enumerate() {
+            let id = key.reservation_id();
+            command.append(
+                ElementType::EmbeddedDocument,
+                index.to_string().as_bytes(),
+                id.as_bytes(),
+            );
+        }
+        command.close().close();
+        command
+            .open(ElementType::EmbeddedDocument, b"token")
+            .open(ElementType::Array, b"$in");
+        for (index, (candidate, _)) in chunk.iter().enumerate() {
+            let token = binary(candidate.attempt.token());
+            command.append(ElementType::Binary, index.to_string().as_bytes(), &token);
+        }
+        command.close().close().close();
+        command
+            .open(ElementType::EmbeddedDocument, b"projection")
+            .int32("_id", 0)
+            .int32("at", 1)
+            .close();
+        let most = i32::try_from(chunk.len()).unwrap_or(i32::MAX);
+        command
+            .int32("limit", most)
+            .int32("batchSize", most)
+            .boolean("singleBatch", true);
+        command
+    };
+    steps(protected, candidates, check)
+}
+
+/// Commands that write the reservations of all candidates.
+pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+    let insert = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
+        let collection = proxy.constraint.proxy_collection();
+        let mut command = Builder::new();
+        command.string("insert", collection.collection.as_bytes());
+        command.open(ElementType::Array, b"documents");
+        for (index, (candidate, key)) in chunk.iter().enumerate() {
+            let document = proxy.reservation(key, &candidate.owner, candidate.attempt.token());
+            command.append(
+                ElementType::EmbeddedDocument,
+                index.to_string().as_bytes(),
+                document.as_bytes(),
+            );
+        }
+        command.close();
+        command
+    };
+    steps(protected, candidates, insert)
+}
+
+fn steps<'s>(
+    protected: &'s Protected,
+    candidates: &[&Candidate<'_>],
+    command: impl Fn(&'s ProxyCollection, &[(&Candidate<'_>, &Key)]) -> Builder,
+) -> Vec<Step<'s>> {
+    let mut steps = Vec::new();
+    for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        let mut keys: Vec<(&Candidate<'_>, &Key)> = Vec::new();
+        for candidate in candidates {
+            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
+            keys.extend(own.map(|ConstrainedKey { key, .. }| (*candidate, key)));
+        }
+        // In the order in which everybody takes them.
+        keys.sort_by_key(|(_, key)| *key);
+        let mut rest = keys.as_slice();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, key): &&(&Candidate<'_>, &Key)| {
+                bytes += key.reservation_id().as_bytes().len();
+                bytes <= BYTES_MAX
+            };
+            let count = rest.iter().take(KEYS_MAX).take_while(fits).count().max(1);
+            let (chunk, others) = rest.split_at(count);
+            rest = others;
+            steps.push(Step {
+                database: &protected.namespace.database,
+                command: command(proxy, chunk),
+                sequence: None,
+            });
+        }
+    }
+    steps
+}
+
+/// How many reservations the checks found. All that were looked for are there under the right tokens exactly if it is as
+/// many as keys: two documents that believe to have one key make one more key than there can be reservations.
+pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
+    let mut count = 0;
+    for reply in replies {
+        let cursor = Doc::new(reply)?.nested("cursor")?;
+        let batch = cursor.map(|cursor| cursor.nested("firstBatch")).transpose()?.flatten();
+        count += batch.into_iter().flat_map(Doc::elements).count();
+    }
+    Ok(count)
+}
+
+/// Whether all was written, from the replies.
+pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
+    for reply in replies {
+        if Doc::new(reply)?.get("writeErrors")?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Which of the candidates have a key whose reservation isn't theirs now.
+///
+/// # Errors
+/// [`StoreError`] if the cluster gave no sure answer.
+pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
+    let mut lost = Vec::new();
+    for (constraint, proxy) in protected.constraints.iter().enumerate() {
+        let mut keys = Vec::new();
+        for (index, candidate) in candidates.iter().enumerate() {
+            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
+            keys.extend(own.map(|key| (index, &key.key)));
+        }
+        let asked: Vec<&Key> = keys.iter().map(|(_, key)| *key).collect();
+        for ((index, _), read) in keys.into_iter().zip(proxy.read(&asked).await?) {
+            let token = read.map(|read| read.reservation.token);
+            if token != Some(candidates[index].attempt.token()) {
+                lost.push(index);
+            }
+        }
+    }
+    lost.sort_unstable();
+    lost.dedup();
+    Ok(lost)
+}
+
+/// The value of a binary element, as [`crate::proxy_collection`] writes tokens.
+fn binary(token: Token) -> Vec<u8> {
+    let token = token.to_bytes();
+    let mut value = i32::try_from(token.len()).unwrap_or(i32::MAX).to_le_bytes().to_vec();
+    value.push(0);
+    value.extend(token);
+    value
+}

@@ -1,0 +1,356 @@
+//! Strict mode's insert: documents go in by a transaction that takes effect only if their keys are reserved for them then.
+//!
+//! It either checks the reservations that were written before, as of one moment on all shards, or, where everything is on
+//! one replica set, writes them itself. A takeover makes itself felt as a conflict ([`crate::proxy_collection`]), so it
+//! doesn't matter how long anything takes: a Keyward that was stopped for an hour inserts nothing that isn't its own.
+//! All but the commit is sent without waiting. The commit waits for the replies: a command that the server refuses before
+//! it looks at the session (for its shape, or for want of rights) leaves the transaction open, so that a commit sent
+//! behind it would commit the others without it.
+
+use std::collections::BTreeSet;
+
+use tokio::time::Instant;
+
+use super::batch_command::BatchCommand;
+use super::forward::{Outcome, Part};
+use super::insert_record::InsertRecord;
+use super::insert_within::insert_body;
+use super::pipeline::{self, Step};
+use super::progress::Progress;
+use super::reserved;
+use super::transaction::{Failure, Transaction};
+use super::{BackOff, ForwardError, TIME_MAX, record};
+use crate::catalog::Protected;
+use crate::claims::Candidate;
+use crate::raw::{Doc, Malformed};
+use crate::reply::{Refusal, WriteError};
+use crate::upstream::Connection;
+use crate::wire::OutSequence;
+
+/// So many keys are checked in the same go as their documents are sent: the replies must fit between two sockets.
+const CHECKED_AT_ONCE: usize = 500;
+/// How often a reservation that is ours may not be seen yet: a router may lag behind.
+const UNSEEN_MAX: u32 = 20;
+
+/// The documents of one slice of an `insert`, on their way into a strict collection.
+#[derive(Debug)]
+pub struct Strict<'a, 'c> {
+    protected: &'c Protected,
+    command: &'c BatchCommand<'a>,
+    /// Where it is recorded what a retryable command has done.
+    record: Option<InsertRecord<'c>>,
+    /// The client's own limit.
+    deadline: Option<Instant>,
+    give_up: Instant,
+}
+
+/// How the reservations get into the transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reservations {
+    /// They are there, and are checked.
+    Checked,
+    /// It writes them.
+    Written,
+}
+
+/// What became of one transaction.
+enum Tried {
+    /// The server's reply to the insert, with the times of the commit's.
+    Committed(Vec<u8>),
+    /// These statements took effect in an earlier try of the command; nothing was done.
+    Before(BTreeSet<i32>),
+    /// These of the documents have lost a key; nothing was done.
+    Lost(Vec<usize>),
+    /// The server refused one of the documents; nothing was done.
+    Refused(usize, WriteError),
+    /// It isn't a matter of trying again; nothing was done.
+    Failed(Vec<u8>),
+    /// Nobody knows.
+    InDoubt(Vec<u8>),
+    /// It met another one; nothing was done.
+    Conflict,
+}
+
+impl<'a, 'c> Strict<'a, 'c> {
+    /// For the slice of `command` that begins at `first`.
+    pub fn new(
+        protected: &'c Protected,
+        command: &'c BatchCommand<'a>,
+        first: usize,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let operation = command.retry.as_ref().map(|retry| retry.operation(first));
+        Strict {
+            protected,
+            command,
+            record: operation.map(|operation| InsertRecord::new(protected, operation)),
+            deadline,
+            give_up: deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
+        }
+    }
+
+    /// Inserts all of `candidates` with their reservations, none of which may be there yet; `None` if that can't be done
+    /// just so, and nothing was done.
+    ///
+    /// # Errors
+    /// [`ForwardError`]: the outcome of every candidate is unknown then.
+    pub async fn insert_at_once(
+        &self,
+        candidates: &[&Candidate<'_>],
+        upstream: &mut Connection,
+    ) -> Result<Option<Part>, ForwardError> {
+        let outcome = |outcome| vec![outcome; candidates.len()];
+        Ok(match self.attempt(candidates, Reservations::Written, upstream).await? {
+            Tried::Committed(body) => Some(Part {
+                outcomes: outcome(Outcome::Applied),
+                body,
+                failed: false,
+            }),
+            Tried::InDoubt(body) => Some(Part {
+                outcomes: outcome(Outcome::InDoubt(None)),
+                body,
+                failed: true,
+            }),
+            _ => None,
+        })
+    }
+
+    /// The candidates that an earlier try of a retryable command has inserted; they may be gone again since.
+    ///
+    /// # Errors
+    /// [`Failure`] if that can't be found out.
+    pub async fn inserted_before(
+        &self,
+        candidates: &[Candidate<'_>],
+        upstream: &mut Connection,
+    ) -> Result<BTreeSet<usize>, Failure> {
+        let Some(record) = &self.record else {
+            return Ok(BTreeSet::new());
+        };
+        let mut transaction = Transaction::own(self.command.body, upstream)?;
+        let Step { database, command, .. } = record.find();
+        let found = transaction.run(upstream, database, command, None).await?;
+        transaction.abort(upstream).await?;
+        let statements = InsertRecord::statements(Doc::new(&found)?)?;
+        let is_inserted = |position: &usize| self.statement(*position).is_some_and(|own| statements.contains(&own));
+        let positions = candidates.iter().map(|candidate| candidate.position);
+        Ok(positions.filter(is_inserted).collect())
+    }
+
+    /// Inserts `ready`, whose keys are reserved.
+    ///
+    /// # Errors
+    /// [`ForwardError`]: the outcome of every candidate is unknown then.
+    pub async fn insert(&self, ready: &[&Candidate<'_>], upstream: &mut Connection) -> Result<Part, ForwardError> {
+        let mut progress = Progress::new(ready.len());
+        let mut back_off = BackOff::default();
+        let mut unseen = 0;
+        while let Some(these) = progress.next() {
+            let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
+            match self.attempt(&these, Reservations::Checked, upstream).await? {
+                Tried::Committed(reply) => progress.committed(reply, self.command.ordered),
+                Tried::Before(statements) => {
+                    let is_done = |index: &usize| {
+                        let statement = self.statement(ready[*index].position);
+                        statement.filter(|statement| statements.contains(statement))
+                    };
+                    progress.done_before(is_done);
+                }
+                // What is ours will be seen.
+                Tried::Lost(lost) if lost.is_empty() => {
+                    unseen += 1;
+                    if unseen > UNSEEN_MAX {
+                        let refusal = self.unsure(&these);
+                        progress.fail(refusal.body(&self.protected.times()));
+                    }
+                }
+                Tried::Lost(lost) => progress.lost(&lost),
+                Tried::Refused(index, error) => progress.refused(index, error, self.command.ordered),
+                Tried::Failed(body) => progress.fail(body),
+                Tried::InDoubt(body) => progress.in_doubt(body),
+                Tried::Conflict => {}
+            }
+            if progress.has_ended() {
+                break;
+            }
+            if !progress.has_moved() {
+                if Instant::now() >= self.give_up {
+                    progress.fail(Refusal::TimeLimit.body(&self.protected.times()));
+                    break;
+                }
+                tokio::time::sleep(back_off.next()).await;
+            }
+        }
+        Ok(progress.into_part()?)
+    }
+
+    fn statement(&self, position: usize) -> Option<i32> {
+        let retry = self.command.retry.as_ref()?;
+        Some(retry.operation(position).statement)
+    }
+
+    fn unsure(&self, these: &[&Candidate<'_>]) -> Refusal {
+        let key = these.iter().find_map(|candidate| candidate.keys.first());
+        let constraint = key.map_or(0, |key| key.constraint);
+        Refusal::Unsure {
+            namespace: self.protected.namespace.clone(),
+            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
+            retryable: self.command.retry.is_some(),
+        }
+    }
+
+    /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
+    async fn attempt(
+        &self,
+        these: &[&Candidate<'_>],
+        reservations: Reservations,
+        upstream: &mut Connection,
+    ) -> Result<Tried, ForwardError> {
+        let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
+        let tried = self
+            .try_to_insert(these, reservations, &mut transaction, upstream)
+            .await;
+        match tried {
+            Ok(tried @ (Tried::Committed(_) | Tried::InDoubt(_))) => Ok(tried),
+            Ok(Tried::Lost(_)) => {
+                transaction.abort(upstream).await?;
+                Ok(self.lost(these).await)
+            }
+            Ok(tried) => {
+                transaction.abort(upstream).await?;
+                Ok(tried)
+            }
+            Err(Failure::Forward(error)) => Err(error),
+            Err(Failure::Refused(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
+                Ok(Tried::Conflict)
+            }
+            Err(Failure::Refused(refused)) if refused.is_transient() => {
+                Ok(Tried::Failed(refused.in_doubt(self.command.retry.is_some()).body))
+            }
+            Err(Failure::Refused(refused)) => {
+                transaction.abort(upstream).await?;
+                Ok(Tried::Failed(refused.body))
+            }
+        }
+    }
+
+    async fn try_to_insert(
+        &self,
+        these: &[&Candidate<'_>],
+        reservations: Reservations,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Tried, Failure> {
+        let own = match reservations {
+            Reservations::Checked => reserved::checks(self.protected, these),
+            Reservations::Written => reserved::inserts(self.protected, these),
+        };
+        let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
+        let checks = own.len();
+        let mut steps: Vec<Step<'_>> = self.record.iter().map(InsertRecord::find).collect();
+        steps.extend(own);
+        let mut replies = Vec::new();
+        if keys > CHECKED_AT_ONCE {
+            replies = run(std::mem::take(&mut steps), transaction, upstream).await?;
+        }
+        if let Some(record) = &self.record {
+            steps.push(record.note(these.iter().filter_map(|candidate| self.statement(candidate.position))));
+        }
+        // Last, so that what the server says of a document isn't taken for the consequence of something before it.
+        steps.push(self.documents(these)?);
+        replies.extend(run(steps, transaction, upstream).await?);
+        // In the order of the steps.
+        let mut replies = replies.into_iter();
+        if self.record.is_some() {
+            let before = InsertRecord::statements(Doc::new(&replies.next().unwrap_or_default())?)?;
+            let is_before = |candidate: &&Candidate<'_>| {
+                self.statement(candidate.position)
+                    .is_some_and(|own| before.contains(&own))
+            };
+            if these.iter().any(is_before) {
+                return Ok(Tried::Before(before));
+            }
+        }
+        let own: Vec<Vec<u8>> = replies.by_ref().take(checks).collect();
+        let are_reserved = match reservations {
+            Reservations::Checked => reserved::count(&own)? == keys,
+            Reservations::Written => reserved::are_written(&own)?,
+        };
+        if !are_reserved {
+            return Ok(Tried::Lost(Vec::new()));
+        }
+        if self.record.is_some() && !reserved::are_written(&[replies.next().unwrap_or_default()])? {
+            return Ok(Tried::Conflict);
+        }
+        let reply = replies.next().unwrap_or_default();
+        if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
+            return Ok(Tried::Refused(index, error));
+        }
+        match transaction.commit_until_known(upstream).await {
+            Ok(committed) => Ok(Tried::Committed(record::with_times_of(&reply, &committed)?)),
+            Err(Failure::Refused(refused)) if refused.is_unknown_commit() => {
+                Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Which of `these` have lost a key, from the reservations as they stand; none if what is there can't be seen yet.
+    async fn lost(&self, these: &[&Candidate<'_>]) -> Tried {
+        match reserved::lost(self.protected, these).await {
+            Ok(lost) => Tried::Lost(lost),
+            Err(error) => {
+                tracing::warn!(%error, collection = %self.protected.namespace, "the cluster gave no sure answer");
+                Tried::Failed(self.unsure(these).body(&self.protected.times()))
+            }
+        }
+    }
+
+    /// The client's command with these documents.
+    fn documents<'s>(&'s self, these: &[&'s Candidate<'_>]) -> Result<Step<'s>, Malformed> {
+        let mut command = insert_body(self.command)?;
+        if let Some(deadline) = self.deadline {
+            let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+            command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
+        }
+        let documents = these.iter().map(|candidate| &*candidate.document).collect();
+        Ok(Step {
+            database: &self.protected.namespace.database,
+            command,
+            sequence: Some(OutSequence {
+                name: b"documents",
+                documents,
+            }),
+        })
+    }
+}
+
+/// Runs all `steps`; the first refusal, if any, is the failure: what follows it only says that the transaction is over.
+async fn run(
+    steps: Vec<Step<'_>>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let replies = pipeline::run(steps, transaction, upstream).await?;
+    replies
+        .into_iter()
+        .map(|reply| reply.map_err(Failure::Refused))
+        .collect()
+}
+
+/// The first document that the server refused, and why.
+fn first_error(reply: Doc<'_>) -> Result<Option<(usize, WriteError)>, Malformed> {
+    let mut first: Option<(usize, WriteError)> = None;
+    let errors = reply.nested("writeErrors")?;
+    for error in errors.into_iter().flat_map(Doc::elements) {
+        let Some(error) = error?.as_document_or_array()? else {
+            continue;
+        };
+        let index = error.get("index")?.and_then(|index| index.as_whole_number());
+        let index = index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0);
+        if first.as_ref().is_none_or(|(before, _)| index < *before) {
+            first = Some((index, WriteError::from_server(error)?));
+        }
+    }
+    Ok(first)
+}

@@ -1,0 +1,57 @@
+//! What a trial needs: a collection of its own on two shards, a Keyward in front of it, and a look at what is left.
+
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+use bson::{Bson, Document, doc};
+use testbed::Cluster;
+
+use crate::support::{self, Keyward, shard_on_two};
+
+/// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
+pub fn users(database: &str) -> &'static Cluster {
+    let cluster = Cluster::shared();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    if crate::IS_STRICT {
+        // As long as a Keyward may be stopped here with a transaction open, and not much longer.
+        let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 20 };
+        for shard in cluster.shards() {
+            shard.run("admin", limit.clone()).unwrap();
+        }
+    }
+    cluster
+}
+
+pub fn keyward(cluster: &Cluster, database: &str, lease: &str, constraints: &[&str]) -> Keyward {
+    let constraints = constraints.concat().replace("DB", database);
+    Keyward::start_with_lease(&cluster.uri(), lease, &constraints)
+}
+
+pub fn insert(documents: Vec<Document>, ordered: bool) -> Document {
+    doc! { "insert": "users", "documents": documents, "ordered": ordered }
+}
+
+/// Every document's key for `field`, and nothing else, is reserved; a document without the field needs none.
+pub async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
+    let keys = |document: &Document| match document.get(field) {
+        Some(value) => vec![doc! { field: value.clone() }],
+        None => Vec::new(),
+    };
+    support::assert_documents_and_reservations_agree(cluster, database, "users", &format!("{field}_1"), keys).await;
+}
+
+/// What is reserved for `field`, from the shards.
+pub async fn reservations(cluster: &Cluster, database: &str, field: &str) -> Vec<Document> {
+    let proxy = format!("keyward.users.{field}_1");
+    support::on_each_shard(cluster, database, &proxy).await.concat()
+}
+
+/// The codes of a reply's write errors by their positions.
+pub fn write_errors(reply: &Document) -> Vec<(i32, i32)> {
+    let errors = reply.get_array("writeErrors").map(Vec::as_slice).unwrap_or_default();
+    let number = |error: &Bson, field| error.as_document().unwrap().get_i32(field).unwrap();
+    errors
+        .iter()
+        .map(|error| (number(error, "index"), number(error, "code")))
+        .collect()
+}

@@ -1,0 +1,208 @@
+//! The insert's transaction and the takeover's, in every order, step by step: exactly one of them takes effect.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::{Document, RawBson, doc, rawdoc};
+use futures_util::TryStreamExt;
+use keyward::constraint::{Constraint, IndexSpec, Key};
+use keyward::metrics::Metrics;
+use keyward::namespace::Namespace;
+use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
+use keyward::raw::Doc;
+use keyward::reservation::{AttemptId, Token};
+use mongodb::options::ReadConcern;
+use mongodb::{ClientSession, Collection};
+use testbed::Cluster;
+
+use crate::{EMAIL, keyward, users};
+
+/// A reservation of `a@x` for a document that isn't there.
+struct Trial {
+    proxy: ProxyCollection,
+    key: Key,
+    seen: Reservation,
+    users: Collection<Document>,
+    reservations: Collection<Document>,
+}
+
+fn owner(id: RawBson) -> Owner {
+    Owner {
+        id,
+        route: Some(rawdoc! { "region": "a" }),
+    }
+}
+
+fn user(email: &str) -> Document {
+    doc! { "_id": 1, "region": "a", "email": email }
+}
+
+impl Trial {
+    async fn new(database: &str) -> Trial {
+        Trial::of(database, owner(RawBson::Int32(1))).await
+    }
+
+    async fn of(database: &str, owner: Owner) -> Trial {
+        let cluster = users(database);
+        drop(keyward(cluster, database, "60s", &[EMAIL]));
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            ..Default::default()
+        };
+        let constraint = Arc::new(Constraint::new(Namespace::new(database, "users"), spec).unwrap());
+        let document = doc! { "email": "a@x" }.to_vec().unwrap();
+        let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
+        let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
+        let client = cluster.client();
+        let proxy = ProxyCollection::new(&client, constraint, metrics, Duration::from_secs(60));
+        proxy.reserve(&[(&key, &owner, token(1))]).await.unwrap();
+        let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
+        let database = client.database(database);
+        Trial {
+            proxy,
+            key,
+            seen,
+            users: database.collection("users"),
+            reservations: database.collection("keyward.users.email_1"),
+        }
+    }
+
+    /// Takes the reservation over, as strict mode does.
+    async fn take_over(&self) -> Result<TakenOver, StoreError> {
+        let anew = self.proxy.reservation(&self.key, &owner(RawBson::Int32(2)), token(2));
+        let shard_key = ["region".to_owned()];
+        self.proxy
+            .settle_absent(&self.key, &self.seen, Some(anew), &shard_key)
+            .await
+    }
+
+    /// Begins the insert's transaction: it sees its reservation.
+    async fn begin(&self) -> ClientSession {
+        let mut session = self.users.client().start_session().await.unwrap();
+        let begin = session.start_transaction().read_concern(ReadConcern::snapshot());
+        begin.await.unwrap();
+        let own = doc! { "owner": 1 };
+        let seen = self.reservations.find_one(own).session(&mut session).await.unwrap();
+        assert!(seen.is_some());
+        session
+    }
+
+    async fn owner_of_reservation(&self) -> Option<i32> {
+        let found = self.reservations.find_one(doc! {}).await.unwrap();
+        found.map(|reservation| reservation.get_i32("owner").unwrap())
+    }
+
+    async fn documents(&self) -> Vec<Document> {
+        self.users.find(doc! {}).await.unwrap().try_collect().await.unwrap()
+    }
+}
+
+fn token(attempt: u8) -> Token {
+    Token {
+        attempt: AttemptId([attempt; 16]),
+        position: 0,
+        operation: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_before_the_insert_makes_it_fail() {
+    let trial = Trial::new("order_takeover_first").await;
+    let mut session = trial.begin().await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
+    let error = inserted.unwrap_err();
+    assert!(error.contains_label("TransientTransactionError"), "{error}");
+    assert_eq!(trial.documents().await, []);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_after_the_insert_fails() {
+    let trial = Trial::new("order_insert_first").await;
+    let mut session = trial.begin().await;
+    trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Busy);
+    session.commit_transaction().await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::OwnerHolds);
+    assert_eq!(trial.documents().await, [user("a@x")]);
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_holds_another_key_loses_this_one_and_stays_as_it_was() {
+    let trial = Trial::new("order_other_key").await;
+    trial.users.insert_one(user("b@x")).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert_eq!(trial.documents().await, [user("b@x")]);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+    // Seen too long ago.
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Changed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_validators_nor_native_unique_indexes_keep_a_takeover_from_being_proved() {
+    let trial = Trial::new("order_validator").await;
+    let other = doc! { "_id": 9, "region": "a", "email": "other@x" };
+    trial.users.insert_one(other.clone()).await.unwrap();
+    // It has no serial number, and so would the placeholder.
+    let index = doc! { "key": { "region": 1, "serial": 1 }, "name": "serial", "unique": true };
+    let database = Cluster::shared().client().database("order_validator");
+    let create = doc! { "createIndexes": "users", "indexes": [index] };
+    database.run_command(create).await.unwrap();
+    let validator = doc! { "email": { "$type": "string" } };
+    let modify = doc! { "collMod": "users", "validator": validator };
+    database.run_command(modify).await.unwrap();
+    let mut session = trial.begin().await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert!(trial.users.insert_one(user("a@x")).session(&mut session).await.is_err());
+    assert_eq!(trial.documents().await, [other]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_no_document_can_have_needs_no_proof() {
+    let regex = bson::Regex {
+        pattern: bson::raw::CString::try_from("x").unwrap(),
+        options: bson::raw::CString::try_from("").unwrap(),
+    };
+    let trial = Trial::of("order_no_id", owner(RawBson::RegularExpression(regex))).await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_not_where_its_owner_would_be_keeps_its_reservation() {
+    let unknown = Owner {
+        id: RawBson::Int32(1),
+        route: None,
+    };
+    let trial = Trial::of("order_no_route", unknown).await;
+    assert!(matches!(trial.take_over().await, Err(StoreError::Unroutable)));
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+/// How a takeover looks in a change stream: documented for those who read them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_shows_in_change_streams_as_an_insert_and_a_delete_of_the_placeholder() {
+    let trial = Trial::new("order_stream").await;
+    let mut events = Vec::new();
+    let mut streams = Vec::new();
+    for shard in Cluster::shared().shards() {
+        let users = shard.client().database("order_stream").collection::<Document>("users");
+        streams.push(users.watch().await.unwrap());
+    }
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    // What shows that nothing more is to come from a shard.
+    let last = ["a", "z"].map(|region| doc! { "_id": 9, "region": region, "email": region });
+    trial.users.insert_many(last).await.unwrap();
+    for stream in &mut streams {
+        while let Some(event) = stream.try_next().await.unwrap() {
+            let id = event.document_key.unwrap().get_i32("_id").unwrap();
+            if id == 9 {
+                break;
+            }
+            events.push(format!("{:?} {id}", event.operation_type));
+        }
+    }
+    assert_eq!(events, ["Insert 1", "Delete 1"]);
+}

@@ -5,7 +5,7 @@ use bson::{Binary, Decimal128, Regex};
 use proptest::prelude::*;
 
 use super::{
-    Bson, Collation, Constraint, Doc, Element, ElementType, IndexSpec, Key, RawDocument, canonical, constraint, doc, on,
+    Bson, Constraint, Doc, Element, ElementType, IndexSpec, Key, RawDocument, canonical, constraint, doc, on,
 };
 
 /// Few distinct values, so that pairs are often equal, nested and with names that need escaping.
@@ -58,7 +58,7 @@ fn as_the_server_sees(id: &RawDocument) -> Vec<u8> {
         name: b"",
         value: id.as_bytes(),
     };
-    canonical::Canonical::for_index(&mut bytes, Collation)
+    canonical::Canonical::for_index(&mut bytes, canonical::Strings::Simple)
         .append(&element, false)
         .unwrap();
     bytes

@@ -9,6 +9,7 @@ mod icu_57;
 mod locale;
 mod settings;
 
+use std::fmt;
 use std::sync::Arc;
 
 use bson::{Document, RawDocumentBuf};
@@ -34,7 +35,6 @@ pub(super) enum Collation {
 }
 
 /// A collation that isn't simple, ready for use.
-#[derive(Debug)]
 pub(super) struct Icu {
     collator: CollatorBorrowed<'static>,
     normalizes: bool,
@@ -111,6 +111,13 @@ impl Settings {
     }
 }
 
+impl fmt::Debug for Icu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The collator would print all its tables.
+        self.resolved.fmt(formatter)
+    }
+}
+
 impl Icu {
     /// The bytes by which `text` is compared.
     ///
@@ -121,5 +128,51 @@ impl Icu {
         let mut key = Vec::with_capacity(text.len() + 8);
         let Ok(()) = self.collator.write_sort_key_to(&text, &mut key);
         Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn icu(specification: Document) -> Arc<Icu> {
+        match Collation::new(Some(&specification)).unwrap() {
+            Collation::Icu(icu) => icu,
+            Collation::Simple => panic!("{specification} is simple"),
+        }
+    }
+
+    #[test]
+    fn the_recorded_version_is_the_one_in_use() {
+        let lock = include_str!("../../../Cargo.lock");
+        for part in SORT_KEYS.split(", ") {
+            let (name, version) = part.split_once(' ').unwrap();
+            let entry = format!("name = \"{name}\"\nversion = \"{version}\"");
+            assert!(lock.contains(&entry), "{part} isn't in Cargo.lock");
+        }
+    }
+
+    #[test]
+    fn every_locale_has_its_own_collation_data() {
+        for locale in locale::LOCALES {
+            icu(doc! { "locale": locale.name });
+        }
+    }
+
+    #[test]
+    fn equal_is_what_the_strength_says() {
+        let equal = |specification: &Document, a: &str, b: &str| {
+            let icu = icu(specification.clone());
+            icu.sort_key(a.as_bytes()) == icu.sort_key(b.as_bytes())
+        };
+        let strength = |strength: i32| doc! { "locale": "en", "strength": strength };
+        assert!(equal(&strength(1), "a", "Á") && !equal(&strength(1), "it's", "it’s"));
+        assert!(equal(&strength(2), "a", "A") && !equal(&strength(2), "a", "á"));
+        assert!(equal(&strength(3), "\u{e9}", "e\u{301}") && !equal(&strength(3), "a", "A"));
+        assert!(equal(&strength(3), "a\0b", "ab") && !equal(&strength(5), "a\0b", "ab"));
+        let numeric = doc! { "locale": "en", "numericOrdering": true };
+        assert!(equal(&numeric, "a01", "a1") && !equal(&strength(1), "a01", "a1"));
     }
 }

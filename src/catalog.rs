@@ -22,6 +22,9 @@ pub struct Protected {
     pub constraints: Vec<ProxyCollection>,
     /// The paths of its shard key; empty where it isn't sharded.
     pub shard_key: Vec<String>,
+    /// Whether it has a default collation: the server then compares values, `_id`s among them, under that in every
+    /// statement that states no other.
+    pub is_collated: bool,
 }
 
 impl Protected {

@@ -147,7 +147,9 @@ impl<'b> Canonical<'b> {
             Strings::Simple => self.escaped(text),
             Strings::Collated(_) if is_symbol && !self.is_query => return Err(Uncollatable::Symbol.into()),
             Strings::Collated(icu) => self.escaped(&icu.sort_key(text)?),
-            Strings::SortKeys => self.escaped(&super::text::bytes_of_hex(text).ok_or(Malformed::Length(text.len() as i64))?),
+            Strings::SortKeys => {
+                self.escaped(&super::text::bytes_of_hex(text).ok_or(Malformed::Length(text.len() as i64))?)
+            }
         }
         Ok(())
     }

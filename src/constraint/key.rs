@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::canonical::{Canonical, Strings, Uncomparable};
-use super::legible::is_legible;
 use super::collation::{Collation, Icu};
+use super::legible::is_legible;
 use super::rewrite::{self, Names};
 use super::{Constraint, Sharding, text};
 use crate::raw::{Builder, Doc, Element, Malformed};

@@ -234,11 +234,15 @@ impl Constraint {
 
     /// The same with the server's own `sort_keys` of the key's strings.
     pub fn duplicate_showing(&self, key: &Key, sort_keys: &HashMap<Vec<u8>, Vec<u8>>) -> DuplicateKey {
-        DuplicateKey::new(self, key, &mut |string| match (sort_keys.get(string), &self.collation) {
-            (Some(sort_key), _) => sort_key.clone(),
-            (None, Collation::Icu(icu)) => icu.sort_key(string).unwrap_or_default(),
-            (None, Collation::Simple) => string.to_vec(),
-        })
+        DuplicateKey::new(
+            self,
+            key,
+            &mut |string| match (sort_keys.get(string), &self.collation) {
+                (Some(sort_key), _) => sort_key.clone(),
+                (None, Collation::Icu(icu)) => icu.sort_key(string).unwrap_or_default(),
+                (None, Collation::Simple) => string.to_vec(),
+            },
+        )
     }
 
     /// The strings in `key` that an error shows the sort keys of; none without a collation.
@@ -366,7 +370,10 @@ fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec, collation: &C
     if let Some(filter) = &spec.partial_filter_expression {
         definition.insert("partialFilterExpression", filter.clone());
     }
-    if let Some(resolved) = collation.resolved().and_then(|resolved| Document::try_from(resolved).ok()) {
+    if let Some(resolved) = collation
+        .resolved()
+        .and_then(|resolved| Document::try_from(resolved).ok())
+    {
         definition.insert("collation", resolved);
         definition.insert(SORT_KEYS_FIELD, SORT_KEYS);
     }

@@ -92,8 +92,7 @@ fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -
     (ours == theirs && ours_by != theirs_by).then(|| PrepareError::OtherSortKeys {
         namespace: constraint.namespace().clone(),
         name: constraint.name().to_owned(),
-        here: ours_by.to_string(),
-        there: theirs_by.to_string(),
+        difference: format!("here {ours_by}, there {theirs_by}"),
     })
 }
 

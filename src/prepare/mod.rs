@@ -51,8 +51,7 @@ pub enum PrepareError {
     },
     /// The reservations that are there hold sort keys of another ICU4X: in them, equal strings may look different.
     #[error(
-        "unique constraint {name} on {namespace} has reservations with the sort keys of another version: here {here}, there \
-         {there}; go on with the Keyward that made them, or give the constraint another name, so that its reservations are \
+        "unique constraint {name} on {namespace} has reservations with the sort keys of another version ({difference}); go on with the Keyward that made them, or give the constraint another name, so that its reservations are \
          made anew from the documents"
     )]
     OtherSortKeys {
@@ -60,10 +59,8 @@ pub enum PrepareError {
         namespace: Namespace,
         /// The constraint's name.
         name: String,
-        /// What makes sort keys here.
-        here: String,
-        /// What made those that are there.
-        there: String,
+        /// What makes sort keys here, and what made those that are there.
+        difference: String,
     },
     /// The constraint's collation, or the collection's, can't be had.
     #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
@@ -125,6 +122,7 @@ pub async fn prepare(
             namespace: namespace.clone(),
             constraints: proxies,
             shard_key,
+            is_collated: default.is_some(),
         };
         prepare_collection(client, &deployment, &collection, lease).await?;
         protected.push(collection);

@@ -66,10 +66,9 @@ async fn the_answers_are_those_of_a_native_index_byte_for_byte() {
     command.string("findAndModify", b"users");
     let rest = doc! { "query": { "_id": 3, "region": "z" }, "update": { "$set": { "email": "A@X" } }, "$db": database };
     let rest = rest.to_vec().unwrap();
-    Doc::new(&rest)
-        .unwrap()
-        .elements()
-        .for_each(|element| drop(command.element(&element.unwrap())));
+    Doc::new(&rest).unwrap().elements().for_each(|element| {
+        command.element(&element.unwrap());
+    });
     let command = command.finish();
     let error = |reply: Vec<u8>| comparable(bson::deserialize_from_slice(&reply).unwrap());
     let expected = error(native.run_raw(&command, &[]));
@@ -87,7 +86,7 @@ async fn a_change_that_the_collation_does_not_see_keeps_the_reservation() {
     let before = crate::reservations(cluster, database, "email").await;
     assert_eq!(before.len(), 2);
     let set = |id: i32, email: &str| {
-        let update = doc! { "q": user(id, "").get("_id").map(|id| doc! { "_id": id }), "u": { "$set": { "email": email } } };
+        let update = doc! { "q": { "_id": id }, "u": { "$set": { "email": email } } };
         doc! { "update": "users", "updates": [update] }
     };
     let reply = run(&client, database, set(1, "a")).await;
@@ -129,19 +128,38 @@ async fn a_constraint_has_its_collections_collation_unless_it_states_one() {
     direct.database(database).drop().await.unwrap();
     run(&direct, database, doc! { "create": "users", "collation": en_2() }).await;
     let document = |id: &str, email: &str, name: &str| doc! { "_id": id, "email": email, "name": name };
-    run(&direct, database, insert(vec![document("one", "A", "n"), document("two", "b", "N")], true)).await;
+    run(
+        &direct,
+        database,
+        insert(vec![document("one", "A", "n"), document("two", "b", "N")], true),
+    )
+    .await;
     let email = "  - { collection: DB.users, key: { email: 1 } }\n";
     let name = "  - { collection: DB.users, key: { name: 1 }, collation: { locale: simple } }\n";
     let constraints = [email, name].concat().replace("DB", database);
     let keyward = Keyward::start(&replica_set.uri(), &constraints);
     let client = keyward.client_without_retries().await;
     // `_id`s, too, are compared under the collection's collation; owners are told apart all the same.
-    let documents = vec![document("three", "a", "x"), document("ONE", "c", "y"), document("four", "d", "m")];
+    let documents = vec![
+        document("three", "a", "x"),
+        document("ONE", "c", "y"),
+        document("four", "d", "m"),
+    ];
     let reply = run(&client, database, insert(documents, false)).await;
     assert_eq!(write_errors(&reply), [(0, 11000), (1, 11000)], "{reply}");
-    let reply = run(&client, database, doc! { "delete": "users", "deletes": [{ "q": { "_id": "ONE" }, "limit": 1 }] }).await;
+    let reply = run(
+        &client,
+        database,
+        doc! { "delete": "users", "deletes": [{ "q": { "_id": "ONE" }, "limit": 1 }] },
+    )
+    .await;
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
-    let reply = run(&client, database, insert(vec![document("One", "á", "n"), document("five", "a", "o")], false)).await;
+    let reply = run(
+        &client,
+        database,
+        insert(vec![document("One", "á", "n"), document("five", "a", "o")], false),
+    )
+    .await;
     assert_eq!(write_errors(&reply), [], "{reply}");
     let reply = run(&client, database, insert(vec![document("six", "Á", "p")], false)).await;
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
@@ -152,7 +170,12 @@ async fn a_constraint_has_its_collections_collation_unless_it_states_one() {
     let update = doc! { "update": "keyward.constraints", "updates": [{ "q": query, "u": other }] };
     let reply = run(&direct, database, update).await;
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
-    let refused = Keyward::try_start(&replica_set.uri(), "60s", &constraints).err().unwrap();
+    let refused = Keyward::try_start(&replica_set.uri(), "60s", &constraints)
+        .err()
+        .unwrap();
     let text = refused.errors;
-    assert!(text.contains("sort keys of another version") && text.contains("another name"), "{text}");
+    assert!(
+        text.contains("sort keys of another version") && text.contains("another name"),
+        "{text}"
+    );
 }

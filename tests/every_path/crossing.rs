@@ -67,11 +67,17 @@ impl Client {
                 let set = doc! { "$set": { "email": value } };
                 users.update_one(named(id), set).upsert(true).await?;
             }
-            7 => drop(users.find_one_and_update(named(id), doc! { "$set": { "email": value } }).await?),
+            7 => drop(
+                users
+                    .find_one_and_update(named(id), doc! { "$set": { "email": value } })
+                    .await?,
+            ),
             8 => drop(users.find_one_and_delete(named(id)).await?),
             9 => {
                 // A value is free at once for whoever has just deleted its document.
-                let Some(deleted) = users.find_one_and_delete(named(id)).await? else { return Ok(()) };
+                let Some(deleted) = users.find_one_and_delete(named(id)).await? else {
+                    return Ok(());
+                };
                 users.insert_one(deleted).await?;
             }
             10 => drop(users.delete_many(doc! { "email": value }).await?),
@@ -147,15 +153,14 @@ async fn watch(users: Collection<Document>, is_over: Arc<AtomicBool>) -> usize {
     while !is_over.load(Ordering::Relaxed) {
         let at_one_moment = mongodb::options::ReadConcern::snapshot();
         let mut session = users.client().start_session().await.unwrap();
-        session
-            .start_transaction()
-            .read_concern(at_one_moment)
-            .await
-            .unwrap();
+        session.start_transaction().read_concern(at_one_moment).await.unwrap();
         let mut cursor = users.find(doc! {}).session(&mut session).await.unwrap();
         let documents: Vec<Document> = cursor.stream(&mut session).try_collect().await.unwrap();
         session.commit_transaction().await.unwrap();
-        let mut values: Vec<String> = documents.iter().map(|document| format!("{:?}", document.get("email"))).collect();
+        let mut values: Vec<String> = documents
+            .iter()
+            .map(|document| format!("{:?}", document.get("email")))
+            .collect();
         values.sort();
         let count = values.len();
         values.dedup();
@@ -197,7 +202,10 @@ async fn among_few_values_documents_and_reservations_agree_in_the_end() {
     is_over.store(true, Ordering::Relaxed);
     let looks = watching.await.unwrap();
     println!("{all:?}, looked at {looks} times");
-    assert!(all.duplicates * 20 > all.applied && looks > 10, "{all:?}, {looks} looks");
+    assert!(
+        all.duplicates * 20 > all.applied && looks > 10,
+        "{all:?}, {looks} looks"
+    );
     let (held, reserved) = held_and_reserved(cluster, database).await;
     assert_eq!(held, reserved);
 }

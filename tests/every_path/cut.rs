@@ -45,7 +45,9 @@ const WRITES: [(&str, Write); 11] = [
     ("insert", |n| {
         doc! { "insert": "users", "documents": [{ "_id": -n, "region": "z", "email": new(n) }] }
     }),
-    ("set", |n| update(n, doc! { "$set": { "email": new(n) }, "$inc": { "count": 1 } })),
+    ("set", |n| {
+        update(n, doc! { "$set": { "email": new(n) }, "$inc": { "count": 1 } })
+    }),
     ("set twice", |n| {
         let both = [
             doc! { "q": { "_id": n, "region": "a" }, "u": { "$set": { "email": n }, "$inc": { "count": 1 } } },
@@ -53,12 +55,16 @@ const WRITES: [(&str, Write); 11] = [
         ];
         doc! { "update": "users", "updates": both.to_vec() }
     }),
-    ("replace", |n| update(n, doc! { "region": "a", "email": new(n), "count": 7 })),
+    ("replace", |n| {
+        update(n, doc! { "region": "a", "email": new(n), "count": 7 })
+    }),
     ("pipeline", |n| {
         let stage = doc! { "$set": { "email": { "$concat": ["$email", "y"] }, "count": { "$add": ["$count", 1] } } };
         update(n, vec![stage])
     }),
-    ("move", |n| update(n, doc! { "$set": { "region": "z" }, "$inc": { "count": 1 } })),
+    ("move", |n| {
+        update(n, doc! { "$set": { "region": "z" }, "$inc": { "count": 1 } })
+    }),
     ("upsert", |n| {
         let upsert = doc! { "$set": { "email": new(n) }, "$inc": { "count": 1 } };
         doc! { "update": "users", "updates": [{ "q": { "_id": -n, "region": "z" }, "u": upsert, "upsert": true }] }
@@ -70,7 +76,10 @@ const WRITES: [(&str, Write); 11] = [
         find_and_modify(n, doc! { "$set": { "email": new(n) }, "$inc": { "count": 1 } })
     }),
     ("findAndModify by pipeline", |n| {
-        find_and_modify(n, vec![doc! { "$set": { "email": new(n), "count": { "$add": ["$count", 1] } } }])
+        find_and_modify(
+            n,
+            vec![doc! { "$set": { "email": new(n), "count": { "$add": ["$count", 1] } } }],
+        )
     }),
     ("findAndModify that removes", |n| {
         doc! { "findAndModify": "users", "query": { "_id": n, "region": "a" }, "remove": true }
@@ -83,7 +92,11 @@ async fn a_write_cut_at_any_step_and_sent_again_takes_effect_once() {
     let cluster = users(database);
     let scissors = Scissors::start(cluster.router_address());
     let constraints = EMAIL.replace("DB", database);
-    let first = Keyward::start_with_lease(&format!("mongodb://{}/?heartbeatFrequencyMS=500", scissors.address), "60s", &constraints);
+    let first = Keyward::start_with_lease(
+        &format!("mongodb://{}/?heartbeatFrequencyMS=500", scissors.address),
+        "60s",
+        &constraints,
+    );
     let second = Keyward::start_with_lease(&cluster.uri(), "60s", &constraints);
     let native = ReplicaSet::shared();
     let client = native.client();

@@ -50,7 +50,11 @@ async fn settles(cluster: &Cluster, database: &str) {
     let started = Instant::now();
     loop {
         let (held, reserved) = held_and_reserved(cluster, database).await;
-        assert!(held.is_subset(&reserved), "unprotected: {:?}", held.difference(&reserved));
+        assert!(
+            held.is_subset(&reserved),
+            "unprotected: {:?}",
+            held.difference(&reserved)
+        );
         if held == reserved {
             return;
         }

@@ -149,7 +149,9 @@ fn compare_filter(server: &mut Server, seed: u64, constraint: &Constraint, filte
     let namespace = Namespace::new("native", format!("plain{seed}"));
     server.drop(&namespace);
     assert!(server.insert(&namespace, documents).iter().all(Option::is_none));
-    let collation = constraint.collation().map(|collation| Document::try_from(collation).unwrap());
+    let collation = constraint
+        .collation()
+        .map(|collation| Document::try_from(collation).unwrap());
     let found = server.find_ids(&namespace, filter, &collation.unwrap_or(doc! { "locale": "simple" }));
     for (id, document) in documents.iter().enumerate() {
         let keys = constraint.keys(Doc::new(document).unwrap());
@@ -223,7 +225,11 @@ impl Simulation {
             Ok(keys) => {
                 self.keys.extend_from_slice(&keys);
                 let taken: Vec<&Key> = keys.iter().filter(|key| self.taken.contains(key)).collect();
-                let named = if constraint.collation().is_some() { usize::MAX } else { 1 };
+                let named = if constraint.collation().is_some() {
+                    usize::MAX
+                } else {
+                    1
+                };
                 let mut entries = Vec::new();
                 for key in taken.into_iter().take(named) {
                     let mut entry = Builder::new();

@@ -23,7 +23,9 @@ pub enum Uncollatable {
     #[error("a string isn't UTF-8")]
     NotUtf8,
     /// Combining marks out of order, in a collation without normalization.
-    #[error("the combining marks of a string aren't in canonical order; normalize it (NFC), or set normalization: true")]
+    #[error(
+        "the combining marks of a string aren't in canonical order; normalize it (NFC), or set normalization: true"
+    )]
     Unordered,
     /// A character of which ICU 57.1 and ICU4X think differently.
     #[error("it sorts the character U+{:04X} in its own way", u32::from(*.0))]
@@ -35,8 +37,25 @@ pub enum Uncollatable {
 
 /// What has moved since ICU 57.1 in a way that no stand-in can undo.
 const MOVED: [char; 19] = [
-    '\u{344}', '\u{675}', '\u{676}', '\u{677}', '\u{678}', '\u{f82}', '\u{f83}', '\u{166d}', '\u{1de3}', '\u{20a8}',
-    '\u{a75a}', '\u{a75b}', '\u{a784}', '\u{a785}', '\u{a9b5}', '\u{fbdd}', '\u{fdfc}', '\u{101fd}', '\u{111c9}',
+    '\u{344}',
+    '\u{675}',
+    '\u{676}',
+    '\u{677}',
+    '\u{678}',
+    '\u{f82}',
+    '\u{f83}',
+    '\u{166d}',
+    '\u{1de3}',
+    '\u{20a8}',
+    '\u{a75a}',
+    '\u{a75b}',
+    '\u{a784}',
+    '\u{a785}',
+    '\u{a9b5}',
+    '\u{fbdd}',
+    '\u{fdfc}',
+    '\u{101fd}',
+    '\u{111c9}',
 ];
 
 /// Quotation marks with their stand-ins: punctuation of Unicode 9 and later, so no text has it once it is replaced itself.
@@ -255,7 +274,18 @@ mod tests {
 
     #[test]
     fn what_unicode_8_knows_is_read_as_it_is() {
-        for text in ["", "e", "n\0x", "straße", "e\u{323}\u{302}", "각", "𝒜", "🦄", "\u{e000}", "漢字"] {
+        for text in [
+            "",
+            "e",
+            "n\0x",
+            "straße",
+            "e\u{323}\u{302}",
+            "각",
+            "𝒜",
+            "🦄",
+            "\u{e000}",
+            "漢字",
+        ] {
             assert_eq!(read(text).as_deref(), Ok(text));
         }
     }
@@ -273,7 +303,11 @@ mod tests {
     #[test]
     fn stand_ins_of_quotation_marks_are_no_text_of_unicode_8() {
         assert!(QUOTATION_MARKS.is_sorted());
-        assert!(QUOTATION_MARKS.iter().all(|(_, stand_in)| is_unassigned_in_unicode_8((*stand_in).into())));
+        assert!(
+            QUOTATION_MARKS
+                .iter()
+                .all(|(_, stand_in)| is_unassigned_in_unicode_8((*stand_in).into()))
+        );
     }
 
     #[test]

@@ -193,9 +193,7 @@ fn wrong_type(name: &str, value: &Bson, expected: &str) -> SpecError {
 }
 
 fn string<'v>(name: &str, value: &'v Bson) -> Result<&'v str, SpecError> {
-    value
-        .as_str()
-        .ok_or_else(|| wrong_type(name, value, "type 'string'"))
+    value.as_str().ok_or_else(|| wrong_type(name, value, "type 'string'"))
 }
 
 fn flag(name: &str, value: &Bson) -> Result<bool, SpecError> {

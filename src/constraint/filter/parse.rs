@@ -112,7 +112,12 @@ fn top_level_operator(name: &str) -> SpecError {
 }
 
 /// The conditions on one field.
-fn field(path: &str, element: &Element<'_>, collation: &Collation, parts: &mut Vec<Expression>) -> Result<(), SpecError> {
+fn field(
+    path: &str,
+    element: &Element<'_>,
+    collation: &Collation,
+    parts: &mut Vec<Expression>,
+) -> Result<(), SpecError> {
     // How the server reads such a path differs from one place to the next.
     if path.split('.').any(str::is_empty) {
         return Err(SpecError::FilterUnsupported {

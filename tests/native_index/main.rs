@@ -278,6 +278,59 @@ fn is_uncollatable(constraint: &Constraint, document: &[u8]) -> bool {
 }
 
 #[test]
+fn strings_are_equal_where_the_server_calls_them_equal() {
+    let mut server = Server::connect();
+    let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());
+    println!("KEYWARD_SEED={seed}");
+    for (number, collation) in [
+        doc! { "locale": "en", "strength": 1 },
+        doc! { "locale": "en", "strength": 1, "caseLevel": true },
+        doc! { "locale": "en", "strength": 2 },
+        doc! { "locale": "sv", "strength": 2, "numericOrdering": true },
+        doc! { "locale": "de@collation=phonebook" },
+        doc! { "locale": "fr_CA", "strength": 2 },
+        doc! { "locale": "tr", "strength": 2, "normalization": true },
+        doc! { "locale": "ja", "strength": 4, "alternate": "shifted" },
+        doc! { "locale": "en", "strength": 3, "alternate": "shifted", "maxVariable": "space" },
+        doc! { "locale": "en", "strength": 5 },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut generator = Generator::new(StdRng::seed_from_u64(seed));
+        let namespace = Namespace::new("native_strings", format!("c{number}"));
+        let spec = IndexSpec {
+            key: doc! { "v": 1 },
+            name: Some("v".to_owned()),
+            collation: Some(collation.clone()),
+            ..Default::default()
+        };
+        server.drop(&namespace);
+        server.create_index(&namespace, &spec).unwrap();
+        let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+        let document = |text: &str| doc! { "v": text }.to_vec().unwrap();
+        let any_character = |random: &mut StdRng| char::from_u32(random.random_range(1..0x2_0000)).unwrap_or('\'');
+        let mut random = StdRng::seed_from_u64(seed);
+        let documents: Vec<Vec<u8>> = (0..4000)
+            .map(|count| match count % 4 {
+                0 => document(&format!("{}{}", generator.word(), any_character(&mut random))),
+                _ => document(&generator.word()),
+            })
+            .filter(|document| !is_uncollatable(&constraint, document))
+            .collect();
+        assert!(documents.len() > 3000, "too many are refused");
+        let answers = server.insert(&namespace, &documents);
+        let mut taken = HashSet::new();
+        for (document, answer) in documents.iter().zip(answers) {
+            let key = constraint.keys(Doc::new(document).unwrap()).unwrap().remove(0);
+            let context = || format!("seed {seed}: {collation} {}", show(Some(document)));
+            assert_eq!(!taken.insert(key), answer.is_some(), "{}", context());
+        }
+        server.drop(&namespace);
+    }
+}
+
+#[test]
 fn keys_are_in_the_servers_index_order() {
     let mut server = Server::connect();
     let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());

@@ -197,7 +197,7 @@ impl Generator {
     }
 
     /// Words close to each other: in case, accents, forms, punctuation, digits, in what one ICU knows and another doesn't.
-    fn word(&mut self) -> String {
+    pub fn word(&mut self) -> String {
         const PARTS: [&str; 84] = [
             "a",
             "A",

@@ -25,6 +25,9 @@ pub struct Protected {
     /// Whether the whole deployment is one replica set, so that a transaction of a document and its reservations costs one
     /// round trip.
     pub is_on_one_replica_set: bool,
+    /// Whether it has a default collation: the server then compares values, `_id`s among them, under that in every
+    /// statement that states no other.
+    pub is_collated: bool,
 }
 
 impl Protected {

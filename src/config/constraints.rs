@@ -200,7 +200,7 @@ mod tests {
                 "f:3:41: constraints[0].name: the index on _id is always named _id_",
             ),
             (
-                "{ collection: a.b, key: { x: 1 }, collation: { locale: en } }",
+                "{ collection: a.b, key: { x: 1 }, collation: { locale: da } }",
                 "f:3:39: constraints[0].collation: ",
             ),
             (

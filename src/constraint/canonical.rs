@@ -9,16 +9,48 @@
 
 use bson::spec::ElementType;
 
-use super::collation::Collation;
+use super::collation::{Collation, Icu, Uncollatable};
 use super::number::Number;
 use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
+
+/// How the strings among the values are compared.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Strings<'c> {
+    /// Byte by byte.
+    Simple,
+    /// By their sort keys.
+    Collated(&'c Icu),
+    /// They are sort keys already, in hexadecimal: a reservation holds them so.
+    SortKeys,
+}
+
+/// Why a value has no canonical form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Uncomparable {
+    /// It isn't BSON.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// Its strings can't be compared as the server would.
+    #[error(transparent)]
+    Uncollatable(#[from] Uncollatable),
+}
+
+impl<'c> From<&'c Collation> for Strings<'c> {
+    fn from(collation: &'c Collation) -> Self {
+        match collation {
+            Collation::Simple => Strings::Simple,
+            Collation::Icu(icu) => Strings::Collated(icu),
+        }
+    }
+}
 
 /// Writes canonical forms one after another into one buffer.
 pub(super) struct Canonical<'b> {
     out: &'b mut Vec<u8>,
-    collation: Collation,
-    /// Whether the names inside an array count: not in an index, but where a query compares arrays.
-    array_names: bool,
+    strings: Strings<'b>,
+    /// Whether it is a query that compares. Then the names inside an array count, and a symbol is collated; in an index
+    /// they don't, and it isn't.
+    is_query: bool,
     /// How many documents and arrays are open around what is written.
     depth: usize,
     deepest: usize,
@@ -26,21 +58,21 @@ pub(super) struct Canonical<'b> {
 
 impl<'b> Canonical<'b> {
     /// For the values of an index.
-    pub(super) fn for_index(out: &'b mut Vec<u8>, collation: Collation) -> Self {
+    pub(super) fn for_index(out: &'b mut Vec<u8>, strings: Strings<'b>) -> Self {
         Canonical {
             out,
-            collation,
-            array_names: false,
+            strings,
+            is_query: false,
             depth: 0,
             deepest: 0,
         }
     }
 
     /// For values that a query's operator compares.
-    pub(super) fn for_query(out: &'b mut Vec<u8>, collation: Collation) -> Self {
+    pub(super) fn for_query(out: &'b mut Vec<u8>, strings: Strings<'b>) -> Self {
         Canonical {
-            array_names: true,
-            ..Canonical::for_index(out, collation)
+            is_query: true,
+            ..Canonical::for_index(out, strings)
         }
     }
 
@@ -50,7 +82,7 @@ impl<'b> Canonical<'b> {
     }
 
     /// Appends the value of `element`, its name aside; `descending` turns its order round.
-    pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), Malformed> {
+    pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), Uncomparable> {
         let start = self.out.len();
         self.value(element)?;
         if descending {
@@ -59,12 +91,12 @@ impl<'b> Canonical<'b> {
         Ok(())
     }
 
-    fn value(&mut self, element: &Element<'_>) -> Result<(), Malformed> {
+    fn value(&mut self, element: &Element<'_>) -> Result<(), Uncomparable> {
         self.out.push(rank(element.kind));
         self.body(element)
     }
 
-    fn body(&mut self, element: &Element<'_>) -> Result<(), Malformed> {
+    fn body(&mut self, element: &Element<'_>) -> Result<(), Uncomparable> {
         let value = element.value;
         match element.kind {
             ElementType::Double | ElementType::Int32 | ElementType::Int64 | ElementType::Decimal128 => {
@@ -73,12 +105,11 @@ impl<'b> Canonical<'b> {
                     .append_ordered(self.out);
             }
             ElementType::String | ElementType::Symbol => {
-                let text = self.collation.comparison_bytes(string_bytes(value)?.0);
-                self.escaped(text);
+                self.string(string_bytes(value)?.0, element.kind == ElementType::Symbol)?;
             }
             ElementType::JavaScriptCode => self.escaped(string_bytes(value)?.0),
             ElementType::EmbeddedDocument => self.nested(Doc::new(value)?, true)?,
-            ElementType::Array => self.nested(Doc::new(value)?, self.array_names)?,
+            ElementType::Array => self.nested(Doc::new(value)?, self.is_query)?,
             ElementType::Binary => self.binary(value)?,
             ElementType::Boolean => self.out.push(u8::from(value != [0])),
             ElementType::DateTime => {
@@ -101,9 +132,9 @@ impl<'b> Canonical<'b> {
                 let (code, scope) = code_with_scope(value)?;
                 self.escaped(code);
                 // The server compares strings in a scope byte by byte, whatever the collation.
-                let collation = std::mem::replace(&mut self.collation, Collation);
+                let strings = std::mem::replace(&mut self.strings, Strings::Simple);
                 let result = self.nested(scope, true);
-                self.collation = collation;
+                self.strings = strings;
                 result?;
             }
             ElementType::MinKey | ElementType::MaxKey | ElementType::Null | ElementType::Undefined => {}
@@ -111,12 +142,24 @@ impl<'b> Canonical<'b> {
         Ok(())
     }
 
+    fn string(&mut self, text: &[u8], is_symbol: bool) -> Result<(), Uncomparable> {
+        match self.strings {
+            Strings::Simple => self.escaped(text),
+            Strings::Collated(_) if is_symbol && !self.is_query => return Err(Uncollatable::Symbol.into()),
+            Strings::Collated(icu) => self.escaped(&icu.sort_key(text)?),
+            Strings::SortKeys => {
+                self.escaped(&super::text::bytes_of_hex(text).ok_or(Malformed::Length(text.len() as i64))?)
+            }
+        }
+        Ok(())
+    }
+
     /// The elements of a document (with their names) or of an array (by position).
-    fn nested(&mut self, document: Doc<'_>, named: bool) -> Result<(), Malformed> {
+    fn nested(&mut self, document: Doc<'_>, named: bool) -> Result<(), Uncomparable> {
         self.depth += 1;
         self.deepest = self.deepest.max(self.depth);
         if self.depth > NESTED_DOCUMENTS_MAX {
-            return Err(Malformed::TooDeep);
+            return Err(Malformed::TooDeep.into());
         }
         for element in document.elements() {
             let element = element?;

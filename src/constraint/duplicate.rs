@@ -4,9 +4,9 @@
 //! long strings are cut by bytes, as the server cuts them. It doesn't build whole replies.
 //! Source: mongodb/mongo `src/mongo/db/storage/index_entry_comparison.cpp` (`buildDupKeyErrorStatus`); measured on 6.0.5.
 
-use bson::{RawBson, rawdoc, spec::ElementType};
+use bson::{RawBson, RawDocument, rawdoc, spec::ElementType};
 
-use super::{Constraint, Key, canonical::string_bytes, text};
+use super::{Constraint, Key, canonical::string_bytes, rewrite, text};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc};
 
@@ -18,6 +18,8 @@ pub struct DuplicateKey {
     key_value: Vec<u8>,
     /// For each field, whether its value is given in hexadecimal; absent if none is.
     hex_encoded: Option<Vec<bool>>,
+    /// The index's collation; absent if it is simple.
+    collation: Option<Vec<u8>>,
 }
 
 impl DuplicateKey {
@@ -26,13 +28,25 @@ impl DuplicateKey {
     /// The code's name, which a command error gives too.
     pub const CODE_NAME: &'static str = "DuplicateKey";
 
-    pub(super) fn new(constraint: &Constraint, key: &Key) -> Self {
-        let values = key.values().unwrap_or_else(Doc::empty);
+    /// The error of a document whose `key` is taken; `sort_key` gives the sort key to be shown for a string, where the
+    /// constraint has a collation.
+    pub(super) fn new(constraint: &Constraint, key: &Key, sort_key: rewrite::Replace<'_>) -> Self {
+        let mut values = Builder::new();
+        let collation = constraint.collation();
+        for element in key.values().into_iter().flat_map(Doc::elements).flatten() {
+            match collation {
+                None => drop(values.element(&element)),
+                Some(_) => rewrite::append_replaced(&mut values, element.name, &element, sort_key)
+                    .expect("the values were copied, so they were well-formed"),
+            }
+        }
+        let values = values.finish();
         Self::of(
             &constraint.namespace,
             &constraint.name,
             constraint.key_pattern.as_bytes(),
-            values,
+            Doc::new(&values).expect("the builder made a document"),
+            collation,
         )
     }
 
@@ -41,17 +55,23 @@ impl DuplicateKey {
         let key_pattern = rawdoc! { "_id": 1 };
         let values = rawdoc! { "_id": id.clone() };
         let values = Doc::new(values.as_bytes()).unwrap_or_else(|_| Doc::empty());
-        Self::of(namespace, "_id_", key_pattern.as_bytes(), values)
+        Self::of(namespace, "_id_", key_pattern.as_bytes(), values, None)
     }
 
-    fn of(namespace: &Namespace, index: &str, key_pattern: &[u8], values: Doc<'_>) -> Self {
+    fn of(
+        namespace: &Namespace,
+        index: &str,
+        key_pattern: &[u8],
+        values: Doc<'_>,
+        collation: Option<&RawDocument>,
+    ) -> Self {
         let mut shown = Builder::new();
         let mut key_value = Builder::new();
         let mut hex_encoded = Vec::new();
         for element in values.elements().flatten() {
             let binary = (element.kind == ElementType::String)
                 .then(|| string_bytes(element.value).map_or(&[][..], |(text, _)| text))
-                .filter(|text| std::str::from_utf8(text).is_err());
+                .filter(|text| collation.is_some() || std::str::from_utf8(text).is_err());
             hex_encoded.push(binary.is_some());
             if let Some(bytes) = binary {
                 let digits = text::hex(bytes, false);
@@ -63,8 +83,14 @@ impl DuplicateKey {
                 key_value.element(&element);
             }
         }
-        let mut errmsg =
-            format!("E11000 duplicate key error collection: {namespace} index: {index} dup key: ").into_bytes();
+        let mut errmsg = format!("E11000 duplicate key error collection: {namespace} index: {index} ").into_bytes();
+        if let Some(collation) = collation {
+            errmsg.extend_from_slice(b"collation: ");
+            let collation = Doc::new(collation.as_bytes()).and_then(text::document);
+            errmsg.extend(collation.unwrap_or_default());
+            errmsg.push(b' ');
+        }
+        errmsg.extend_from_slice(b"dup key: ");
         let shown = shown.finish();
         errmsg.extend(Doc::new(&shown).and_then(text::document).unwrap_or_default());
         DuplicateKey {
@@ -72,6 +98,7 @@ impl DuplicateKey {
             key_pattern: key_pattern.to_vec(),
             key_value: key_value.finish(),
             hex_encoded: hex_encoded.contains(&true).then_some(hex_encoded),
+            collation: collation.map(|collation| collation.as_bytes().to_vec()),
         }
     }
 
@@ -116,6 +143,9 @@ impl DuplicateKey {
                 entry.boolean(&index.to_string(), *flag);
             }
             entry.close();
+        }
+        if let Some(collation) = &self.collation {
+            entry.append(ElementType::EmbeddedDocument, b"collation", collation);
         }
     }
 }

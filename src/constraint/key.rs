@@ -3,6 +3,8 @@
 //! A key's identity is its canonical form. A reservation's `_id` is made of the values themselves, so that a reader of
 //! the proxy collection sees them, and so that the server's own comparison of `_id`s agrees with ours. What the server
 //! refuses or confuses inside an `_id` is encoded so that distinct keys stay distinct, and the encoding can be undone.
+//! Under a collation, strings are replaced by their sort keys, which can't: what such a key was made of, only a document
+//! tells.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -12,10 +14,11 @@ use bson::{RawDocument, RawDocumentBuf};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::canonical::Canonical;
+use super::canonical::{Canonical, Strings, Uncomparable};
+use super::collation::{Collation, Icu};
 use super::legible::is_legible;
 use super::rewrite::{self, Names};
-use super::{Constraint, Sharding};
+use super::{Constraint, Sharding, text};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// The longest canonical form, in bytes, whose values a reservation holds themselves.
@@ -37,8 +40,12 @@ const DIGEST: u8 = 0;
 #[derive(Debug, Clone)]
 pub struct Key {
     canonical: Vec<u8>,
-    /// A document with the constraint's paths as names. Not there for a large key that was read from a reservation.
+    /// A document with the constraint's paths as names. Not there for a large key that was read from a reservation, nor
+    /// for one under a collation.
     values: Option<Vec<u8>>,
+    /// The values as a reservation holds them, where that isn't the values themselves: with sort keys, in hexadecimal,
+    /// in the place of strings.
+    stored: Option<Vec<u8>>,
     sharding: Sharding,
 }
 
@@ -79,9 +86,18 @@ impl Key {
         &self.canonical
     }
 
-    /// The values, as a document with the constraint's paths as names; nothing for a large key read from a reservation.
+    /// The values, as a document with the constraint's paths as names; nothing for a key read from a reservation if it is
+    /// large or under a collation.
     pub fn values(&self) -> Option<Doc<'_>> {
         self.values.as_deref().and_then(|bytes| Doc::new(bytes).ok())
+    }
+
+    /// The values as the reservation holds them.
+    fn stored(&self) -> Option<Doc<'_>> {
+        match &self.stored {
+            Some(bytes) => Doc::new(bytes).ok(),
+            None => self.values(),
+        }
     }
 
     /// Where the key lies in a proxy collection that is spread by hash: 0 to 65,535.
@@ -107,7 +123,7 @@ impl Key {
         if self.sharding == Sharding::Hashed {
             builder.int32("h", self.bucket());
         }
-        match (&*self.canonical, self.values()) {
+        match (&*self.canonical, self.stored()) {
             ([DIGEST, digest @ ..], _) => append_digest(&mut builder, digest),
             (_, Some(values)) => {
                 builder.open(ElementType::EmbeddedDocument, b"k");
@@ -154,7 +170,16 @@ impl Key {
         if !names.eq(constraint.fields.iter().map(|field| field.path.as_bytes())) {
             return Err(ReservationIdError::Shape);
         }
-        let key = Draft::new(constraint, &mut elements.into_iter())?.finish();
+        let strings = match constraint.collation {
+            Collation::Simple => Strings::Simple,
+            Collation::Icu(_) => Strings::SortKeys,
+        };
+        let draft = Draft::with_strings(constraint, strings, &mut elements.into_iter());
+        let key = draft.map_err(|error| match error {
+            Uncomparable::Malformed(malformed) => malformed.into(),
+            Uncomparable::Uncollatable(_) => ReservationIdError::Shape,
+        });
+        let key = key?.finish();
         // A large key's values don't belong there: the same key would then have two `_id`s.
         match key.canonical[0] == DIGEST {
             true => Err(ReservationIdError::Shape),
@@ -167,6 +192,7 @@ impl Key {
             [_, _, _, _, 0, digest @ ..] if digest.len() == 32 => Ok(Key {
                 canonical: [&[DIGEST], digest].concat(),
                 values: None,
+                stored: None,
                 sharding: constraint.sharding,
             }),
             _ => Err(ReservationIdError::Shape),
@@ -178,20 +204,37 @@ impl Draft {
     pub(super) fn new<'d>(
         constraint: &Constraint,
         values: &mut dyn Iterator<Item = Element<'d>>,
-    ) -> Result<Self, Malformed> {
+    ) -> Result<Self, Uncomparable> {
+        Self::with_strings(constraint, Strings::from(&constraint.collation), values)
+    }
+
+    fn with_strings<'d>(
+        constraint: &Constraint,
+        strings: Strings<'_>,
+        values: &mut dyn Iterator<Item = Element<'d>>,
+    ) -> Result<Self, Uncomparable> {
         let mut canonical = Vec::with_capacity(64);
         let mut copy = Builder::new();
-        let mut writer = Canonical::for_index(&mut canonical, constraint.collation);
+        let mut writer = Canonical::for_index(&mut canonical, strings);
         for (field, value) in constraint.fields.iter().zip(values) {
             writer.append(&value, field.descending)?;
             rewrite::append(&mut copy, field.path.as_bytes(), &value, Names::Keep)?;
         }
         let deepest = writer.deepest();
-        let values = Some(copy.finish());
+        let copy = copy.finish();
+        let (values, stored) = match strings {
+            Strings::Simple => (Some(copy), None),
+            Strings::Collated(icu) => {
+                let stored = with_sort_keys(icu, Doc::new(&copy)?)?;
+                (Some(copy), Some(stored))
+            }
+            Strings::SortKeys => (None, Some(copy)),
+        };
         let sharding = constraint.sharding;
         let key = Key {
             canonical,
             values,
+            stored,
             sharding,
         };
         Ok(Draft { key, deepest })
@@ -206,11 +249,29 @@ impl Draft {
     pub(super) fn finish(self) -> Key {
         let mut key = self.key;
         let is_large = self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES;
-        if is_large || !key.values().is_none_or(is_legible) {
+        if is_large || !key.stored().is_none_or(is_legible) {
             key.canonical = [&[DIGEST], &Sha256::digest(&key.canonical)[..]].concat();
         }
         key
     }
+}
+
+/// `values` with sort keys in hexadecimal in the place of strings.
+fn with_sort_keys(icu: &Icu, values: Doc<'_>) -> Result<Vec<u8>, Uncomparable> {
+    let mut refused = Ok(());
+    let mut copy = Builder::new();
+    for element in values.elements() {
+        let element = element?;
+        rewrite::append_replaced(&mut copy, element.name, &element, &mut |string| {
+            let key = icu.sort_key(string).unwrap_or_else(|error| {
+                refused = Err(error);
+                Vec::new()
+            });
+            text::hex(&key, false).into_bytes()
+        })?;
+    }
+    refused?;
+    Ok(copy.finish())
 }
 
 fn append_digest(builder: &mut Builder, digest: &[u8]) {

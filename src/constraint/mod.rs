@@ -16,16 +16,22 @@ mod rewrite;
 mod spec;
 mod text;
 
+use std::collections::HashMap;
+
 use bson::{Document, RawDocument, RawDocumentBuf, doc, spec::ElementType};
 
-use self::collation::Collation;
+use self::canonical::Uncomparable;
+use self::collation::{Collation, SORT_KEYS};
 use self::filter::Filter;
 use self::key::Draft;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
+pub use self::collation::Uncollatable;
 pub use self::duplicate::DuplicateKey;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
+pub(crate) use self::text::bytes_of_hex;
+
 pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
 use self::spec::{Field, ID_INDEX};
@@ -35,6 +41,9 @@ pub const PROXY_PREFIX: &str = "keyward.";
 
 /// The version of everything that is stored: canonical form, bucket, escapes. A Keyward refuses another one's.
 const FORMAT: i32 = 1;
+
+/// The field of a definition with what made the sort keys; only a constraint with a collation has it.
+pub const SORT_KEYS_FIELD: &str = "sortKeys";
 
 /// A unique key on one collection, checked.
 #[derive(Debug, Clone)]
@@ -49,6 +58,7 @@ pub struct Constraint {
     sharding: Sharding,
     strategy: Option<Strategy>,
     definition: Document,
+    spec: IndexSpec,
 }
 
 /// Why the server refuses a document before any key is compared.
@@ -77,6 +87,14 @@ pub enum KeyError {
         /// The constraint's name.
         constraint: String,
     },
+    /// The server may compare a string of the key otherwise than Keyward. Keyward's own refusal: a native index takes it.
+    #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
+    Uncollatable {
+        /// The constraint's name.
+        constraint: String,
+        /// Why.
+        reason: Uncollatable,
+    },
     /// The document isn't BSON, or nests deeper than any that the server takes.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -98,8 +116,9 @@ impl Constraint {
         let name = spec.index_name()?;
         spec.check_options()?;
         let collation = Collation::new(spec.collation.as_ref())?;
-        let filter = spec.partial_filter_expression.as_ref().map(Filter::new).transpose()?;
-        let definition = definition(&namespace, &name, &spec);
+        let filter = spec.partial_filter_expression.as_ref();
+        let filter = filter.map(|filter| Filter::new(filter, &collation)).transpose()?;
+        let definition = definition(&namespace, &name, &spec, &collation);
         let constraint = Constraint {
             namespace,
             name,
@@ -111,6 +130,7 @@ impl Constraint {
             sharding: spec.sharding,
             strategy: spec.strategy,
             definition,
+            spec,
         };
         constraint.check_proxy_collection()?;
         Ok(constraint)
@@ -164,14 +184,14 @@ impl Constraint {
     /// [`KeyError`] if the server would refuse the document, whatever else the collection holds.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
         if let Some(filter) = &self.filter
-            && !filter.matches(document)?
+            && !filter.matches(document).map_err(|error| self.unkeyable(error))?
         {
             return Ok(Vec::new());
         }
         let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.sparse, document, &mut |values| {
-            drafts.push(Draft::new(self, values)?);
+            drafts.push(Draft::new(self, values).map_err(|error| self.unkeyable(error))?);
             Ok(())
         })?;
         // Of equal keys the first in the document stays: the one that the server's set keeps.
@@ -206,9 +226,65 @@ impl Constraint {
 
     /// The error of a document whose `key` is taken.
     ///
-    /// `key` is one that [`Constraint::keys`] gave, so that it has its values.
+    /// `key` is one that [`Constraint::keys`] gave, so that it has its values. Under a collation it shows sort keys of
+    /// ICU4X in the place of the server's, which only the server can tell: see [`Constraint::duplicate_showing`].
     pub fn duplicate(&self, key: &Key) -> DuplicateKey {
-        DuplicateKey::new(self, key)
+        self.duplicate_showing(key, &HashMap::new())
+    }
+
+    /// The same with the server's own `sort_keys` of the key's strings.
+    pub fn duplicate_showing(&self, key: &Key, sort_keys: &HashMap<Vec<u8>, Vec<u8>>) -> DuplicateKey {
+        DuplicateKey::new(
+            self,
+            key,
+            &mut |string| match (sort_keys.get(string), &self.collation) {
+                (Some(sort_key), _) => sort_key.clone(),
+                (None, Collation::Icu(icu)) => icu.sort_key(string).unwrap_or_default(),
+                (None, Collation::Simple) => string.to_vec(),
+            },
+        )
+    }
+
+    /// The strings in `key` that an error shows the sort keys of; none without a collation.
+    pub fn collated_strings(&self, key: &Key) -> Vec<Vec<u8>> {
+        let mut strings: Vec<Vec<u8>> = Vec::new();
+        DuplicateKey::new(self, key, &mut |string| {
+            if !strings.iter().any(|other| other == string) {
+                strings.push(string.to_vec());
+            }
+            Vec::new()
+        });
+        strings
+    }
+
+    /// The same constraint with `collation`, where the operator chose none: an index without one has its collection's.
+    ///
+    /// # Errors
+    /// [`SpecError`] if a constraint can't have that collation.
+    pub fn inheriting(&self, collation: Option<&Document>) -> Result<Option<Self>, SpecError> {
+        let (None, Some(collation)) = (&self.spec.collation, collation) else {
+            return Ok(None);
+        };
+        let spec = IndexSpec {
+            collation: Some(collation.clone()),
+            ..self.spec.clone()
+        };
+        Self::new(self.namespace.clone(), spec).map(Some)
+    }
+
+    /// Its collation, all fields as the server shows them; none for the simple one.
+    pub fn collation(&self) -> Option<&RawDocument> {
+        self.collation.resolved().map(|resolved| &**resolved)
+    }
+
+    fn unkeyable(&self, error: Uncomparable) -> KeyError {
+        match error {
+            Uncomparable::Malformed(malformed) => KeyError::Malformed(malformed),
+            Uncomparable::Uncollatable(reason) => KeyError::Uncollatable {
+                constraint: self.name.clone(),
+                reason,
+            },
+        }
     }
 
     fn check_proxy_collection(&self) -> Result<(), SpecError> {
@@ -231,7 +307,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some(171),
             KeyError::AmbiguousField { .. } => Some(16746),
-            KeyError::FilledIn { .. } => Some(115),
+            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some(115),
             KeyError::Malformed(_) => None,
         }
     }
@@ -241,7 +317,7 @@ impl KeyError {
         match self {
             KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
             KeyError::AmbiguousField { .. } => Some("Location16746"),
-            KeyError::FilledIn { .. } => Some("CommandNotSupported"),
+            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some("CommandNotSupported"),
             KeyError::Malformed(_) => None,
         }
     }
@@ -262,6 +338,11 @@ impl KeyError {
                  Timestamp(0, 0); insert the time itself, or set it with $currentDate afterwards"
             )
             .into_bytes(),
+            KeyError::Uncollatable { constraint, reason } => format!(
+                "Keyward can't be sure to compare a value as the server does under the collation of unique constraint \
+                 {constraint}: {reason}"
+            )
+            .into_bytes(),
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
         }
     }
@@ -278,7 +359,7 @@ fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {
     }
 }
 
-fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec) -> Document {
+fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec, collation: &Collation) -> Document {
     let mut definition = doc! {
         "format": FORMAT,
         "collection": namespace.to_string(),
@@ -288,6 +369,13 @@ fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec) -> Document {
     };
     if let Some(filter) = &spec.partial_filter_expression {
         definition.insert("partialFilterExpression", filter.clone());
+    }
+    if let Some(resolved) = collation
+        .resolved()
+        .and_then(|resolved| Document::try_from(resolved).ok())
+    {
+        definition.insert("collation", resolved);
+        definition.insert(SORT_KEYS_FIELD, SORT_KEYS);
     }
     if spec.sharding == Sharding::Ranged {
         definition.insert("sharding", "ranged");

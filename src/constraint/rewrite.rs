@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
-use super::canonical::{code_with_scope, db_pointer};
+use super::canonical::{code_with_scope, db_pointer, string_bytes};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// What a copy does to the names of the fields inside documents.
@@ -21,6 +21,9 @@ pub(super) enum Names {
     /// Takes that `%` off again.
     Unescape,
 }
+
+/// What a copy does to the strings among the values, those in a scope aside: gives the bytes to put in their place.
+pub(super) type Replace<'f> = &'f mut dyn FnMut(&[u8]) -> Vec<u8>;
 
 const ESCAPE: u8 = b'%';
 
@@ -127,4 +130,35 @@ impl PositionName {
         self.next += 1;
         self.text.as_bytes()
     }
+}
+
+/// Appends a copy of `element` as [`append`] does with [`Names::Keep`], its strings replaced.
+///
+/// # Errors
+/// [`Malformed`] if a nested part is.
+pub(super) fn append_replaced(
+    builder: &mut Builder,
+    name: &[u8],
+    element: &Element<'_>,
+    replace: Replace<'_>,
+) -> Result<(), Malformed> {
+    match element.kind {
+        ElementType::EmbeddedDocument | ElementType::Array => {
+            builder.open(element.kind, name);
+            for element in Doc::new(element.value)?.elements() {
+                let element = element?;
+                append_replaced(builder, element.name, &element, replace)?;
+            }
+            builder.close();
+        }
+        ElementType::String => {
+            let text = replace(string_bytes(element.value)?.0);
+            let value = [&length_field(text.len() + 1)[..], &text, b"\0"].concat();
+            builder.append(element.kind, name, &value);
+        }
+        _ => {
+            builder.append(element.kind, name, element.value);
+        }
+    }
+    Ok(())
 }

@@ -75,8 +75,11 @@ pub enum SpecError {
         /// The type in the key pattern: `text`, `2d`, `2dsphere`.
         index_type: String,
     },
-    /// A collation that isn't supported.
-    #[error("the collation with locale '{locale}' is not supported; use {{locale: \"simple\"}} or none")]
+    /// A collation under which Keyward can't tell what the server calls equal.
+    #[error(
+        "the collation with locale '{locale}' is unknown to the server, or one whose strings Keyward can't be sure to \
+         compare as the server does; docs/configuration.md lists the locales"
+    )]
     CollationUnsupported {
         /// The locale asked for.
         locale: String,

@@ -192,6 +192,13 @@ fn print(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
     out.write_fmt(text).expect("writing to memory doesn't fail");
 }
 
+/// The bytes that `digits` stand for, two of them for each.
+pub(crate) fn bytes_of_hex(digits: &[u8]) -> Option<Vec<u8>> {
+    let nibble = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |pair: &[u8]| u8::try_from(nibble(*pair.first()?)? << 4 | nibble(*pair.get(1)?)?).ok();
+    digits.chunks(2).map(byte).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use bson::{Bson, doc};

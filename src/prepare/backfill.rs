@@ -241,8 +241,8 @@ async fn note(
     }
     let constrained = &candidate.keys[key];
     let duplicate = protected.constraints[constrained.constraint]
-        .constraint
-        .duplicate(&constrained.key);
+        .duplicate(&constrained.key)
+        .await;
     let text = String::from_utf8_lossy(duplicate.errmsg()).into_owned();
     let other = candidate
         .rivals

@@ -7,7 +7,7 @@ use bson::{Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
-use crate::constraint::{Constraint, Strategy};
+use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -56,6 +56,9 @@ impl Definitions {
         let there = found
             .get_document("definition")
             .map_err(|_| StoreError::Unexpected("a definition"))?;
+        if let Some(error) = other_sort_keys(constraint, &definition, there) {
+            return Err(error);
+        }
         if *there != definition {
             return Err(PrepareError::OtherDefinition {
                 namespace: constraint.namespace().clone(),
@@ -105,6 +108,17 @@ impl Definitions {
             .await?;
         Ok(())
     }
+}
+
+/// The error, if the two definitions differ in nothing but what made the sort keys.
+fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -> Option<PrepareError> {
+    let (mut ours, mut theirs) = (here.clone(), there.clone());
+    let (ours_by, theirs_by) = (ours.remove(SORT_KEYS_FIELD)?, theirs.remove(SORT_KEYS_FIELD)?);
+    (ours == theirs && ours_by != theirs_by).then(|| PrepareError::OtherSortKeys {
+        namespace: constraint.namespace().clone(),
+        name: constraint.name().to_owned(),
+        difference: format!("here {ours_by}, there {theirs_by}"),
+    })
 }
 
 /// The query by which a constraint's document is found, for [`Definitions`].

@@ -10,10 +10,11 @@ mod results;
 mod sharding;
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::doc;
+use bson::{Document, doc};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
@@ -67,6 +68,29 @@ pub enum PrepareError {
         /// What it is in the cluster.
         there: String,
     },
+    /// The reservations that are there hold sort keys of another ICU4X: in them, equal strings may look different.
+    #[error(
+        "unique constraint {name} on {namespace} has reservations with the sort keys of another version ({difference}); go on with the Keyward that made them, or give the constraint another name, so that its reservations are \
+         made anew from the documents"
+    )]
+    OtherSortKeys {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// What makes sort keys here, and what made those that are there.
+        difference: String,
+    },
+    /// The constraint's collation, or the collection's, can't be had.
+    #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
+    Collation {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
     /// Documents that are there already violate the constraint.
     #[error("{0}")]
     Duplicates(Report),
@@ -100,12 +124,16 @@ pub async fn prepare(
         .collect();
     let mut protected = Vec::with_capacity(namespaces.len());
     for namespace in namespaces {
-        let of_namespace = constraints
-            .iter()
-            .filter(|constraint| constraint.namespace() == namespace);
-        let mut proxies: Vec<_> = of_namespace
-            .map(|constraint| ProxyCollection::new(client, constraint.clone(), metrics.constraint(constraint), lease))
-            .collect();
+        let default = default_collation(client, namespace).await?;
+        let mut proxies = Vec::new();
+        for constraint in constraints {
+            if constraint.namespace() != namespace {
+                continue;
+            }
+            let metrics = metrics.constraint(constraint);
+            let constraint = inheriting(constraint, default.as_ref())?;
+            proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
+        }
         // The server asks the index on `_id` before any other.
         proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
         let shard_key = deployment.shard_key(client, namespace).await?;
@@ -114,6 +142,7 @@ pub async fn prepare(
             constraints: proxies,
             shard_key,
             is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
+            is_collated: default.is_some(),
         };
         prepare_collection(client, &deployment, &collection, lease).await?;
         protected.push(collection);
@@ -131,6 +160,10 @@ async fn prepare_collection(
     let definitions = Definitions::of(client, &protected.namespace);
     for (position, proxy) in protected.constraints.iter().enumerate() {
         let constraint = &proxy.constraint;
+        proxy
+            .prepare_collation()
+            .await
+            .map_err(|error| not_collated(constraint, error))?;
         let state = definitions.register(constraint).await?;
         definitions.agree_on_strategy(constraint, protected.strategy()).await?;
         deployment.create(client, constraint, state).await?;
@@ -145,6 +178,39 @@ async fn prepare_collection(
         tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
     }
     Ok(())
+}
+
+/// The collection's default collation; none if it has none, or isn't there yet.
+async fn default_collation(client: &Client, namespace: &Namespace) -> Result<Option<Document>, PrepareError> {
+    let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
+    let reply = client.database(&namespace.database).run_command(command).await?;
+    let batch = reply
+        .get_document("cursor")
+        .and_then(|cursor| cursor.get_array("firstBatch"));
+    let batch = batch.map_err(|_| StoreError::Unexpected("the list of collections"))?;
+    let collection = batch.first().and_then(|collection| collection.as_document());
+    let options = collection.and_then(|collection| collection.get_document("options").ok());
+    Ok(options.and_then(|options| options.get_document("collation").ok().cloned()))
+}
+
+/// The constraint as `createIndex` would make it on a collection with this default collation.
+fn inheriting(constraint: &Arc<Constraint>, default: Option<&Document>) -> Result<Arc<Constraint>, PrepareError> {
+    match constraint.inheriting(default) {
+        Ok(Some(collated)) => Ok(Arc::new(collated)),
+        Ok(None) => Ok(constraint.clone()),
+        Err(error) => Err(not_collated(
+            constraint,
+            format_args!("{error}; it is the collection's default, state another one, or {{ locale: simple }}"),
+        )),
+    }
+}
+
+fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
+    PrepareError::Collation {
+        namespace: constraint.namespace().clone(),
+        name: constraint.name().to_owned(),
+        reason: reason.to_string(),
+    }
 }
 
 /// Asks the deployment whether it answers at all, with Keyward's own user.

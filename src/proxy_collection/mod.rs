@@ -9,6 +9,7 @@ mod owner;
 mod placeholder;
 mod queue;
 mod reservation;
+mod sort_keys;
 mod young;
 
 use std::collections::HashMap;
@@ -21,7 +22,7 @@ use mongodb::{
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
 };
 
-use crate::constraint::{Constraint, Key};
+use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
@@ -74,6 +75,8 @@ pub struct ProxyCollection {
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
     queue: queue::Queue,
+    /// Only where the constraint has a collation.
+    sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
     times: Arc<Mutex<Times>>,
 }
@@ -97,6 +100,9 @@ impl ProxyCollection {
         let reservations = database.collection_with_options(&namespace.collection, options);
         ProxyCollection {
             client: client.clone(),
+            sort_keys: constraint
+                .collation()
+                .and_then(|collation| sort_keys::SortKeys::new(client, &database, collation)),
             queue: queue::Queue::start(reservations.clone()),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
@@ -111,6 +117,34 @@ impl ProxyCollection {
     /// Keyward's own client, through which it works.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Makes sure that the server has the constraint's collation as Keyward knows it, and that it can be asked about it.
+    ///
+    /// # Errors
+    /// [`StoreError`], with the server's refusal where it hasn't.
+    pub async fn prepare_collation(&self) -> Result<(), StoreError> {
+        match &self.sort_keys {
+            Some(sort_keys) => sort_keys.create().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The error of a document whose `key` is taken, in the server's bytes; a cluster that doesn't answer costs it no more
+    /// than the sort keys it shows.
+    pub async fn duplicate(&self, key: &Key) -> DuplicateKey {
+        let strings = self.constraint.collated_strings(key);
+        let (Some(sort_keys), false) = (&self.sort_keys, strings.is_empty()) else {
+            return self.constraint.duplicate(key);
+        };
+        match sort_keys.of(strings).await {
+            Ok(sort_keys) => self.constraint.duplicate_showing(key, &sort_keys),
+            Err(error) => {
+                let constraint = self.constraint.name();
+                tracing::warn!(%error, constraint, "a duplicate is reported without the server's sort keys");
+                self.constraint.duplicate(key)
+            }
+        }
     }
 
     /// Inserts a reservation for each key, in the order given; several clients' travel in one command.

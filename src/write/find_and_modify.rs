@@ -54,7 +54,7 @@ pub async fn find_and_modify(
     };
     Ok(Served::Reply(match conclusion {
         Conclusion::Reply(reply) | Conclusion::Part(reply) | Conclusion::Failed(reply) => reply,
-        Conclusion::Duplicate(key) => duplicate(protected, &key),
+        Conclusion::Duplicate(key) => duplicate(protected, &key).await,
         Conclusion::Unindexable(error) => unindexable(protected, &error),
         Conclusion::Refused(refusal) => refusal.body(&protected.times()),
     }))
@@ -67,8 +67,8 @@ fn touches(command: &BatchCommand<'_>, paths: &[&str]) -> Result<bool, Malformed
     }
 }
 
-fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
-    let duplicate = protected.constraints[key.constraint].constraint.duplicate(&key.key);
+async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
+    let duplicate = protected.constraints[key.constraint].duplicate(&key.key).await;
     let mut reply = Builder::new();
     duplicate.append_to_command_error(PREFIX, &mut reply);
     protected.times().append_to(&mut reply);

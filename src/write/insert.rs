@@ -109,7 +109,7 @@ impl<'a> Insert<'a, '_> {
             let forwarded = self.forward_ready(&mut pending, strict.as_ref(), upstream).await;
             // An ordered command that has just failed attempts nothing after that.
             if self.stopped.is_none() {
-                self.note_what_is_not_held(&mut pending);
+                self.note_what_is_not_held(&mut pending).await;
             }
             if forwarded.is_err() || self.stopped.is_some() {
                 pending.append(&mut rest);
@@ -333,7 +333,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys nobody is sure of.
-    fn note_what_is_not_held(&mut self, pending: &mut [Candidate<'_>]) {
+    async fn note_what_is_not_held(&mut self, pending: &mut [Candidate<'_>]) {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
@@ -344,7 +344,7 @@ impl<'a> Insert<'a, '_> {
                     // The very document is there: the server checks `_id` first.
                     let error = match is_there {
                         true => WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id),
-                        false => WriteError::duplicate(&proxy.constraint.duplicate(key)),
+                        false => WriteError::duplicate(&proxy.duplicate(key).await),
                     };
                     self.error(candidate.position, error);
                 }

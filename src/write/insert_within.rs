@@ -81,7 +81,7 @@ async fn run(
         let holds = |image: &Image| image.owner == clash.owner;
         let position = images.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(context, protected, &clash, deadline).await {
-            Resolved::Duplicate => failed(protected, position, duplicate(protected, &clash.key))?,
+            Resolved::Duplicate => failed(protected, position, duplicate(protected, &clash.key).await)?,
             _ => Refusal::Conflict.body(&protected.times()),
         });
     }
@@ -101,7 +101,7 @@ async fn run(
     transaction.abort(upstream).await?;
     let error = match &reason {
         Reason::Unindexable(error) => WriteError::unindexable(error),
-        Reason::Duplicate(key) | Reason::Clash(Clash { key, .. }) => duplicate(protected, key),
+        Reason::Duplicate(key) | Reason::Clash(Clash { key, .. }) => duplicate(protected, key).await,
     };
     Ok(failed(protected, position, error)?)
 }
@@ -173,8 +173,8 @@ pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
     Ok(body)
 }
 
-fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {
-    WriteError::duplicate(&protected.constraints[key.constraint].constraint.duplicate(&key.key))
+async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {
+    WriteError::duplicate(&protected.constraints[key.constraint].duplicate(&key.key).await)
 }
 
 /// The reply of a batch that was undone at `position`; as natively, what stands before it is counted.

@@ -94,7 +94,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                 }
                 true => {
                     let case = self.case(next)?;
-                    while let Some(again) = self.take(next, case.conclude_alone(upstream).await?)? {
+                    while let Some(again) = self.take(next, case.conclude_alone(upstream).await?).await? {
                         debug_assert!(again, "only a part asks for another run");
                     }
                     next += 1;
@@ -127,7 +127,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                         }
                     }
                 };
-                if self.take(index, conclusion)?.is_none() {
+                if self.take(index, conclusion).await?.is_none() {
                     break;
                 }
             }
@@ -160,7 +160,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
     }
 
     /// Notes what became of the statement at `index`; `Some` if it is to be run again.
-    fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<Option<bool>, Malformed> {
+    async fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<Option<bool>, Malformed> {
         match conclusion {
             Conclusion::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
             Conclusion::Part(reply) => {
@@ -169,9 +169,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
             }
             Conclusion::Failed(body) => self.failed = Some(body),
             Conclusion::Duplicate(key) => {
-                let duplicate = self.protected.constraints[key.constraint]
-                    .constraint
-                    .duplicate(&key.key);
+                let duplicate = self.protected.constraints[key.constraint].duplicate(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             Conclusion::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),

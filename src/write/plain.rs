@@ -37,7 +37,7 @@ impl<'a> Plain<'a> {
     /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
         // Old values are compared by the server, and a collation would call others equal to them.
-        let has_collation = statement.own.get("collation")?.is_some();
+        let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
         if protected.is_strict()
             || !statement.is_single

@@ -4,6 +4,8 @@
 //! The server evaluates the statement, so no operator is reimplemented here. A statement about one document is pinned to
 //! the document that was looked at, which the server would have picked as well, or could have.
 
+use std::collections::HashSet;
+
 use bson::spec::ElementType;
 
 use super::ForwardError;
@@ -206,15 +208,20 @@ impl<'a> Statement<'a> {
             .iter()
             .map(|image| image.id.as_slice())
             .chain(inserted.as_deref());
-        let query = image::by_ids(ids)?;
+        let query = image::by_ids(ids.clone())?;
         let touched = Selection {
             query: Some(Doc::new(&query)?),
             ..Selection::default()
         };
-        let after = match before.is_empty() && inserted.is_none() {
+        let mut after = match before.is_empty() && inserted.is_none() {
             true => Vec::new(),
             false => image::read(protected, &touched, usize::MAX, transaction, upstream).await?,
         };
+        if protected.is_collated {
+            // Other documents' `_id`s may be equal to these under the collection's collation.
+            let ids: HashSet<&[u8]> = ids.collect();
+            after.retain(|image| ids.contains(image.id.as_slice()));
+        }
         let moves = match Moves::between(&before, &after) {
             Ok(moves) => moves,
             Err(impossible) => return Ok(Evaluated::Impossible(impossible)),

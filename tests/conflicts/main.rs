@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod abandoned;
+mod collated;
 mod crash;
 mod failing;
 #[allow(dead_code)]

@@ -90,6 +90,10 @@ fn index(rng: &mut StdRng) -> Document {
         }
         _ => {}
     }
+    if rng.random_bool(0.25) {
+        let strength = *[1, 2, 2, 3].choose(rng).unwrap();
+        index.insert("collation", doc! { "locale": "en", "strength": strength });
+    }
     index
 }
 
@@ -486,16 +490,16 @@ impl Generator {
     }
 
     fn scalar(&mut self) -> Bson {
-        match self.rng.random_range(0..14) {
+        match self.rng.random_range(0..15) {
             0..=2 => Bson::Int32(1),
             3 | 4 => Bson::Int32(2),
             5 | 6 => Bson::Int32(3),
             7 => Bson::Double(1.0),
             8 => Bson::Int64(2),
             9 => Bson::Double(2.5),
-            10 => Bson::String("x".to_owned()),
-            11 => Bson::String("y".to_owned()),
-            12 => Bson::Int32(4),
+            // Some of them are equal under a collation.
+            10..=12 => Bson::String((*["x", "X", "y", "é", "E\u{301}"].choose(&mut self.rng).unwrap()).to_owned()),
+            13 => Bson::Int32(4),
             _ => Bson::Null,
         }
     }

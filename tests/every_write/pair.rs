@@ -65,6 +65,7 @@ impl Pair {
                 name: Some(index.get_str("name").unwrap().to_owned()),
                 sparse: index.get_bool("sparse").unwrap_or(false),
                 partial_filter_expression: index.get_document("partialFilterExpression").ok().cloned(),
+                collation: index.get_document("collation").ok().cloned(),
                 ..IndexSpec::default()
             };
             Constraint::new(Namespace::new(database, collection), spec).unwrap()

@@ -10,7 +10,7 @@ mod generate;
 mod refused;
 mod server;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use bson::{Document, doc, spec::ElementType};
@@ -26,6 +26,15 @@ const DOCUMENTS: usize = 120;
 
 #[test]
 fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
+    compare_indexes(Generator::index_spec);
+}
+
+#[test]
+fn every_document_gets_the_answer_that_a_native_unique_index_with_a_collation_gives() {
+    compare_indexes(Generator::collated_index_spec);
+}
+
+fn compare_indexes(index_spec: fn(&mut Generator) -> IndexSpec) {
     let mut server = Server::connect();
     let (seed, indexes) = (
         number_from_env("KEYWARD_SEED"),
@@ -41,7 +50,7 @@ fn every_document_gets_the_answer_that_a_native_unique_index_gives() {
     let mut seen = Seen::default();
     for seed in seeds {
         let _replay = PrintedOnPanic(seed);
-        compare(&mut server, seed, &mut seen);
+        compare(&mut server, seed, index_spec, &mut seen);
     }
     println!("{seen:?}");
     assert!(
@@ -67,16 +76,17 @@ struct Seen {
     documents: usize,
     refused: usize,
     not_indexable: usize,
+    uncollatable: usize,
     keys: usize,
     keys_refused: usize,
     indexes: usize,
     indexes_refused: usize,
 }
 
-fn compare(server: &mut Server, seed: u64, seen: &mut Seen) {
+fn compare(server: &mut Server, seed: u64, index_spec: fn(&mut Generator) -> IndexSpec, seen: &mut Seen) {
     let mut generator = Generator::new(StdRng::seed_from_u64(seed));
     let namespace = Namespace::new("native", format!("c{seed}"));
-    let spec = generator.index_spec();
+    let spec = index_spec(&mut generator);
     server.drop(&namespace);
     let created = server.create_index(&namespace, &spec);
     let constraint = match Constraint::new(namespace.clone(), spec.clone()) {
@@ -90,30 +100,42 @@ fn compare(server: &mut Server, seed: u64, seen: &mut Seen) {
             seen.indexes_refused += 1;
             return;
         }
+        // Keyward's own: a range of strings has another order there.
+        Err(SpecError::FilterUnsupported { .. }) if spec.collation.is_some() => return,
         Err(other) => panic!("seed {seed}: {spec:?}: {other}"),
     };
     created.unwrap_or_else(|error| panic!("seed {seed}: only the server refuses {spec:?}: {error:?}"));
     seen.indexes += 1;
 
-    let documents: Vec<Vec<u8>> = (0..DOCUMENTS).map(|id| generator.document(id)).collect();
+    let documents: Vec<Vec<u8>> = (0..DOCUMENTS)
+        .map(|id| match generator.document(id) {
+            document if is_uncollatable(&constraint, &document) => {
+                seen.uncollatable += 1;
+                let mut other = Builder::new();
+                other.int32("_id", id as i32);
+                other.finish()
+            }
+            document => document,
+        })
+        .collect();
     if let Some(filter) = &spec.partial_filter_expression {
         compare_filter(server, seed, &constraint, filter, &documents);
     }
     let mut simulation = Simulation::default();
-    let expected: Vec<Option<Vec<u8>>> = documents
+    let expected: Vec<Vec<Option<Vec<u8>>>> = documents
         .iter()
         .enumerate()
-        .map(|(index, document)| simulation.insert(&constraint, index, document))
+        .map(|(index, document)| simulation.insert(server, &constraint, index, document))
         .collect();
     let answers = server.insert(&namespace, &documents);
     seen.documents += documents.len();
     for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
         assert!(
-            answer == expected,
+            expected.contains(answer),
             "seed {seed}: document {index} of {spec:?}\n{}\nserver {}\nkeyward {}",
             show(Some(&documents[index])),
             show(answer.as_ref()),
-            show(expected.as_ref()),
+            show(expected[0].as_ref()),
         );
         seen.refused += usize::from(answer.is_some());
     }
@@ -127,7 +149,10 @@ fn compare_filter(server: &mut Server, seed: u64, constraint: &Constraint, filte
     let namespace = Namespace::new("native", format!("plain{seed}"));
     server.drop(&namespace);
     assert!(server.insert(&namespace, documents).iter().all(Option::is_none));
-    let found = server.find_ids(&namespace, filter);
+    let collation = constraint
+        .collation()
+        .map(|collation| Document::try_from(collation).unwrap());
+    let found = server.find_ids(&namespace, filter, &collation.unwrap_or(doc! { "locale": "simple" }));
     for (id, document) in documents.iter().enumerate() {
         let keys = constraint.keys(Doc::new(document).unwrap());
         let matches = !keys.is_ok_and(|keys| keys.is_empty());
@@ -181,22 +206,45 @@ struct Simulation {
     /// Every key of every document, taken or not.
     keys: Vec<Key>,
     not_indexable: usize,
+    sort_keys: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Simulation {
-    /// The entry of `writeErrors`, if the document is refused.
-    fn insert(&mut self, constraint: &Constraint, index: usize, document: &[u8]) -> Option<Vec<u8>> {
+    /// The entry of `writeErrors`, if the document is refused; it may name any of several keys under a collation, whose
+    /// order isn't the server's.
+    fn insert(
+        &mut self,
+        server: &mut Server,
+        constraint: &Constraint,
+        index: usize,
+        document: &[u8],
+    ) -> Vec<Option<Vec<u8>>> {
         let mut entry = Builder::new();
         entry.int32("index", index as i32);
         match constraint.keys(Doc::new(document).unwrap()) {
             Ok(keys) => {
                 self.keys.extend_from_slice(&keys);
-                let Some(taken) = keys.iter().find(|key| self.taken.contains(key)) else {
-                    self.taken.extend(keys);
-                    return None;
+                let taken: Vec<&Key> = keys.iter().filter(|key| self.taken.contains(key)).collect();
+                let named = if constraint.collation().is_some() {
+                    usize::MAX
+                } else {
+                    1
                 };
-                entry.int32("code", DuplicateKey::CODE);
-                constraint.duplicate(taken).append_to_write_error(&mut entry);
+                let mut entries = Vec::new();
+                for key in taken.into_iter().take(named) {
+                    let mut entry = Builder::new();
+                    entry.int32("index", index as i32).int32("code", DuplicateKey::CODE);
+                    let sort_keys = self.sort_keys(server, constraint, key);
+                    constraint
+                        .duplicate_showing(key, &sort_keys)
+                        .append_to_write_error(&mut entry);
+                    entries.push(Some(entry.finish()));
+                }
+                if entries.is_empty() {
+                    self.taken.extend(keys);
+                    entries.push(None);
+                }
+                entries
             }
             Err(KeyError::Malformed(malformed)) => panic!("a generated document is malformed: {malformed}"),
             Err(error) => {
@@ -204,9 +252,81 @@ impl Simulation {
                 entry
                     .int32("code", error.code().unwrap())
                     .string("errmsg", &error.errmsg());
+                vec![Some(entry.finish())]
             }
         }
-        Some(entry.finish())
+    }
+
+    /// The server's sort keys of the strings in `key`, each asked for once.
+    fn sort_keys(&mut self, server: &mut Server, constraint: &Constraint, key: &Key) -> HashMap<Vec<u8>, Vec<u8>> {
+        let Some(collation) = constraint.collation() else {
+            return HashMap::new();
+        };
+        let collation = Document::try_from(collation).unwrap();
+        for text in constraint.collated_strings(key) {
+            let sort_key = |text: &Vec<u8>| server.sort_key(&collation, text);
+            self.sort_keys.entry(text).or_insert_with_key(sort_key);
+        }
+        self.sort_keys.clone()
+    }
+}
+
+/// Whether Keyward refuses the document because it can't be sure of its strings.
+fn is_uncollatable(constraint: &Constraint, document: &[u8]) -> bool {
+    let keys = constraint.keys(Doc::new(document).unwrap());
+    matches!(keys, Err(KeyError::Uncollatable { .. }))
+}
+
+#[test]
+fn strings_are_equal_where_the_server_calls_them_equal() {
+    let mut server = Server::connect();
+    let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());
+    println!("KEYWARD_SEED={seed}");
+    for (number, collation) in [
+        doc! { "locale": "en", "strength": 1 },
+        doc! { "locale": "en", "strength": 1, "caseLevel": true },
+        doc! { "locale": "en", "strength": 2 },
+        doc! { "locale": "sv", "strength": 2, "numericOrdering": true },
+        doc! { "locale": "de@collation=phonebook" },
+        doc! { "locale": "fr_CA", "strength": 2 },
+        doc! { "locale": "tr", "strength": 2, "normalization": true },
+        doc! { "locale": "ja", "strength": 4, "alternate": "shifted" },
+        doc! { "locale": "en", "strength": 3, "alternate": "shifted", "maxVariable": "space" },
+        doc! { "locale": "en", "strength": 5 },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut generator = Generator::new(StdRng::seed_from_u64(seed));
+        let namespace = Namespace::new("native_strings", format!("c{number}"));
+        let spec = IndexSpec {
+            key: doc! { "v": 1 },
+            name: Some("v".to_owned()),
+            collation: Some(collation.clone()),
+            ..Default::default()
+        };
+        server.drop(&namespace);
+        server.create_index(&namespace, &spec).unwrap();
+        let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+        let document = |text: &str| doc! { "v": text }.to_vec().unwrap();
+        let any_character = |random: &mut StdRng| char::from_u32(random.random_range(1..0x2_0000)).unwrap_or('\'');
+        let mut random = StdRng::seed_from_u64(seed);
+        let documents: Vec<Vec<u8>> = (0..4000)
+            .map(|count| match count % 4 {
+                0 => document(&format!("{}{}", generator.word(), any_character(&mut random))),
+                _ => document(&generator.word()),
+            })
+            .filter(|document| !is_uncollatable(&constraint, document))
+            .collect();
+        assert!(documents.len() > 3000, "too many are refused");
+        let answers = server.insert(&namespace, &documents);
+        let mut taken = HashSet::new();
+        for (document, answer) in documents.iter().zip(answers) {
+            let key = constraint.keys(Doc::new(document).unwrap()).unwrap().remove(0);
+            let context = || format!("seed {seed}: {collation} {}", show(Some(document)));
+            assert_eq!(!taken.insert(key), answer.is_some(), "{}", context());
+        }
+        server.drop(&namespace);
     }
 }
 

@@ -51,10 +51,41 @@ pub fn refused_specs() -> Vec<IndexSpec> {
         partial_filter_expression: Some(doc! { "a": 1 }),
         ..a()
     });
-    specs.push(IndexSpec {
-        collation: Some(doc! {}),
-        ..a()
-    });
+    let en = |field: &str, value: Bson| doc! { "locale": "en", field: value };
+    for collation in [
+        doc! {},
+        doc! { "locale": 1 },
+        doc! { "locale": Bson::Null },
+        doc! { "strength": 1 },
+        doc! { "locale": "" },
+        doc! { "locale": "simple", "x": 1 },
+        en("strength", 0.into()),
+        en("strength", 6.into()),
+        en("strength", (-1).into()),
+        en("strength", "2".into()),
+        en("strength", true.into()),
+        en("caseLevel", 1.into()),
+        en("caseFirst", "x".into()),
+        en("caseFirst", 1.into()),
+        en("numericOrdering", "true".into()),
+        en("alternate", "x".into()),
+        en("maxVariable", "symbol".into()),
+        en("normalization", 0.into()),
+        en("backwards", 1.into()),
+        en("backwards", Bson::Null),
+        en("version", "58.1".into()),
+        en("version", 57.1.into()),
+        en("Strength", 2.into()),
+        doc! { "locale": "en", "strength": 2, "caseFirst": "upper" },
+        doc! { "locale": "en", "strength": 1, "backwards": true },
+        doc! { "locale": "fr_CA", "strength": 1 },
+        doc! { "locale": "mt", "strength": 2 },
+    ] {
+        specs.push(IndexSpec {
+            collation: Some(collation),
+            ..a()
+        });
+    }
     let nested =
         |inner: Document| doc! { "$or": [{ "$and": [{ "$or": [inner, { "x": 1 }] }, { "y": 1 }] }, { "z": 1 }] };
     for filter in [

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use bson::{Document, doc, spec::ElementType};
 use keyward::constraint::IndexSpec;
 use keyward::namespace::Namespace;
-use keyward::raw::{Doc, Element};
+use keyward::raw::{Builder, Doc, Element};
 use testbed::ReplicaSet;
 
 /// A connection to a server.
@@ -75,9 +75,10 @@ impl Server {
     }
 
     /// The `_id`s, all numbers, of the documents that match `filter`.
-    pub fn find_ids(&mut self, namespace: &Namespace, filter: &Document) -> HashSet<i64> {
+    pub fn find_ids(&mut self, namespace: &Namespace, filter: &Document, collation: &Document) -> HashSet<i64> {
         let command = doc! {
             "find": &namespace.collection, "filter": filter, "projection": { "_id": 1 }, "batchSize": 10_000,
+            "collation": collation,
             "$db": &namespace.database,
         };
         self.ids(&command).into_iter().collect()
@@ -103,6 +104,25 @@ impl Server {
             .iter()
             .map(|found| found.as_document().unwrap().get_i32("_id").unwrap().into())
             .collect()
+    }
+
+    /// What the server makes of `text` under `collation`, from the error of a duplicate.
+    pub fn sort_key(&mut self, collation: &Document, text: &[u8]) -> Vec<u8> {
+        let namespace = Namespace::new("native", format!("sort_keys{:x}", collation.to_string().len()));
+        self.drop(&namespace);
+        let index = doc! { "key": { "v": 1 }, "name": "v", "unique": true, "collation": collation };
+        let command = doc! { "createIndexes": &namespace.collection, "indexes": [index], "$db": &namespace.database };
+        self.run(&command, &[]);
+        let document = |id| {
+            let mut document = Builder::new();
+            document.int32("_id", id).string("v", text);
+            document.finish()
+        };
+        let answers = self.insert(&namespace, &[document(0), document(1)]);
+        let error: Document = bson::deserialize_from_slice(answers[1].as_ref().unwrap()).unwrap();
+        let digits = error.get_document("keyValue").unwrap().get_str("v").unwrap();
+        let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+        (0..digits.len()).step_by(2).map(byte).collect()
     }
 
     pub fn drop(&mut self, namespace: &Namespace) {

@@ -9,13 +9,12 @@ use std::cmp::Ordering;
 use bson::spec::ElementType;
 
 use super::{Expression, Operand, Operator, Test};
-use crate::constraint::canonical::{Canonical, rank};
-use crate::constraint::collation::Collation;
+use crate::constraint::canonical::{Canonical, Strings, Uncomparable, rank};
 use crate::constraint::number::Number;
-use crate::raw::{Doc, Element, Malformed};
+use crate::raw::{Doc, Element};
 
 impl Expression {
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Malformed> {
+    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
         match self {
             Expression::And(parts) => {
                 for part in parts {
@@ -42,7 +41,7 @@ impl Expression {
 }
 
 /// Whether `test` holds for anything that `path` leads to from `document`.
-fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Result<bool, Malformed> {
+fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Result<bool, Uncomparable> {
     while let [name, rest @ ..] = path {
         match document.get(name)? {
             None => return test.holds(None),
@@ -59,7 +58,7 @@ fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Res
 }
 
 /// The same from an array on the way, where `path` is what comes after it.
-fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Malformed> {
+fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Uncomparable> {
     for element in Doc::new(array.value)?.elements() {
         let element = element?;
         if any_in_element(&element, path, test)? {
@@ -72,7 +71,7 @@ fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool,
     }
 }
 
-fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Malformed> {
+fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Uncomparable> {
     let [name, rest @ ..] = path else {
         return test.holds(Some(element));
     };
@@ -92,7 +91,7 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
 
 impl Test {
     /// Whether it holds for `element`, or for a path that leads nowhere.
-    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Malformed> {
+    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Uncomparable> {
         match self {
             Test::Compare(operator, operand) => operator.holds(element, operand),
             Test::In(operands) => {
@@ -110,7 +109,7 @@ impl Test {
 }
 
 impl Operator {
-    fn holds(self, element: Option<&Element<'_>>, operand: &Operand) -> Result<bool, Malformed> {
+    fn holds(self, element: Option<&Element<'_>>, operand: &Operand) -> Result<bool, Uncomparable> {
         let or_equal = matches!(self, Operator::Equal | Operator::LessOrEqual | Operator::GreaterOrEqual);
         let Some(element) = element.filter(|element| rank(element.kind) == rank(operand.kind)) else {
             return Ok(match operand.kind {
@@ -125,7 +124,7 @@ impl Operator {
             return Ok(or_equal && is_nan && operand.is_nan);
         }
         let mut canonical = Vec::new();
-        Canonical::for_query(&mut canonical, Collation).append(element, false)?;
+        Canonical::for_query(&mut canonical, Strings::from(&operand.collation)).append(element, false)?;
         let order = canonical.cmp(&operand.canonical);
         Ok(match self {
             Operator::Equal => order == Ordering::Equal,

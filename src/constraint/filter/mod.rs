@@ -10,7 +10,9 @@ mod parse;
 use bson::{Document, spec::ElementType};
 
 use super::SpecError;
-use crate::raw::{Doc, Malformed};
+use super::canonical::Uncomparable;
+use super::collation::Collation;
+use crate::raw::Doc;
 
 /// A partial filter, checked.
 #[derive(Debug, Clone)]
@@ -54,6 +56,8 @@ enum Operator {
 struct Operand {
     kind: ElementType,
     canonical: Vec<u8>,
+    /// How the strings in it are compared: as those of the index are.
+    collation: Collation,
     is_nan: bool,
 }
 
@@ -64,15 +68,15 @@ struct Types {
 }
 
 impl Filter {
-    /// Checks and takes a `partialFilterExpression`.
+    /// Checks and takes a `partialFilterExpression` of an index with this collation.
     ///
     /// # Errors
     /// [`SpecError`], with the server's code and text where the server refuses it, too.
-    pub(super) fn new(expression: &Document) -> Result<Self, SpecError> {
+    pub(super) fn new(expression: &Document, collation: &Collation) -> Result<Self, SpecError> {
         let bytes = expression
             .to_vec()
             .map_err(|error| SpecError::refused(2, error.to_string()))?;
-        let root = parse::filter(Doc::new(&bytes).map_err(super::not_bson)?)?;
+        let root = parse::filter(Doc::new(&bytes).map_err(super::not_bson)?, collation)?;
         Ok(Filter { root })
     }
 
@@ -84,7 +88,7 @@ impl Filter {
     }
 
     /// Whether `document` matches.
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Malformed> {
+    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
         self.root.matches(document)
     }
 }

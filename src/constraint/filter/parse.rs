@@ -9,7 +9,7 @@ use bson::spec::ElementType;
 
 use super::{Expression, Operand, Operator, Test, Types};
 use crate::constraint::SpecError;
-use crate::constraint::canonical::Canonical;
+use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
 use crate::constraint::collation::Collation;
 use crate::constraint::number::Number;
 use crate::constraint::spec::CANNOT_CREATE_INDEX;
@@ -24,8 +24,8 @@ const TYPE_MISMATCH: i32 = 14;
 const QUERY_FEATURE_NOT_ALLOWED: i32 = 224;
 
 /// The filter that `expression` describes.
-pub(super) fn filter(expression: Doc<'_>) -> Result<Expression, SpecError> {
-    let root = document(expression, 0)?;
+pub(super) fn filter(expression: Doc<'_>, collation: &Collation) -> Result<Expression, SpecError> {
+    let root = document(expression, collation, 0)?;
     check_depth(&root, 1)?;
     Ok(root)
 }
@@ -44,7 +44,7 @@ fn check_depth(expression: &Expression, depth: usize) -> Result<(), SpecError> {
 }
 
 /// A document of conditions that must all hold.
-fn document(expression: Doc<'_>, depth: usize) -> Result<Expression, SpecError> {
+fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<Expression, SpecError> {
     // The tree would be refused anyway: a bound on the recursion of whoever reads it.
     if depth > 100 {
         return Err(SpecError::refused(BAD_VALUE, "exceeded maximum query tree depth"));
@@ -55,10 +55,10 @@ fn document(expression: Doc<'_>, depth: usize) -> Result<Expression, SpecError> 
         let name = name(&element)?;
         match name {
             "$comment" => {}
-            "$and" => parts.push(Expression::And(list(&element, name, depth)?)),
-            "$or" => parts.push(Expression::Or(list(&element, name, depth)?)),
+            "$and" => parts.push(Expression::And(list(&element, collation, name, depth)?)),
+            "$or" => parts.push(Expression::Or(list(&element, collation, name, depth)?)),
             _ if name.starts_with('$') => return Err(top_level_operator(name)),
-            _ => field(name, &element, &mut parts)?,
+            _ => field(name, &element, collation, &mut parts)?,
         }
     }
     // The server, too, has no `and` around a single condition: it counts in the depth.
@@ -69,7 +69,7 @@ fn document(expression: Doc<'_>, depth: usize) -> Result<Expression, SpecError> 
 }
 
 /// The documents under `$and` or `$or`.
-fn list(element: &Element<'_>, name: &str, depth: usize) -> Result<Vec<Expression>, SpecError> {
+fn list(element: &Element<'_>, collation: &Collation, name: &str, depth: usize) -> Result<Vec<Expression>, SpecError> {
     let bad = |message: String| SpecError::refused(BAD_VALUE, message);
     if element.kind != ElementType::Array {
         return Err(bad(format!("{name} must be an array")));
@@ -86,6 +86,7 @@ fn list(element: &Element<'_>, name: &str, depth: usize) -> Result<Vec<Expressio
         }
         parts.push(document(
             Doc::new(element.value).map_err(super::super::not_bson)?,
+            collation,
             depth + 1,
         )?);
     }
@@ -111,7 +112,12 @@ fn top_level_operator(name: &str) -> SpecError {
 }
 
 /// The conditions on one field.
-fn field(path: &str, element: &Element<'_>, parts: &mut Vec<Expression>) -> Result<(), SpecError> {
+fn field(
+    path: &str,
+    element: &Element<'_>,
+    collation: &Collation,
+    parts: &mut Vec<Expression>,
+) -> Result<(), SpecError> {
     // How the server reads such a path differs from one place to the next.
     if path.split('.').any(str::is_empty) {
         return Err(SpecError::FilterUnsupported {
@@ -124,12 +130,12 @@ fn field(path: &str, element: &Element<'_>, parts: &mut Vec<Expression>) -> Resu
     let Some(operators) = operators(element)? else {
         parts.push(Expression::Test(
             path.to_owned(),
-            Test::Compare(Operator::Equal, operand(path, element)?),
+            Test::Compare(Operator::Equal, operand(path, element, collation)?),
         ));
         return Ok(());
     };
     for element in elements(operators) {
-        parts.push(operator(path, &element?)?);
+        parts.push(operator(path, &element?, collation)?);
     }
     Ok(())
 }
@@ -151,19 +157,19 @@ fn is_dbref(document: Doc<'_>) -> bool {
     has("$ref") && has("$id")
 }
 
-fn operator(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> {
-    let compare = |operator| Ok(Test::Compare(operator, operand(path, element)?));
+fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Expression, SpecError> {
+    let compare = |operator| Ok(Test::Compare(operator, operand(path, element, collation)?));
     let test = match name(element)? {
         "$eq" => compare(Operator::Equal),
-        "$lt" => bounded(path, element).and_then(|()| compare(Operator::Less)),
-        "$lte" => bounded(path, element).and_then(|()| compare(Operator::LessOrEqual)),
-        "$gt" => bounded(path, element).and_then(|()| compare(Operator::Greater)),
-        "$gte" => bounded(path, element).and_then(|()| compare(Operator::GreaterOrEqual)),
-        "$in" => Ok(Test::In(choices(path, element)?)),
+        "$lt" => bounded(path, element, collation).and_then(|()| compare(Operator::Less)),
+        "$lte" => bounded(path, element, collation).and_then(|()| compare(Operator::LessOrEqual)),
+        "$gt" => bounded(path, element, collation).and_then(|()| compare(Operator::Greater)),
+        "$gte" => bounded(path, element, collation).and_then(|()| compare(Operator::GreaterOrEqual)),
+        "$in" => Ok(Test::In(choices(path, element, collation)?)),
         "$type" => Ok(Test::Type(types(path, element)?)),
         "$exists" if is_true(element) => Ok(Test::Exists),
         "$exists" => Err(not_in_index(&format!("$not\n    {path} exists\n"))),
-        "$all" => return all(path, element),
+        "$all" => return all(path, element, collation),
         "$not" | "$ne" | "$nin" => Err(not_in_index("$not")),
         "$regex" => Err(not_in_index(&format!("{path} regex"))),
         "$mod" => Err(not_in_index(&format!("{path} mod"))),
@@ -185,16 +191,29 @@ fn operator(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> 
     Ok(Expression::Test(path.to_owned(), test?))
 }
 
-/// Refuses a regular expression where only an equality may have one.
-fn bounded(path: &str, element: &Element<'_>) -> Result<(), SpecError> {
+/// Refuses a regular expression where only an equality may have one, and a bound whose order isn't known for sure.
+fn bounded(path: &str, element: &Element<'_>, collation: &Collation) -> Result<(), SpecError> {
     if element.kind == ElementType::RegularExpression {
         let message = format!("Can't have RegEx as arg to predicate over field '{path}'.");
         return Err(SpecError::refused(BAD_VALUE, message));
     }
+    let is_collated = matches!(collation, Collation::Icu(_));
+    if is_collated && may_hold_strings(element.kind) {
+        return Err(SpecError::FilterUnsupported {
+            what: format!("a range of strings, documents or arrays under a collation (on '{path}')"),
+        });
+    }
     Ok(())
 }
 
-fn operand(path: &str, element: &Element<'_>) -> Result<Operand, SpecError> {
+fn may_hold_strings(kind: ElementType) -> bool {
+    matches!(
+        kind,
+        ElementType::String | ElementType::Symbol | ElementType::EmbeddedDocument | ElementType::Array
+    )
+}
+
+fn operand(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Operand, SpecError> {
     match element.kind {
         ElementType::Undefined => return Err(SpecError::refused(BAD_VALUE, "cannot compare to undefined")),
         ElementType::JavaScriptCodeWithScope => {
@@ -202,13 +221,25 @@ fn operand(path: &str, element: &Element<'_>) -> Result<Operand, SpecError> {
                 what: format!("code with a scope (on '{path}')"),
             });
         }
+        // A query compares code, too, under its collation.
+        ElementType::JavaScriptCode if matches!(collation, Collation::Icu(_)) => {
+            return Err(SpecError::FilterUnsupported {
+                what: format!("code under a collation (on '{path}')"),
+            });
+        }
         _ => {}
     }
     let mut canonical = Vec::new();
-    Canonical::for_query(&mut canonical, Collation)
+    Canonical::for_query(&mut canonical, Strings::from(collation))
         .append(element, false)
-        .map_err(|error| SpecError::refused(BAD_VALUE, error.to_string()))?;
+        .map_err(|error| match error {
+            Uncomparable::Malformed(malformed) => SpecError::refused(BAD_VALUE, malformed.to_string()),
+            Uncomparable::Uncollatable(reason) => SpecError::FilterUnsupported {
+                what: format!("a value whose strings can't be compared under the collation ({reason}, on '{path}')"),
+            },
+        })?;
     Ok(Operand {
+        collation: collation.clone(),
         kind: element.kind,
         canonical,
         is_nan: Number::of(element) == Some(Number::Nan),
@@ -216,7 +247,7 @@ fn operand(path: &str, element: &Element<'_>) -> Result<Operand, SpecError> {
 }
 
 /// The values of an `$in`.
-fn choices(path: &str, element: &Element<'_>) -> Result<Vec<Operand>, SpecError> {
+fn choices(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Vec<Operand>, SpecError> {
     let mut operands = Vec::new();
     for element in array(element, "$in needs an array")? {
         match element.kind {
@@ -234,14 +265,14 @@ fn choices(path: &str, element: &Element<'_>) -> Result<Vec<Operand>, SpecError>
             _ if operators(&element)?.is_some() => {
                 return Err(SpecError::refused(BAD_VALUE, "cannot nest $ under $in"));
             }
-            _ => operands.push(operand(path, &element)?),
+            _ => operands.push(operand(path, &element, collation)?),
         }
     }
     Ok(operands)
 }
 
 /// `$all`: an equality with each of its values.
-fn all(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> {
+fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Expression, SpecError> {
     let mut parts = Vec::new();
     for element in array(element, "$all needs an array")? {
         let has_elem_match =
@@ -254,7 +285,7 @@ fn all(path: &str, element: &Element<'_>) -> Result<Expression, SpecError> {
         }
         parts.push(Expression::Test(
             path.to_owned(),
-            Test::Compare(Operator::Equal, operand(path, &element)?),
+            Test::Compare(Operator::Equal, operand(path, &element, collation)?),
         ));
     }
     match parts.is_empty() {

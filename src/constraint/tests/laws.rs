@@ -4,9 +4,7 @@ use bson::spec::BinarySubtype;
 use bson::{Binary, Decimal128, Regex};
 use proptest::prelude::*;
 
-use super::{
-    Bson, Collation, Constraint, Doc, Element, ElementType, IndexSpec, Key, RawDocument, canonical, constraint, doc, on,
-};
+use super::{Bson, Constraint, Doc, Element, ElementType, IndexSpec, Key, RawDocument, canonical, constraint, doc, on};
 
 /// Few distinct values, so that pairs are often equal, nested and with names that need escaping.
 fn value() -> impl Strategy<Value = Bson> {
@@ -58,7 +56,7 @@ fn as_the_server_sees(id: &RawDocument) -> Vec<u8> {
         name: b"",
         value: id.as_bytes(),
     };
-    canonical::Canonical::for_index(&mut bytes, Collation)
+    canonical::Canonical::for_index(&mut bytes, canonical::Strings::Simple)
         .append(&element, false)
         .unwrap();
     bytes

@@ -22,12 +22,18 @@ pub struct Generator {
     random: StdRng,
     /// Simpler documents make more conflicts, richer ones find odder cases: each index decides.
     richness: u32,
+    /// Whether strings are words that a collation may take for each other.
+    words: bool,
 }
 
 impl Generator {
     pub fn new(mut random: StdRng) -> Self {
         let richness = random.random_range(1..=3);
-        Generator { random, richness }
+        Generator {
+            random,
+            richness,
+            words: false,
+        }
     }
 
     fn chance(&mut self, one_in: u32) -> bool {

@@ -11,6 +11,7 @@ impl Generator {
         match self.random.random_range(0..16 * self.richness) {
             0..=5 => self.small_number(builder, name),
             6..=8 => self.text(builder, name),
+            _ if self.words && self.chance(2) => self.text(builder, name),
             9 => drop(builder.append(ElementType::Null, name, b"")),
             10 => drop(builder.append(ElementType::Undefined, name, b"")),
             11 => drop(builder.append(ElementType::Boolean, name, &[self.pick(&[0, 1])])),
@@ -195,13 +196,113 @@ impl Generator {
         }
     }
 
+    /// Words close to each other: in case, accents, forms, punctuation, digits, in what one ICU knows and another doesn't.
+    pub fn word(&mut self) -> String {
+        const PARTS: [&str; 84] = [
+            "a",
+            "A",
+            "a",
+            "b",
+            "B",
+            "e",
+            "é",
+            "E\u{301}",
+            "É",
+            "e\u{323}\u{302}",
+            "ệ",
+            "ê\u{323}",
+            "ss",
+            "ß",
+            "ẞ",
+            "SS",
+            "ae",
+            "æ",
+            "Æ",
+            "ä",
+            "Ä",
+            "å",
+            "aa",
+            "Å",
+            "\u{212b}",
+            "o\u{308}",
+            "ö",
+            "oe",
+            "ø",
+            "i",
+            "I",
+            "ı",
+            "İ",
+            "i\u{307}",
+            "v",
+            "w",
+            "W",
+            "y",
+            "ü",
+            "ue",
+            "-",
+            " ",
+            "\u{a0}",
+            "'",
+            "’",
+            "\"",
+            "”",
+            ".",
+            "_",
+            "1",
+            "01",
+            "10",
+            "2",
+            "²",
+            "１",
+            "٢",
+            "٣",
+            "3",
+            "\0",
+            "\u{ad}",
+            "\u{200d}",
+            "\u{fe0f}",
+            "\u{feff}",
+            "ａ",
+            "Ａ",
+            "ﬁ",
+            "fi",
+            "ℵ",
+            "א",
+            "カ",
+            "か",
+            "ｶ",
+            "가",
+            "\u{1100}\u{1161}",
+            "漢",
+            "字",
+            "🦄",
+            "🤣",
+            "🥲",
+            "\u{1e900}",
+            "\u{1e922}",
+            "\u{ffff}",
+            "\u{e000}",
+            "\u{301}",
+        ];
+        let mut word = String::new();
+        for _ in 0..self.pick(&[0, 1, 1, 1, 2, 2, 3]) {
+            word.push_str(self.pick(&PARTS));
+        }
+        word
+    }
+
     fn text(&mut self, builder: &mut Builder, name: &[u8]) {
+        if self.words {
+            let word = self.word();
+            return self.string(builder, name, word.as_bytes());
+        }
         let text = self.pick(&[&b""[..], b"a", b"b", b"A", b"ab"]);
         self.string(builder, name, text);
     }
 
     fn string(&mut self, builder: &mut Builder, name: &[u8], text: &[u8]) {
-        let kind = if self.chance(5) {
+        // Under a collation Keyward refuses symbols.
+        let kind = if self.chance(if self.words { 50 } else { 5 }) {
             ElementType::Symbol
         } else {
             ElementType::String

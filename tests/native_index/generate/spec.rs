@@ -34,6 +34,40 @@ impl Generator {
         }
     }
 
+    /// An index with a collation; half of them with a locale's defaults but for the strength.
+    pub fn collated_index_spec(&mut self) -> IndexSpec {
+        let mut collation = doc! {
+            "locale": self.pick(&["en", "en", "de", "fr", "fr_CA", "sv", "tr", "th", "vi", "ja", "de@collation=phonebook"]),
+        };
+        let strength = self.pick(&[1, 2, 2, 3, 4, 5]);
+        collation.insert("strength", if strength == 1 { self.pick(&[1, 2]) } else { strength });
+        if self.chance(2) {
+            for flag in ["numericOrdering", "normalization", "caseLevel"] {
+                if self.chance(3) {
+                    collation.insert(flag, self.chance(2));
+                }
+            }
+            if self.chance(3) {
+                collation.insert("alternate", self.pick(&["shifted", "non-ignorable"]));
+                collation.insert("maxVariable", self.pick(&["space", "punct"]));
+            }
+            if self.chance(3) && strength > 2 {
+                collation.insert("caseFirst", self.pick(&["upper", "lower", "off"]));
+            }
+            if self.chance(4) {
+                collation.insert("backwards", true);
+            }
+        } else if strength == 1 {
+            collation.insert("strength", 1);
+            collation.insert("backwards", false);
+        }
+        self.words = true;
+        IndexSpec {
+            collation: Some(collation),
+            ..self.index_spec()
+        }
+    }
+
     fn filter(&mut self, depth: usize) -> Document {
         let mut filter = Document::new();
         for _ in 0..self.pick(&[1, 1, 1, 2]) {

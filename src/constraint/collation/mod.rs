@@ -1,0 +1,178 @@
+//! How a constraint compares strings: byte by byte, or under a collation.
+//!
+//! It turns a collation as `createIndex` takes it into the sort key that a string contributes to a key: equal for two
+//! strings exactly where the server calls them equal. The server's ICU is 57.1, this one is ICU4X with the data of a later
+//! Unicode; where the two differ about equality was measured, and is evened out or refused (`icu_57.rs`). The order of
+//! strings isn't the server's: nothing here promises it.
+
+mod icu_57;
+mod locale;
+mod settings;
+
+use std::fmt;
+use std::sync::Arc;
+
+use bson::{Document, RawDocumentBuf};
+use icu_collator::{CollatorBorrowed, CollatorPreferences, options, preferences};
+use icu_locale_core::Locale;
+
+use self::settings::{CaseFirst, Settings};
+use super::SpecError;
+
+pub use self::icu_57::Uncollatable;
+
+/// What makes the sort keys, with its data: reservations made by another one may not be mixed with this one's. A test
+/// holds it against `Cargo.lock`.
+pub(super) const SORT_KEYS: &str = "icu_collator 2.4.0, icu_collator_data 2.4.0, icu_normalizer_data 2.4.0";
+
+/// How strings are compared.
+#[derive(Debug, Clone)]
+pub(super) enum Collation {
+    /// Byte by byte.
+    Simple,
+    /// By their sort keys.
+    Icu(Arc<Icu>),
+}
+
+/// A collation that isn't simple, ready for use.
+pub(super) struct Icu {
+    collator: CollatorBorrowed<'static>,
+    normalizes: bool,
+    /// All its fields, as the server shows them.
+    resolved: RawDocumentBuf,
+}
+
+impl Collation {
+    /// The collation that `specification` asks for.
+    ///
+    /// # Errors
+    /// [`SpecError`], with the server's code and text where the server refuses it, too.
+    pub(super) fn new(specification: Option<&Document>) -> Result<Self, SpecError> {
+        let Some(settings) = specification.map(Settings::of).transpose()?.flatten() else {
+            return Ok(Collation::Simple);
+        };
+        let unsupported = || SpecError::CollationUnsupported {
+            locale: settings.locale.name.to_owned(),
+        };
+        let locale: Locale = settings.locale.bcp_47().parse().map_err(|_| unsupported())?;
+        let mut preferences = CollatorPreferences::from(&locale);
+        preferences.case_first = Some(match settings.case_first {
+            CaseFirst::Off => preferences::CollationCaseFirst::False,
+            CaseFirst::Upper => preferences::CollationCaseFirst::Upper,
+            CaseFirst::Lower => preferences::CollationCaseFirst::Lower,
+        });
+        preferences.numeric_ordering = Some(match settings.numeric_ordering {
+            true => preferences::CollationNumericOrdering::True,
+            false => preferences::CollationNumericOrdering::False,
+        });
+        let collator = CollatorBorrowed::try_new(preferences, settings.options()).map_err(|_| unsupported())?;
+        let resolved =
+            RawDocumentBuf::try_from(&settings.resolved()).map_err(|error| SpecError::refused(2, error.to_string()))?;
+        Ok(Collation::Icu(Arc::new(Icu {
+            collator,
+            normalizes: settings.normalization,
+            resolved,
+        })))
+    }
+
+    /// All its fields as the server shows them in an index and in errors; none for the simple one.
+    pub(super) fn resolved(&self) -> Option<&RawDocumentBuf> {
+        match self {
+            Collation::Simple => None,
+            Collation::Icu(icu) => Some(&icu.resolved),
+        }
+    }
+}
+
+impl Settings {
+    fn options(&self) -> options::CollatorOptions {
+        let mut chosen = options::CollatorOptions::default();
+        chosen.strength = Some(match self.strength {
+            1 => options::Strength::Primary,
+            2 => options::Strength::Secondary,
+            3 => options::Strength::Tertiary,
+            4 => options::Strength::Quaternary,
+            _ => options::Strength::Identical,
+        });
+        chosen.case_level = Some(match self.case_level {
+            true => options::CaseLevel::On,
+            false => options::CaseLevel::Off,
+        });
+        chosen.alternate_handling = Some(match self.is_shifted {
+            true => options::AlternateHandling::Shifted,
+            false => options::AlternateHandling::NonIgnorable,
+        });
+        chosen.max_variable = Some(match self.is_space_only {
+            true => options::MaxVariable::Space,
+            false => options::MaxVariable::Punctuation,
+        });
+        // `backwards` turns the order of accents round, never whether they are equal; ICU4X has no such option.
+        chosen
+    }
+}
+
+impl fmt::Debug for Icu {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The collator would print all its tables.
+        self.resolved.fmt(formatter)
+    }
+}
+
+impl Icu {
+    /// The bytes by which `text` is compared.
+    ///
+    /// # Errors
+    /// [`Uncollatable`] if the server might compare the text otherwise.
+    pub(super) fn sort_key(&self, text: &[u8]) -> Result<Vec<u8>, Uncollatable> {
+        let text = icu_57::as_icu_57_reads(text, self.normalizes)?;
+        let mut key = Vec::with_capacity(text.len() + 8);
+        let Ok(()) = self.collator.write_sort_key_to(&text, &mut key);
+        Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    fn icu(specification: Document) -> Arc<Icu> {
+        match Collation::new(Some(&specification)).unwrap() {
+            Collation::Icu(icu) => icu,
+            Collation::Simple => panic!("{specification} is simple"),
+        }
+    }
+
+    #[test]
+    fn the_recorded_version_is_the_one_in_use() {
+        let lock = include_str!("../../../Cargo.lock");
+        for part in SORT_KEYS.split(", ") {
+            let (name, version) = part.split_once(' ').unwrap();
+            let entry = format!("name = \"{name}\"\nversion = \"{version}\"");
+            assert!(lock.contains(&entry), "{part} isn't in Cargo.lock");
+        }
+    }
+
+    #[test]
+    fn every_locale_has_its_own_collation_data() {
+        for locale in locale::LOCALES {
+            icu(doc! { "locale": locale.name });
+        }
+    }
+
+    #[test]
+    fn equal_is_what_the_strength_says() {
+        let equal = |specification: &Document, a: &str, b: &str| {
+            let icu = icu(specification.clone());
+            icu.sort_key(a.as_bytes()) == icu.sort_key(b.as_bytes())
+        };
+        let strength = |strength: i32| doc! { "locale": "en", "strength": strength };
+        assert!(equal(&strength(1), "a", "Á") && !equal(&strength(1), "it's", "it’s"));
+        assert!(equal(&strength(2), "a", "A") && !equal(&strength(2), "a", "á"));
+        assert!(equal(&strength(3), "\u{e9}", "e\u{301}") && !equal(&strength(3), "a", "A"));
+        assert!(equal(&strength(3), "a\0b", "ab") && !equal(&strength(5), "a\0b", "ab"));
+        let numeric = doc! { "locale": "en", "numericOrdering": true };
+        assert!(equal(&numeric, "a01", "a1") && !equal(&strength(1), "a01", "a1"));
+    }
+}

@@ -50,8 +50,27 @@ pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
     both.finish()
 }
 
+/// The value that the query asks for at `path`.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let Some(condition) = query.get(path)? else {
+        return Ok(None);
+    };
+    if !is_plain_equality(&condition)? {
+        return Ok(None);
+    }
+    let operators = match condition.kind {
+        ElementType::EmbeddedDocument => condition.as_document_or_array()?,
+        _ => None,
+    };
+    let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
+    Ok(Some(equal.unwrap_or(condition)))
+}
+
 /// Whether a query's condition is a value, or `{$eq: …}`.
-pub fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
+fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
     Ok(match condition.kind {
         ElementType::RegularExpression => false,
         ElementType::EmbeddedDocument => {

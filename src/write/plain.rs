@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::narrow::is_plain_equality;
+use super::narrow::equality;
 use super::statement::{Kind, Statement};
 use super::touch::{overlap, overlaps_any};
 use crate::catalog::Protected;
@@ -131,22 +131,6 @@ fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> 
             .map(|path| equality(query, path))
             .collect::<Result<Option<Vec<_>>, _>>()?
             .is_some())
-}
-
-/// The value that the query asks for at `path`.
-fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
-    let Some(condition) = query.get(path)? else {
-        return Ok(None);
-    };
-    if !is_plain_equality(&condition)? {
-        return Ok(None);
-    }
-    let operators = match condition.kind {
-        ElementType::EmbeddedDocument => condition.as_document_or_array()?,
-        _ => None,
-    };
-    let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
-    Ok(Some(equal.unwrap_or(condition)))
 }
 
 /// Whether the write may be made to wait for a majority, as giving up old keys needs it: a write that is rolled back would

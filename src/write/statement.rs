@@ -6,12 +6,12 @@
 
 use std::collections::HashSet;
 
-use bson::spec::ElementType;
+use bson::{RawDocumentBuf, spec::ElementType};
 
 use super::ForwardError;
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
-use super::narrow::{both, pin};
+use super::narrow::{both, equality, pin};
 use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
@@ -222,6 +222,15 @@ impl<'a> Statement<'a> {
             let ids: HashSet<&[u8]> = ids.collect();
             after.retain(|image| ids.contains(image.id.as_slice()));
         }
+        if inserted.is_some()
+            && let Some(route) = route_of(self.query()?.unwrap_or(Doc::empty()), &protected.shard_key)?
+        {
+            // Other documents with its `_id` may stand on other shards.
+            let is_there = |image: &Image| image.owner.route.as_ref().map(RawDocumentBuf::as_bytes) == Some(&route);
+            if after.iter().any(is_there) {
+                after.retain(is_there);
+            }
+        }
         let moves = match Moves::between(&before, &after) {
             Ok(moves) => moves,
             Err(impossible) => return Ok(Evaluated::Impossible(impossible)),
@@ -304,6 +313,18 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
         };
     }
     Ok(undone.finish())
+}
+
+/// Where a document lies that an upsert inserts: the shard key that its query asks for.
+fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Malformed> {
+    let mut route = Builder::new();
+    for path in shard_key {
+        match equality(query, path)? {
+            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
+            None => return Ok(None),
+        };
+    }
+    Ok((!shard_key.is_empty()).then(|| route.finish()))
 }
 
 /// The `_id` that an upsert inserted, as a document `{_id}`.

@@ -202,10 +202,20 @@ impl Group<'_, '_> {
 
     async fn read(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
         let keys: Vec<_> = slots.iter().map(|(slot, _)| self.key(*slot)).collect();
-        let reads = match self.proxy().read(&keys).await {
+        let mut reads = match self.proxy().read(&keys).await {
             Ok(reads) => reads,
             Err(error) => return self.failed(slots, &error),
         };
+        for (key, read) in keys.iter().zip(&mut reads) {
+            let is_expired = |read: &Read| age(read, self.lease) == Age::Expired;
+            // Only its own shard knows how old it is.
+            if slots.len() > 1 && read.as_ref().is_some_and(is_expired) {
+                *read = match self.proxy().read(&[key]).await {
+                    Ok(mut alone) => alone.pop().flatten(),
+                    Err(error) => return self.failed(slots, &error),
+                };
+            }
+        }
         let answer = |((slot, _), read): ((Slot, _), Option<Read>)| {
             let event = match &read {
                 Some(read) => Event::Found(slot.1, self.rival(slot, read)),
@@ -289,7 +299,7 @@ impl Group<'_, '_> {
         let before = self.candidates[slot.0].rivals.get(&slot.1);
         match before.filter(|before| before.is_same_write(&read.reservation)) {
             Some(before) if before.seen.elapsed() > lease => Age::Expired,
-            _ => age(read.reservation.at, read.now, lease),
+            _ => age(read, self.lease),
         }
     }
 
@@ -319,11 +329,17 @@ impl Group<'_, '_> {
     }
 }
 
+/// Whether the reservation's lease is over, by its shard's clock; `lease` is this Keyward's, and its writer may have
+/// another: in doubt it is in flight.
+pub fn age(read: &Read, lease: Duration) -> Age {
+    age_at(read.reservation.at, read.now, lease.max(read.reservation.lease))
+}
+
 /// Whether a reservation written `at` is older than `lease` by `now`.
 ///
 /// Both times are the cluster time of the reservation's own shard, whole seconds rounded down; so the difference must
 /// exceed the lease for a whole lease to have passed.
-pub fn age(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
+fn age_at(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
     let elapsed = u64::from(now.time.saturating_sub(at.time));
     match elapsed > lease.as_secs_f64().ceil() as u64 {
         true => Age::Expired,
@@ -341,7 +357,7 @@ mod tests {
             time: 100,
             increment: 9,
         };
-        let age_at = |time| age(at, Timestamp { time, increment: 0 }, Duration::from_secs(30));
+        let age_at = |time| age_at(at, Timestamp { time, increment: 0 }, Duration::from_secs(30));
         assert_eq!(age_at(90), Age::InLease);
         assert_eq!(age_at(130), Age::InLease);
         assert_eq!(age_at(131), Age::Expired);

@@ -59,7 +59,7 @@ pub enum StoreError {
 pub struct Read {
     /// The reservation.
     pub reservation: Reservation,
-    /// The cluster time of its shard when it was read.
+    /// The cluster time when it was read: that of its shard if it was read alone, else the latest of several shards'.
     pub now: Timestamp,
 }
 

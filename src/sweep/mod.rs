@@ -74,23 +74,25 @@ async fn settle(
     page: &[(RawDocumentBuf, Key, Read)],
     lease: Duration,
 ) -> Result<(), StoreError> {
-    let is_old = |read: &Read| age(read.reservation.at, read.now, lease.max(read.reservation.lease)) == Age::Expired;
-    let mut suspects: Vec<&(RawDocumentBuf, Key, Read)> = page.iter().filter(|(_, _, read)| is_old(read)).collect();
-    for scope in [Scope::Route, Scope::Fenced] {
-        if suspects.is_empty() {
-            return Ok(());
-        }
-        let claims: Vec<_> = suspects
-            .iter()
-            .map(|(_, key, read)| (key, &read.reservation.owner))
-            .collect();
-        let mut held = proxy.look_up(&claims, scope).await?.into_iter();
-        suspects.retain(|_| !held.next().unwrap_or(true));
+    let is_old = |read: &Read| age(read, lease) == Age::Expired;
+    let old = page.iter().filter(|(_, _, read)| is_old(read));
+    let unheld = unheld(
+        proxy,
+        old.map(|(_, key, read)| (key, &read.reservation)).collect(),
+        Scope::Route,
+    )
+    .await?;
+    let mut suspects = Vec::new();
+    for (key, _) in unheld {
+        // Only its own shard knows how old it is; its owner is looked for again after that.
+        let alone = proxy.read(&[key]).await?.pop().flatten();
+        suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
     }
-    if suspects.is_empty() {
+    let suspects: Vec<_> = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
+    let abandoned = self::unheld(proxy, suspects, Scope::Fenced).await?;
+    if abandoned.is_empty() {
         return Ok(());
     }
-    let abandoned: Vec<_> = suspects.iter().map(|(_, key, read)| (key, &read.reservation)).collect();
     let count = match protected.is_strict() {
         true => delete_absent(protected, proxy, &abandoned).await?,
         false => {
@@ -105,6 +107,20 @@ async fn settle(
         "reservations without owner deleted"
     );
     Ok(())
+}
+
+/// Those of the reservations whose owner doesn't hold the key.
+async fn unheld<'r>(
+    proxy: &ProxyCollection,
+    mut reservations: Vec<(&'r Key, &'r Reservation)>,
+    scope: Scope,
+) -> Result<Vec<(&'r Key, &'r Reservation)>, StoreError> {
+    if !reservations.is_empty() {
+        let claims: Vec<_> = reservations.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
+        let mut held = proxy.look_up(&claims, scope).await?.into_iter();
+        reservations.retain(|_| !held.next().unwrap_or(true));
+    }
+    Ok(reservations)
 }
 
 /// Deletes reservations one by one, each so that its owner can't come any more; how many.

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use bson::{RawDocumentBuf, spec::ElementType};
+use bson::spec::ElementType;
 
 use super::ForwardError;
 use super::image::{self, Image, Selection};
@@ -226,7 +226,7 @@ impl<'a> Statement<'a> {
             && let Some(route) = route_of(self.query()?.unwrap_or(Doc::empty()), &protected.shard_key)?
         {
             // Other documents with its `_id` may stand on other shards.
-            let is_there = |image: &Image| image.owner.route.as_ref().map(RawDocumentBuf::as_bytes) == Some(&route);
+            let is_there = |image: &Image| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
             if after.iter().any(is_there) {
                 after.retain(is_there);
             }

@@ -25,7 +25,10 @@ async fn an_upsert_leaves_the_namesake_of_its_document_alone() {
     assert!(refused.contains_key("writeErrors"), "{refused}");
     for (email, applied) in [("z@x", "upserted"), ("y@x", "nModified")] {
         let reply = run(&client, database, upsert(email)).await;
-        assert!(reply.contains_key(applied) && !reply.contains_key("writeErrors"), "{reply}");
+        assert!(
+            reply.contains_key(applied) && !reply.contains_key("writeErrors"),
+            "{reply}"
+        );
     }
     let deleted = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
     assert_eq!(run(&client, database, deleted).await.get_i32("n").unwrap(), 1);

@@ -12,7 +12,7 @@ use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::Keyward;
-use crate::{EMAIL, held_and_reserved, users};
+use crate::{EMAIL, STRICT, held_and_reserved, users};
 
 const CLIENTS: u64 = 12;
 const WRITES_EACH: usize = 60;
@@ -184,9 +184,17 @@ async fn watch(users: Collection<Document>, is_over: Arc<AtomicBool>) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn among_few_values_documents_and_reservations_agree_in_the_end() {
-    let database = "crossing";
+    cross("crossing", EMAIL).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_they_do_in_strict_mode() {
+    cross("crossing_strictly", STRICT).await;
+}
+
+async fn cross(database: &str, constraint: &str) {
     let cluster = users(database);
-    let constraints = EMAIL.replace("DB", database);
+    let constraints = constraint.replace("DB", database);
     let keywards = [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints));
     let seed: u64 = match std::env::var("KEYWARD_SEED") {
         Ok(seed) => seed.parse().unwrap(),

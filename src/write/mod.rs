@@ -12,6 +12,7 @@ mod touch;
 
 mod forward;
 mod insert;
+mod refused_for_certain;
 mod retried;
 
 mod insert_record;

@@ -94,9 +94,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                 }
                 true => {
                     let case = self.case(next)?;
-                    while let Some(again) = self.take(next, case.conclude_alone(upstream).await?).await? {
-                        debug_assert!(again, "only a part asks for another run");
-                    }
+                    while self.take(next, case.conclude_alone(upstream).await?).await? {}
                     next += 1;
                 }
             }
@@ -127,7 +125,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                         }
                     }
                 };
-                if self.take(index, conclusion).await?.is_none() {
+                if !self.take(index, conclusion).await? {
                     break;
                 }
             }
@@ -159,13 +157,13 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         })
     }
 
-    /// Notes what became of the statement at `index`; `Some` if it is to be run again.
-    async fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<Option<bool>, Malformed> {
+    /// Notes what became of the statement at `index`; whether it is to be run again.
+    async fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<bool, Malformed> {
         match conclusion {
             Conclusion::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
             Conclusion::Part(reply) => {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
-                return Ok(Some(true));
+                return Ok(true);
             }
             Conclusion::Failed(body) => self.failed = Some(body),
             Conclusion::Duplicate(key) => {
@@ -175,7 +173,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
             Conclusion::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
             Conclusion::Refused(refusal) => self.failed = Some(refusal.body(&self.protected.times())),
         }
-        Ok(None)
+        Ok(false)
     }
 
     /// Sends statements on that need no care.

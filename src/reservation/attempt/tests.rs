@@ -1,0 +1,298 @@
+//! An attempt at keys, event by event.
+
+use super::*;
+use crate::reservation::{Age, AttemptId, Operation, Rival, Scope};
+
+fn token(attempt: u8) -> Token {
+    Token {
+        attempt: AttemptId([attempt; 16]),
+        position: 0,
+        operation: None,
+    }
+}
+
+fn rival(age: Age) -> Rival {
+    Rival {
+        token: token(9),
+        same_owner: false,
+        has_route: true,
+        age,
+    }
+}
+
+/// Feeds `events` to a new attempt at `keys` keys; gives it with the effects of the last step.
+fn run(keys: usize, events: &[Event]) -> (Attempt, Vec<Effect>) {
+    let mut state = Attempt::begin(token(1), keys);
+    for event in events {
+        state = state.0.step(event);
+    }
+    state
+}
+
+#[test]
+fn without_conflict_it_reserves_everything_at_once_then_forwards() {
+    let (_, effects) = run(2, &[]);
+    assert_eq!(effects, [Effect::Reserve(0), Effect::Reserve(1)]);
+    let (attempt, effects) = run(2, &[Event::Reserved(1), Event::Reserved(0)]);
+    assert_eq!(effects, [Effect::Forward]);
+    assert!(attempt.may_forward());
+    let (attempt, effects) = attempt.step(&Event::Applied);
+    assert_eq!((attempt.ended(), effects), (Some(Ended::Applied), vec![]));
+}
+
+#[test]
+fn without_keys_it_forwards_at_once() {
+    assert_eq!(run(0, &[]).1, [Effect::Forward]);
+}
+
+#[test]
+fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
+    let held = [Event::Reserved(0), Event::Reserved(1)];
+    let (attempt, _) = run(2, &held);
+    let (ended, effects) = attempt.clone().step(&Event::NotApplied);
+    assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
+    assert_eq!(ended.ended(), Some(Ended::NotApplied));
+    let (ended, effects) = attempt.step(&Event::InDoubt);
+    assert_eq!((ended.ended(), effects), (Some(Ended::InDoubt), vec![]));
+}
+
+#[test]
+fn a_key_whose_owner_is_there_is_a_duplicate_and_the_others_are_given_back() {
+    let events = [
+        Event::Reserved(0),
+        Event::Taken(1),
+        Event::Found(1, rival(Age::InLease)),
+        Event::OwnerHolds(1),
+    ];
+    let (attempt, effects) = run(2, &events);
+    assert_eq!(effects, [Effect::Release(0)]);
+    assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Duplicate(1))));
+}
+
+#[test]
+fn a_lost_attempt_waits_only_for_what_comes_before_it_in_the_same_command() {
+    let me = Token {
+        position: 5,
+        ..token(1)
+    };
+    let contested_by = |token: Token| {
+        let rival = Rival {
+            token,
+            ..rival(Age::InLease)
+        };
+        let mut attempt = Attempt::begin(me, 2).0;
+        for event in [
+            Event::Taken(0),
+            Event::Found(0, rival),
+            Event::OwnerAbsent(0),
+            Event::OwnerAbsent(0),
+        ] {
+            attempt = attempt.step(&event).0;
+        }
+        for event in [Event::Taken(1), Event::Found(1, rival), Event::OwnerHolds(1)] {
+            attempt = attempt.step(&event).0;
+        }
+        attempt
+    };
+    let before = Token { position: 4, ..me };
+    assert!(contested_by(before).is_waiting());
+    let lost = Some(Ended::NotHeld(NotHeld::Duplicate(1)));
+    assert_eq!(contested_by(Token { position: 6, ..me }).ended(), lost);
+    assert_eq!(contested_by(token(9)).ended(), lost);
+}
+
+#[test]
+fn a_miss_by_route_is_confirmed_everywhere_before_anything_is_concluded() {
+    let events = [
+        Event::Taken(0),
+        Event::Found(0, rival(Age::InLease)),
+        Event::OwnerAbsent(0),
+    ];
+    let (_, effects) = run(1, &events);
+    assert_eq!(
+        effects,
+        [Effect::LookUp {
+            key: 0,
+            scope: Scope::Everywhere
+        }]
+    );
+}
+
+#[test]
+fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
+    let mut events = vec![
+        Event::Reserved(0),
+        Event::Taken(1),
+        Event::Found(1, rival(Age::InLease)),
+        Event::OwnerAbsent(1),
+        Event::OwnerAbsent(1),
+    ];
+    let (attempt, effects) = run(2, &events);
+    assert_eq!(effects, [Effect::Release(0), Effect::Wait { rival: token(9) }]);
+    assert!(attempt.is_waiting());
+    // Afterwards: in order, one by one, keeping what is held.
+    events.push(Event::WaitOver);
+    assert_eq!(run(2, &events).1, [Effect::Reserve(0)]);
+    events.extend([Event::Reserved(0)]);
+    assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
+    events.extend([Event::Taken(1), Event::Found(1, rival(Age::InLease))]);
+    events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1)]);
+    assert_eq!(run(2, &events).1, [Effect::Wait { rival: token(9) }]);
+    events.extend([Event::WaitOver]);
+    assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
+}
+
+#[test]
+fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
+    let mut events = vec![
+        Event::Taken(0),
+        Event::Found(0, rival(Age::Expired)),
+        Event::OwnerAbsent(0),
+    ];
+    assert_eq!(
+        run(1, &events).1,
+        [Effect::LookUp {
+            key: 0,
+            scope: Scope::Fenced
+        }]
+    );
+    events.push(Event::OwnerAbsent(0));
+    assert_eq!(
+        run(1, &events).1,
+        [Effect::TakeOver {
+            key: 0,
+            rival: token(9),
+            from_absent: true
+        }]
+    );
+    let and = |event| [events.as_slice(), &[event]].concat();
+    assert_eq!(run(1, &and(Event::Changed(0))).1, [Effect::Read(0)]);
+    assert_eq!(run(1, &and(Event::TookOver(0))).1, [Effect::Forward]);
+    // The owner has come since the look, or is just coming.
+    assert_eq!(
+        run(1, &and(Event::OwnerHolds(0))).0.ended(),
+        Some(Ended::NotHeld(NotHeld::Duplicate(0)))
+    );
+    assert_eq!(run(1, &and(Event::Busy(0))).1, [Effect::Wait { rival: token(9) }]);
+}
+
+#[test]
+fn who_lost_a_key_gives_back_the_others_and_begins_anew() {
+    let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
+    let (attempt, effects) = attempt.step(&Event::Lost);
+    let expected = [
+        Effect::Release(0),
+        Effect::Release(1),
+        Effect::Reserve(0),
+        Effect::Reserve(1),
+    ];
+    assert_eq!(effects, expected);
+    assert!(!attempt.may_forward());
+}
+
+#[test]
+fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
+    let operation = Operation {
+        session: [1; 16],
+        txn_number: 4,
+        statement: 0,
+    };
+    let first = Token {
+        operation: Some(operation),
+        ..token(9)
+    };
+    let me = Token {
+        operation: Some(operation),
+        ..token(1)
+    };
+    let found = Rival {
+        token: first,
+        same_owner: true,
+        ..rival(Age::InLease)
+    };
+    let (attempt, _) = Attempt::begin(me, 1);
+    let (attempt, _) = attempt.step(&Event::Taken(0));
+    let (attempt, effects) = attempt.step(&Event::Found(0, found));
+    let adopt = Effect::TakeOver {
+        key: 0,
+        rival: first,
+        from_absent: false,
+    };
+    assert_eq!(effects, [adopt]);
+    assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
+    let (attempt, effects) = attempt.step(&Event::TookOver(0));
+    assert_eq!(effects, [Effect::Forward]);
+    assert_eq!(attempt.step(&Event::NotApplied).1, []);
+}
+
+#[test]
+fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts() {
+    let own = Rival {
+        token: token(1),
+        ..rival(Age::InLease)
+    };
+    let events = [Event::Taken(0), Event::Found(0, own)];
+    let (attempt, effects) = run(1, &events);
+    let adopt = Effect::TakeOver {
+        key: 0,
+        rival: token(1),
+        from_absent: false,
+    };
+    assert_eq!(effects, [adopt]);
+    assert_eq!(attempt.step(&Event::TookOver(0)).1, [Effect::Forward]);
+}
+
+#[test]
+fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
+    let mut events = vec![
+        Event::Reserved(0),
+        Event::Taken(1),
+        Event::Found(1, rival(Age::InLease)),
+    ];
+    events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1), Event::Failed(0)]);
+    assert_eq!(run(2, &events).0.ended(), Some(Ended::NotHeld(NotHeld::Unsure(0))));
+}
+
+#[test]
+fn the_same_operation_for_another_document_is_a_rival() {
+    let operation = Operation {
+        session: [1; 16],
+        txn_number: 4,
+        statement: 0,
+    };
+    let me = Token {
+        operation: Some(operation),
+        ..token(1)
+    };
+    let other = Rival {
+        token: Token {
+            operation: Some(operation),
+            ..token(9)
+        },
+        ..rival(Age::InLease)
+    };
+    let (attempt, _) = Attempt::begin(me, 1);
+    let (attempt, _) = attempt.step(&Event::Taken(0));
+    let (_, effects) = attempt.step(&Event::Found(0, other));
+    assert_eq!(
+        effects,
+        [Effect::LookUp {
+            key: 0,
+            scope: Scope::Route
+        }]
+    );
+}
+
+#[test]
+fn an_unsure_answer_ends_the_attempt_and_gives_back_what_may_be_there() {
+    let (attempt, effects) = run(2, &[Event::Reserved(0), Event::Failed(1)]);
+    assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
+    assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Unsure(1))));
+}
+
+#[test]
+fn a_late_duplicate_of_an_event_changes_nothing() {
+    let (attempt, _) = run(2, &[Event::Reserved(0)]);
+    let (same, effects) = attempt.clone().step(&Event::Taken(0));
+    assert_eq!((same, effects), (attempt, vec![]));
+}

@@ -409,6 +409,19 @@ async fn another_definition_of_the_same_constraint_refuses_to_start() {
     );
 }
 
+/// The reservations of one order of a key's fields are others than those of another order.
+#[tokio::test]
+async fn another_order_of_a_keys_fields_refuses_to_start() {
+    let database = "field_order";
+    let cluster = users(database);
+    let ordered = |key: &str| format!("  - {{ collection: {database}.users, key: {key}, name: both }}\n");
+    let _keyward = Keyward::start(&cluster.uri(), &ordered("{ email: 1, phone: 1 }"));
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &ordered("{ phone: 1, email: 1 }")) else {
+        panic!("it started with another order");
+    };
+    assert_eq!(refused.exit, Some(78), "{}", refused.errors);
+}
+
 #[tokio::test]
 async fn what_cannot_be_protected_is_refused_and_changes_nothing() {
     let database = "refused";

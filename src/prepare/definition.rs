@@ -59,7 +59,7 @@ impl Definitions {
         if let Some(error) = other_sort_keys(constraint, &definition, there) {
             return Err(error);
         }
-        if *there != definition {
+        if !is_same(there, &definition) {
             return Err(PrepareError::OtherDefinition {
                 namespace: constraint.namespace().clone(),
                 name: constraint.name().to_owned(),
@@ -110,11 +110,17 @@ impl Definitions {
     }
 }
 
+/// Whether they are the same byte for byte: the order of the fields of a key, which equality of documents leaves out, is the
+/// order in which reservations have them.
+fn is_same(one: &Document, other: &Document) -> bool {
+    matches!((one.to_vec(), other.to_vec()), (Ok(one), Ok(other)) if one == other)
+}
+
 /// The error, if the two definitions differ in nothing but what made the sort keys.
 fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -> Option<PrepareError> {
     let (mut ours, mut theirs) = (here.clone(), there.clone());
     let (ours_by, theirs_by) = (ours.remove(SORT_KEYS_FIELD)?, theirs.remove(SORT_KEYS_FIELD)?);
-    (ours == theirs && ours_by != theirs_by).then(|| PrepareError::OtherSortKeys {
+    (is_same(&ours, &theirs) && ours_by != theirs_by).then(|| PrepareError::OtherSortKeys {
         namespace: constraint.namespace().clone(),
         name: constraint.name().to_owned(),
         difference: format!("here {ours_by}, there {theirs_by}"),

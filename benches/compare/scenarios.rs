@@ -1,0 +1,240 @@
+//! What is measured against what.
+
+use bson::{Document, doc};
+
+use crate::connection::Connection;
+use crate::ground::{DATABASE, Ground};
+use crate::measure::{Operation, Scenario, Target, fresh};
+
+/// All scenarios, in the order of `docs/performance.md`.
+pub fn all(ground: &Ground) -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for connections in [1, 16, 128] {
+        all.push(forwarded(ground, "ping", connections, || {
+            Box::new(|connection| {
+                connection.must(&doc! { "ping": 1, "$db": "admin" });
+            })
+        }));
+        all.push(forwarded(ground, "find", connections, || {
+            Box::new(|connection| {
+                connection.must(&doc! { "find": "plain", "filter": { "_id": fresh() }, "limit": 1, "$db": DATABASE });
+            })
+        }));
+        all.push(forwarded(ground, "insert, unprotected", connections, || {
+            Box::new(|connection| {
+                connection.must(&insert("plain", vec![user()]));
+            })
+        }));
+    }
+    for connections in [1, 64] {
+        all.push(Scenario {
+            name: "insert, protected".to_owned(),
+            connections,
+            targets: vec![
+                target("the application by hand", &ground.router, || Box::new(insert_by_hand)),
+                target("Keyward", &ground.keyward, || inserts("protected")),
+                target("a transaction of the application's", &ground.router, transactions),
+                target("without uniqueness", &ground.router, || inserts("plain")),
+            ],
+        });
+    }
+    all.push(Scenario {
+        name: "insertMany of 1,000".to_owned(),
+        connections: 1,
+        targets: vec![
+            target("without uniqueness", &ground.router, || many("plain")),
+            target("Keyward", &ground.keyward, || many("protected")),
+        ],
+    });
+    all.push(Scenario {
+        name: "a duplicate refused".to_owned(),
+        connections: 1,
+        targets: vec![
+            target("the application by hand", &ground.router, || {
+                duplicates(doc! { "insert": "byhand_email", "documents": [{ "_id": "taken" }], "$db": DATABASE })
+            }),
+            target("Keyward", &ground.keyward, || {
+                duplicates(doc! { "insert": "protected", "documents": [{ "email": "taken" }], "$db": DATABASE })
+            }),
+        ],
+    });
+    for connections in [1, 64] {
+        all.push(Scenario {
+            name: "$set of no key".to_owned(),
+            connections,
+            targets: vec![
+                target("without uniqueness", &ground.router, || renames("plain", "name")),
+                target("Keyward", &ground.keyward, || renames("protected", "name")),
+            ],
+        });
+        all.push(Scenario {
+            name: "$set of a key".to_owned(),
+            connections,
+            targets: vec![
+                target("the application by hand", &ground.router, renames_by_hand),
+                target("Keyward", &ground.keyward, || renames("protected", "email")),
+            ],
+        });
+        all.push(Scenario {
+            name: "insert, strict on shards".to_owned(),
+            connections,
+            targets: vec![
+                target("a transaction of the application's", &ground.router, transactions),
+                target("Keyward", &ground.keyward, || inserts("strict")),
+            ],
+        });
+        all.push(Scenario {
+            name: "insert, on a replica set".to_owned(),
+            connections,
+            targets: vec![
+                target("the application by hand", &ground.replica_set, || {
+                    Box::new(insert_by_hand)
+                }),
+                target("Keyward, strict", &ground.keyward_on_replica_set, || {
+                    inserts("protected")
+                }),
+                target("a native unique index", &ground.replica_set, || inserts("native")),
+            ],
+        });
+    }
+    all
+}
+
+/// The same bytes directly, through HAProxy and through Keyward, measured against HAProxy.
+fn forwarded(ground: &Ground, name: &str, connections: usize, operation: fn() -> Operation) -> Scenario {
+    let haproxy = ground
+        .haproxy
+        .iter()
+        .map(|address| target("HAProxy", address, operation));
+    let direct = target("direct", &ground.router, operation);
+    let keyward = target("Keyward", &ground.keyward, operation);
+    Scenario {
+        name: name.to_owned(),
+        connections,
+        targets: haproxy.chain([direct, keyward]).collect(),
+    }
+}
+
+fn target(name: &'static str, address: &str, operation: impl Fn() -> Operation + Sync + 'static) -> Target {
+    Target {
+        name,
+        address: address.to_owned(),
+        operation: Box::new(operation),
+    }
+}
+
+fn user() -> Document {
+    doc! { "_id": fresh(), "email": format!("{}@example.com", fresh()), "name": "x".repeat(200) }
+}
+
+fn insert(collection: &str, documents: Vec<Document>) -> Document {
+    doc! { "insert": collection, "documents": documents, "$db": DATABASE }
+}
+
+fn inserts(collection: &'static str) -> Operation {
+    Box::new(move |connection| {
+        connection.must(&insert(collection, vec![user()]));
+    })
+}
+
+fn many(collection: &'static str) -> Operation {
+    Box::new(move |connection| {
+        connection.must(&insert(collection, (0..1_000).map(|_| user()).collect()));
+    })
+}
+
+/// The manual's way: the value first, into a collection of its own, then the document.
+fn insert_by_hand(connection: &mut Connection) {
+    let user = user();
+    reserve_by_hand(connection, user.get_str("email").unwrap());
+    connection.must(&insert("byhand", vec![user]));
+}
+
+fn reserve_by_hand(connection: &mut Connection, email: &str) {
+    connection.must(&insert("byhand_email", vec![doc! { "_id": email }]));
+}
+
+/// Both in one transaction.
+fn transactions() -> Operation {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let subtype = bson::spec::BinarySubtype::Uuid;
+    let lsid = doc! { "id": bson::Binary { subtype, bytes } };
+    let mut number = 0_i64;
+    Box::new(move |connection| {
+        number += 1;
+        let joined = |mut command: Document, is_first: bool| {
+            command.insert("lsid", lsid.clone());
+            command.insert("txnNumber", number);
+            command.insert("autocommit", false);
+            if is_first {
+                command.insert("startTransaction", true);
+            }
+            command
+        };
+        let user = user();
+        let email = doc! { "_id": user.get_str("email").unwrap() };
+        connection.must(&joined(insert("byhand_email", vec![email]), true));
+        connection.must(&joined(insert("byhand", vec![user]), false));
+        connection.must(&joined(doc! { "commitTransaction": 1, "$db": "admin" }, false));
+    })
+}
+
+/// Tries for ever to insert what is there.
+fn duplicates(command: Document) -> Operation {
+    let mut is_there = false;
+    Box::new(move |connection| {
+        if !is_there {
+            connection.run(&command);
+            is_there = true;
+        }
+        connection.must_be_duplicate(&command);
+    })
+}
+
+fn set(collection: &str, id: i64, set: Document) -> Document {
+    let update = doc! { "q": { "_id": id }, "u": { "$set": set } };
+    doc! { "update": collection, "updates": [update], "$db": DATABASE }
+}
+
+/// A document of its own whose field gets a new value each time.
+fn renames(collection: &'static str, field: &'static str) -> Operation {
+    let mut id = None;
+    Box::new(move |connection| {
+        let id = *id.get_or_insert_with(|| {
+            let user = user();
+            let id = user.get_i64("_id").unwrap();
+            connection.must(&insert(collection, vec![user]));
+            id
+        });
+        connection.must(&set(collection, id, doc! { field: fresh().to_string() }));
+    })
+}
+
+/// What an application does that keeps the manual's promise in updates, too: look, reserve, update, release.
+fn renames_by_hand() -> Operation {
+    let mut id = None;
+    Box::new(move |connection| {
+        let id = *id.get_or_insert_with(|| {
+            let user = user();
+            let id = user.get_i64("_id").unwrap();
+            reserve_by_hand(connection, user.get_str("email").unwrap());
+            connection.must(&insert("byhand", vec![user]));
+            id
+        });
+        let find = doc! { "find": "byhand", "filter": { "_id": id }, "projection": { "email": 1 }, "$db": DATABASE };
+        let found = connection.must(&find);
+        let first = found
+            .get_document("cursor")
+            .unwrap()
+            .get_array("firstBatch")
+            .unwrap()
+            .get_document(0)
+            .unwrap();
+        let old = first.get_str("email").unwrap().to_owned();
+        let new = fresh().to_string();
+        reserve_by_hand(connection, &new);
+        connection.must(&set("byhand", id, doc! { "email": new }));
+        let release = doc! { "q": { "_id": old }, "limit": 1 };
+        connection.must(&doc! { "delete": "byhand_email", "deletes": [release], "$db": DATABASE });
+    })
+}

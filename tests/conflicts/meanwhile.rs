@@ -68,7 +68,9 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
     let in_transaction = doc! { "update": "users", "updates": [pipeline] };
     let in_transaction = std::thread::spawn(move || send(&address, database, in_transaction).unwrap());
     let waits = |metrics: String| {
-        let mut counts = metrics.lines().filter(|line| line.starts_with("keyward_conflicts_waited"));
+        let mut counts = metrics
+            .lines()
+            .filter(|line| line.starts_with("keyward_conflicts_waited"));
         counts.any(|line| !line.ends_with(" 0"))
     };
     while !waits(second.metrics()) && !in_transaction.is_finished() {

@@ -177,27 +177,28 @@ async fn settle(
     if case.operation.is_some() {
         held = image::look_again(case.protected, &seen.image, Doc::new(reply)?, upstream).await?;
     }
-    let is_new_held = match &held {
-        Ok(held) if case.operation.is_some() => candidate.keys.iter().all(|key| held.contains(key)),
-        _ => true,
-    };
-    candidate.step(match is_new_held {
-        true => &Event::Applied,
-        false => &Event::NotApplied,
-    });
+    // It was carried out, now or before, so nothing of it is on its way any more: each key is decided by itself.
+    candidate.step(&Event::Applied);
     let Ok(held) = held else { return Ok(()) };
     for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
-        let is_free = |(key, _): &&(ConstrainedKey, Reservation)| key.constraint == constraint && !held.contains(key);
-        let free: Vec<_> = given_up
+        let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
+        let given_up = given_up.iter().filter(|(key, _)| is_free(key));
+        let given_up: Vec<_> = given_up.map(|(key, seen)| (&key.key, seen)).collect();
+        let new = candidate
+            .keys
             .iter()
-            .filter(is_free)
-            .map(|(key, seen)| (&key.key, seen))
-            .collect();
-        if free.is_empty() {
+            .filter(|key| case.operation.is_some() && is_free(key));
+        let not_come: Vec<_> = new.map(|key| (&key.key, candidate.attempt.token())).collect();
+        let count = given_up.len() + not_come.len();
+        if count == 0 {
             continue;
         }
-        match proxy.delete_seen(&free).await {
-            Ok(()) => proxy.metrics.released.inc_by(free.len() as u64),
+        let released = async {
+            proxy.delete_seen(&given_up).await?;
+            proxy.release(&not_come).await
+        };
+        match released.await {
+            Ok(()) => proxy.metrics.released.inc_by(count as u64),
             Err(error) => tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release"),
         }
     }

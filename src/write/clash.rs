@@ -42,6 +42,8 @@ pub async fn resolve(context: &Context, protected: &Protected, clash: &Clash, de
             candidate.withdraw();
             Resolved::Cleared
         }
+        // The very document has come to hold it: tried again, the statement finds it so.
+        Reserved::Duplicate(key) if candidate.is_its_own_rival(key) => Resolved::Cleared,
         Reserved::Duplicate(_) => {
             protected.constraints[clash.key.constraint].metrics.duplicates.inc();
             Resolved::Duplicate

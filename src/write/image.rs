@@ -80,6 +80,11 @@ pub async fn look(
 ) -> Result<Result<Option<Seen>, Vec<u8>>, ForwardError> {
     let mut command = find(protected, selection, 1);
     command.boolean("singleBatch", true);
+    // As a write sees it, whatever the cluster's default for reads: a majority may not have the latest yet.
+    command
+        .open(ElementType::EmbeddedDocument, b"readConcern")
+        .string("level", b"local")
+        .close();
     let found = one(protected, command, upstream).await?;
     let seen = |document: Vec<u8>| {
         let image = image(protected, Doc::new(&document)?)?;

@@ -82,7 +82,8 @@ pub async fn give_back_what_has_moved(protected: &Protected, candidates: &[&Cand
             .map(|(key, candidate)| (*key, &candidate.owner))
             .collect();
         let released = async {
-            let held = proxy.look_up(&claims, Scope::Everywhere).await?;
+            // By a read that a deposed primary can't answer: it may not know the document yet.
+            let held = proxy.look_up(&claims, Scope::Fenced).await?;
             let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
             let moved: Vec<_> = moved
                 .map(|((key, candidate), _)| (*key, candidate.attempt.token()))

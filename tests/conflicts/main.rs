@@ -13,6 +13,7 @@ mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]
 mod generate;
+mod meanwhile;
 mod namesakes;
 mod odd_values;
 mod opposites;

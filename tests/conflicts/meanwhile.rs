@@ -1,0 +1,86 @@
+//! What others do to a document while a plain statement about it is under way.
+
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+
+use crate::forwarder::{Forwarder, send};
+use crate::support::Keyward;
+use crate::{EMAIL, PHONE, assert_agreement, insert, keyward, users, write_errors};
+
+fn update(set: Document) -> Document {
+    doc! { "update": "users", "updates": [{ "q": { "_id": 2, "region": "a" }, "u": { "$set": set } }] }
+}
+
+fn retryable(mut command: Document) -> Document {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    command.insert("lsid", doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } });
+    command.insert("txnNumber", 1_i64);
+    command
+}
+
+/// Of the two keys that a statement gave a document somebody changes one before Keyward looks at it again: the other one
+/// stays the document's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_still_held_is_not_given_up_for_another_that_is_not() {
+    let database = "half_held";
+    let cluster = users(database);
+    let constraints = [EMAIL, PHONE].concat().replace("DB", database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), "60s", &constraints);
+    let second = keyward(cluster, database, "60s", &[EMAIL, PHONE]);
+    let there = doc! { "_id": 2, "region": "a", "email": "a@x", "phone": 1 };
+    send(&second.address, database, insert(vec![there], true)).unwrap();
+    let look = forwarder.hold(b"afterClusterTime");
+    let address = first.address.clone();
+    let both = update(doc! { "email": "b@x", "phone": 2 });
+    let changing = std::thread::spawn(move || send(&address, database, retryable(both)).unwrap());
+    look.wait();
+    let reply = send(&second.address, database, update(doc! { "phone": 3 })).unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    drop(look);
+    let reply = changing.join().unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+    assert_agreement(cluster, database, "phone").await;
+    let again = doc! { "_id": 4, "region": "z", "email": "b@x", "phone": 4 };
+    let reply = send(&second.address, database, insert(vec![again], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+}
+
+/// Two clients set the same value in the same document, one by a statement that takes a transaction: the second one finds
+/// it set, and is no duplicate of the very document.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
+    let database = "itself";
+    let cluster = users(database);
+    let constraints = EMAIL.replace("DB", database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), "60s", &constraints);
+    let second = keyward(cluster, database, "60s", &[EMAIL]);
+    let there = doc! { "_id": 2, "region": "a", "email": "a@x" };
+    send(&second.address, database, insert(vec![there], true)).unwrap();
+    let held = forwarder.hold(b"$literal");
+    let address = first.address.clone();
+    let plain = update(doc! { "email": "b@x" });
+    let plain = std::thread::spawn(move || send(&address, database, plain).unwrap());
+    held.wait();
+    let pipeline = doc! { "q": { "_id": 2, "region": "a" }, "u": [{ "$set": { "email": "b@x" } }] };
+    let address = second.address.clone();
+    let in_transaction = doc! { "update": "users", "updates": [pipeline] };
+    let in_transaction = std::thread::spawn(move || send(&address, database, in_transaction).unwrap());
+    let waits = |metrics: String| {
+        let mut counts = metrics
+            .lines()
+            .filter(|line| line.starts_with("keyward_conflicts_waited"));
+        counts.any(|line| !line.ends_with(" 0"))
+    };
+    while !waits(second.metrics()) && !in_transaction.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    let reply = plain.join().unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let reply = in_transaction.join().unwrap();
+    assert_eq!(write_errors(&reply), [], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}

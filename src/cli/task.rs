@@ -45,7 +45,9 @@ impl Task {
 
     /// Keyward's own client, once the deployment has answered it. Nobody is there to wait for one that doesn't.
     pub(super) async fn connect(&self) -> Result<Client, Failure> {
-        let upstream = Upstream::new(self.config.upstream.uri()).await.map_err(StartError::from)?;
+        let upstream = Upstream::new(self.config.upstream.uri())
+            .await
+            .map_err(StartError::from)?;
         let answered = prepare::ping(upstream.client()).await;
         answered.map_err(|error| StartError::Prepare(error.into()))?;
         Ok(upstream.client().clone())

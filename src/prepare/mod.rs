@@ -98,7 +98,9 @@ pub enum PrepareError {
     #[error("{0}")]
     Duplicates(Reports),
     /// The documents that are there aren't all taken in yet.
-    #[error("unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first")]
+    #[error(
+        "unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first"
+    )]
     NotEnforced {
         /// The protected collection.
         namespace: Namespace,
@@ -133,7 +135,9 @@ pub async fn prepare(
         duplicates.extend(reports);
     }
     match duplicates.is_empty() {
-        true => Ok(Catalog::new(collections.into_iter().map(|(protected, _)| protected).collect())),
+        true => Ok(Catalog::new(
+            collections.into_iter().map(|(protected, _)| protected).collect(),
+        )),
         false => Err(PrepareError::Duplicates(Reports(duplicates))),
     }
 }

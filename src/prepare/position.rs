@@ -62,11 +62,7 @@ impl Position {
 
     /// Notes that everything up to `after` is done; not if somebody else has taken over, or given a report.
     pub(super) async fn go_on(&self, after: &RawBson, done: u64) -> Result<(), StoreError> {
-        let Some(collection) = self
-            .collection
-            .clone()
-            .and_then(|uuid| RawBson::try_from(uuid).ok())
-        else {
+        let Some(collection) = self.collection.clone().and_then(|uuid| RawBson::try_from(uuid).ok()) else {
             return Ok(());
         };
         let mut backfill = rawdoc! { "by": self.by, "collection": collection };

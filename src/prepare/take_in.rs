@@ -65,11 +65,7 @@ pub async fn take_in<'a>(
 }
 
 /// Looks again whether the documents still hold what was just reserved for them, and gives back what they don't.
-async fn look_again(
-    protected: &Protected,
-    lease: Duration,
-    pending: &mut [Candidate<'_>],
-) -> Result<(), StoreError> {
+async fn look_again(protected: &Protected, lease: Duration, pending: &mut [Candidate<'_>]) -> Result<(), StoreError> {
     let held: Vec<&Candidate<'_>> = pending
         .iter()
         .filter(|candidate| candidate.attempt.may_forward())

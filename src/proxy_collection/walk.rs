@@ -39,7 +39,11 @@ impl ProxyCollection {
     pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<Entry>, StoreError> {
         let found = self.find(page(self.reservations.name(), after, limit)).await?;
         let now = now_of(&found)?;
-        found.documents.iter().map(|document| self.entry(document, now)).collect()
+        found
+            .documents
+            .iter()
+            .map(|document| self.entry(document, now))
+            .collect()
     }
 
     pub(super) fn entry(&self, document: &RawDocument, now: bson::Timestamp) -> Result<Entry, StoreError> {

@@ -6,7 +6,7 @@ use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
 use super::finding::value_as_json;
-use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
 use crate::prepare::Outcome;
@@ -102,11 +102,16 @@ impl Verification<'_> {
         if suspects.keys.is_empty() && suspects.unindexable.is_empty() {
             return Ok(());
         }
-        tokio::time::sleep_until(suspects.since + self.settings.lease).await;
+        let mut looks = Looks::until(suspects.since + self.settings.lease);
+        let mut faulty = Vec::new();
+        while (!suspects.keys.is_empty() || !suspects.unindexable.is_empty()) && looks.next().await {
+            faulty = self.faulty(&suspects.keys).await?;
+            suspects.keys = faulty.iter().map(|(suspect, _)| suspect.clone()).collect();
+        }
+        suspects.keys.clear();
         for owner in std::mem::take(&mut suspects.unindexable) {
             self.report_unindexable(&owner).await?;
         }
-        let faulty = self.faulty(&std::mem::take(&mut suspects.keys)).await?;
         // Of the documents of one key the first may have its place; the others are told with it, once.
         let mut by_key: HashMap<Key, usize> = HashMap::new();
         let mut faults: Vec<(Suspect, Fault)> = Vec::new();

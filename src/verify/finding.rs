@@ -79,7 +79,8 @@ impl Finding {
     }
 
     pub(super) fn about<'a>(mut self, owners: impl IntoIterator<Item = &'a Owner>) -> Finding {
-        self.documents.extend(owners.into_iter().map(|owner| value_as_json(&owner.id)));
+        self.documents
+            .extend(owners.into_iter().map(|owner| value_as_json(&owner.id)));
         self
     }
 
@@ -107,17 +108,29 @@ impl fmt::Display for Finding {
         let documents = documents.join(" and ");
         let shown = |value: &Option<Value>| value.as_ref().map(Value::to_string).unwrap_or_default();
         let (key, reservation) = (shown(&self.key), shown(&self.reservation));
-        write!(formatter, "{} {}: {}: ", self.namespace, self.constraint, self.kind.name())?;
+        write!(
+            formatter,
+            "{} {}: {}: ",
+            self.namespace,
+            self.constraint,
+            self.kind.name()
+        )?;
         match self.kind {
             Kind::Missing => write!(formatter, "_id {documents} holds {key}, which isn't reserved"),
             Kind::Foreign => write!(
                 formatter,
                 "_id {documents} holds {key}, which is reserved for _id {reservation}, which doesn't hold it"
             ),
-            Kind::Misrouted => write!(formatter, "_id {documents} holds {key}, but lies elsewhere than its reservation says"),
+            Kind::Misrouted => write!(
+                formatter,
+                "_id {documents} holds {key}, but lies elsewhere than its reservation says"
+            ),
             Kind::Duplicate => write!(formatter, "_id {documents} hold {key}"),
             Kind::Unindexable => write!(formatter, "_id {documents} can't be indexed"),
-            Kind::Abandoned => write!(formatter, "{key} is reserved for _id {reservation}, which doesn't hold it"),
+            Kind::Abandoned => write!(
+                formatter,
+                "{key} is reserved for _id {reservation}, which doesn't hold it"
+            ),
             Kind::Unreadable => write!(formatter, "_id {reservation} is no reservation"),
         }?;
         if let Some(reason) = &self.reason {
@@ -132,7 +145,9 @@ impl fmt::Display for Finding {
 
 fn key_as_json(key: &Key) -> Value {
     let document = match key.values() {
-        Some(values) => bson::RawDocumentBuf::from_bytes(values.bytes().to_vec()).ok().map(RawBson::Document),
+        Some(values) => bson::RawDocumentBuf::from_bytes(values.bytes().to_vec())
+            .ok()
+            .map(RawBson::Document),
         None => key.reservation_id().get("k").ok().flatten().map(RawBson::from),
     };
     document.map_or(Value::Null, |document| value_as_json(&document))

@@ -135,6 +135,40 @@ impl Verification<'_> {
     }
 }
 
+/// When to look at suspects again: soon, since most of them settle at once, then ever more seldom, and for the last time when
+/// nothing of them can be in flight any more.
+#[derive(Debug)]
+struct Looks {
+    last: Instant,
+    pause: Duration,
+}
+
+impl Looks {
+    fn until(last: Instant) -> Looks {
+        let pause = Duration::from_millis(100);
+        Looks { last, pause }
+    }
+
+    /// Waits for the next look; false once the last one is over.
+    async fn next(&mut self) -> bool {
+        let now = Instant::now();
+        if self.pause.is_zero() {
+            return false;
+        }
+        match now + self.pause < self.last {
+            true => {
+                tokio::time::sleep(self.pause).await;
+                self.pause *= 2;
+            }
+            false => {
+                tokio::time::sleep_until(self.last).await;
+                self.pause = Duration::ZERO;
+            }
+        }
+        true
+    }
+}
+
 /// Keeps to a rate.
 #[derive(Debug)]
 struct Pace {

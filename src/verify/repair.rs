@@ -35,12 +35,7 @@ impl Verification<'_> {
     }
 
     /// Writes the reservation of a document anew, with the place where it lies, unless it has been changed.
-    pub(super) async fn redirect(
-        &self,
-        key: &Key,
-        owner: &Owner,
-        seen: &Reservation,
-    ) -> Result<Outcome, StoreError> {
+    pub(super) async fn redirect(&self, key: &Key, owner: &Owner, seen: &Reservation) -> Result<Outcome, StoreError> {
         // A namesake of it may be on its way to the place that the reservation names.
         loop {
             match self.proxy.read(&[key]).await?.pop().flatten() {

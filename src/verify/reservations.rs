@@ -4,7 +4,7 @@ use bson::RawBson;
 use tokio::time::Instant;
 
 use super::finding::value_as_json;
-use super::{Finding, Kind, LOOK, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::age;
 use crate::constraint::Key;
 use crate::proxy_collection::{Read, Reservation, StoreError};
@@ -97,7 +97,10 @@ impl Verification<'_> {
 
     /// Looks at all suspects once more, after their leases, and reports what is wrong still.
     async fn settle_reservations(&mut self, suspects: &mut Suspects) -> Result<(), StoreError> {
-        tokio::time::sleep_until(suspects.settled).await;
+        let mut looks = Looks::until(suspects.settled);
+        while !suspects.reservations.is_empty() && looks.next().await {
+            suspects.reservations = self.abandoned(std::mem::take(&mut suspects.reservations)).await?;
+        }
         for id in std::mem::take(&mut suspects.unreadable) {
             if let Some(reason) = self.proxy.unreadable(&id).await? {
                 let found = Finding {
@@ -108,8 +111,7 @@ impl Verification<'_> {
                 self.note(&found);
             }
         }
-        let seen = self.abandoned(std::mem::take(&mut suspects.reservations)).await?;
-        for seen in seen.chunks(LOOK) {
+        for seen in std::mem::take(&mut suspects.reservations).chunks(LOOK) {
             self.report_abandoned(seen).await?;
         }
         Ok(())
@@ -147,7 +149,7 @@ impl Verification<'_> {
 
     /// Whether a reservation's lease is over, by its shard's clock (it was read alone) or by how long this process has seen it.
     pub(super) fn is_over(&self, reservation: &Reservation, read: &Read) -> bool {
-        let lease = self.settings.lease.max(reservation.lease);
-        age(read, lease) == Age::Expired || reservation.seen.elapsed() > lease
+        let lease = self.settings.lease;
+        age(read, lease) == Age::Expired || reservation.seen.elapsed() > lease.max(reservation.lease)
     }
 }

@@ -88,11 +88,17 @@ async fn plant(direct: &Client) -> Vec<&'static str> {
     // Left behind: its document is gone; it is there, with another email.
     users.delete_one(doc! { "_id": 14_i64, "region": "a" }).await.unwrap();
     let change = doc! { "$set": { "email": "other@x" } };
-    users.update_one(doc! { "_id": 15_i64, "region": "z" }, change).await.unwrap();
+    users
+        .update_one(doc! { "_id": 15_i64, "region": "z" }, change)
+        .await
+        .unwrap();
     // A place where nobody looks; and no reservation.
     let mut elsewhere = take(&emails, doc! { "owner": 16_i64 }).await;
     let bucket = elsewhere.get_document("_id").unwrap().get_i32("h").unwrap();
-    elsewhere.get_document_mut("_id").unwrap().insert("h", (bucket + 1) % 65_536);
+    elsewhere
+        .get_document_mut("_id")
+        .unwrap()
+        .insert("h", (bucket + 1) % 65_536);
     emails.insert_one(elsewhere).await.unwrap();
     emails.insert_one(doc! { "_id": 5 }).await.unwrap();
     // One key, two documents: both written past Keyward; one of them.
@@ -114,7 +120,10 @@ async fn plant(direct: &Client) -> Vec<&'static str> {
     take(&tags, doc! { "owner": 21_i64, "_id.k.tags": "b21" }).await;
     take(&names, doc! { "owner": 22_i64 }).await;
     let past = doc! { "$set": { "active": false } };
-    users.update_one(doc! { "_id": 23_i64, "region": "z" }, past).await.unwrap();
+    users
+        .update_one(doc! { "_id": 23_i64, "region": "z" }, past)
+        .await
+        .unwrap();
     assert!(nicks.find_one(doc! { "owner": 23_i64 }).await.unwrap().is_some());
     // What no key can be made of.
     let uncollatable = doc! { "_id": 2_003_i64, "region": "z", "email": "2003@x", "name": "\u{344}" };
@@ -197,7 +206,11 @@ async fn each_planted_fault_is_found_and_nothing_else_and_what_is_safe_is_repair
     let hopeless: Vec<&str> = planted
         .iter()
         .copied()
-        .filter(|listed| ["duplicate", "unindexable", "unreadable"].iter().any(|kind| listed.starts_with(kind)))
+        .filter(|listed| {
+            ["duplicate", "unindexable", "unreadable"]
+                .iter()
+                .any(|kind| listed.starts_with(kind))
+        })
         .collect();
     assert_eq!(left.listed(), hopeless);
     assert_eq!(left.exit, Some(1));
@@ -206,7 +219,9 @@ async fn each_planted_fault_is_found_and_nothing_else_and_what_is_safe_is_repair
     let database = direct.database("verify");
     let emails = database.collection::<Document>("keyward.users.email_1");
     emails
-        .delete_many(doc! { "$or": [{ "_id": 5 }, { "owner": 16_i64, "_id.k.email": "16@x", "token": { "$exists": true } }] })
+        .delete_many(
+            doc! { "$or": [{ "_id": 5 }, { "owner": 16_i64, "_id.k.email": "16@x", "token": { "$exists": true } }] },
+        )
         .await
         .unwrap();
     let past = database.collection::<Document>("users");

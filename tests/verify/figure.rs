@@ -15,17 +15,33 @@ use crate::support;
 async fn figure() {
     let count: i64 = std::env::var("DOCUMENTS").map_or(1_000_000, |count| count.parse().unwrap());
     let cluster = Cluster::shared();
-    support::shard_on_two(cluster, "verify_figure.users", doc! { "n": "hashed" }, doc! { "n": 0_i64 });
-    let users = cluster.client().database("verify_figure").collection::<Document>("users");
+    support::shard_on_two(
+        cluster,
+        "verify_figure.users",
+        doc! { "n": "hashed" },
+        doc! { "n": 0_i64 },
+    );
+    let users = cluster
+        .client()
+        .database("verify_figure")
+        .collection::<Document>("users");
     for first in (0..count).step_by(10_000) {
-        let user = |id: i64| doc! { "_id": id, "n": id, "email": format!("user{id}@example.com"), "text": "x".repeat(200) };
-        users.insert_many((first..count.min(first + 10_000)).map(user)).await.unwrap();
+        let user =
+            |id: i64| doc! { "_id": id, "n": id, "email": format!("user{id}@example.com"), "text": "x".repeat(200) };
+        users
+            .insert_many((first..count.min(first + 10_000)).map(user))
+            .await
+            .unwrap();
     }
     let constraints = "  - { collection: verify_figure.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "2s", constraints);
     for (command, options) in [("backfill", &[][..]), ("verify", &["--rate", "1000000"])] {
         let started = Instant::now();
-        let mut running = config.command(command, options).stdout(Stdio::inherit()).spawn().unwrap();
+        let mut running = config
+            .command(command, options)
+            .stdout(Stdio::inherit())
+            .spawn()
+            .unwrap();
         let mut peak = String::new();
         let status = format!("/proc/{}/status", running.id());
         while running.try_wait().unwrap().is_none() {

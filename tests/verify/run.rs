@@ -68,7 +68,10 @@ impl Verified {
                 .map(Value::to_string)
                 .collect();
             documents.sort();
-            let (kind, constraint) = (finding["finding"].as_str().unwrap(), finding["constraint"].as_str().unwrap());
+            let (kind, constraint) = (
+                finding["finding"].as_str().unwrap(),
+                finding["constraint"].as_str().unwrap(),
+            );
             format!("{kind} {constraint} {}", documents.join(","))
         };
         let mut listed: Vec<String> = self.findings.iter().map(of).collect();

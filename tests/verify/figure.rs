@@ -15,12 +15,7 @@ use crate::support;
 async fn figure() {
     let count: i64 = std::env::var("DOCUMENTS").map_or(1_000_000, |count| count.parse().unwrap());
     let cluster = Cluster::shared();
-    support::shard_on_two(
-        cluster,
-        "verify_figure.users",
-        doc! { "n": "hashed" },
-        doc! { "n": 0_i64 },
-    );
+    support::shard_on_two(cluster, "verify_figure.users", doc! { "n": 1 }, doc! { "n": count / 2 });
     let users = cluster
         .client()
         .database("verify_figure")

@@ -3,7 +3,7 @@
 //! Every request is carried out at one moment, but a strict insert, which is a transaction of three: it sees, it writes,
 //! it commits.
 
-use keyward::reservation::{Scope, Token};
+use keyward::reservation::Token;
 
 use crate::network::{Message, Phase, Reply, Request, Write};
 use crate::rules::{Broken, Rules};
@@ -106,8 +106,8 @@ impl Store {
                 }
             },
             Request::Read { key } => Reply::Reservation(self.reservations[*key as usize]),
-            Request::LookUp { key, owner, scope } => {
-                match self.holds(*owner, *key) && !(*scope == Scope::Fenced && rules.lacks(Broken::LookWithoutOwner)) {
+            Request::LookUp { key, owner, .. } => {
+                match self.holds(*owner, *key) && !rules.lacks(Broken::LookWithoutOwner) {
                     true => Reply::Yes,
                     false => Reply::No,
                 }

@@ -17,7 +17,8 @@ pub struct System {
     pub documents: Vec<(Id, Keys)>,
     /// Each client's operations, one after the other.
     pub programs: Vec<Vec<Op>>,
-    /// How many of these may happen: a Keyward dies, a client loses its Keyward, a request is not answered in time.
+    /// How many of these may happen: a Keyward dies, a client loses its Keyward, a request is not answered in
+    /// time, a primary is deposed.
     pub faults: u8,
 }
 
@@ -27,9 +28,9 @@ pub struct State {
     pub network: Vec<Message>,
     pub tasks: Vec<Task>,
     pub clients: Vec<Client>,
-    /// The reservation that the sweeper is about.
-    sweeper: Option<(Key, Reservation)>,
     faults: u8,
+    /// A primary is deposed, and doesn't know.
+    is_deposed: bool,
     /// A duplicate was reported of a key that nobody held.
     pub wrong_duplicate: bool,
 }
@@ -58,11 +59,11 @@ pub enum Action {
     ArriveStale(Message),
     /// Whoever sent it gives it up; it may still arrive.
     TimeOut(Message),
-    /// Nobody waits for it, and it never arrives.
+    /// The server ends a transaction whose Keyward is gone.
     Vanish(Message),
     LeaseEnds { key: Key },
-    SweeperReads { key: Key },
-    SweeperLooks,
+    /// The sweeper finds a reservation whose lease is over and whose owner isn't there: what follows from it is on its way.
+    Sweep { key: Key },
     KeywardDies { keyward: u8 },
     ClientIsCutOff { client: u8 },
     /// A step-down undoes a reservation that a majority hasn't got.
@@ -127,7 +128,7 @@ impl System {
         let Some(task) = state.tasks.iter_mut().find(|task| task.id == id) else {
             return;
         };
-        let requests = task.receive(&message.request, reply, &self.rules);
+        let requests = task.receive(&message.request, reply);
         state.send(id, requests);
         self.end_tasks(state);
     }
@@ -238,7 +239,6 @@ impl State {
             state.store.reservations.iter_mut().flatten().for_each(|there| visit(&mut there.at));
             state.network.iter_mut().for_each(|message| message.request.times(visit));
             state.tasks.iter_mut().for_each(|task| task.times(visit));
-            state.sweeper.iter_mut().for_each(|(_, seen)| visit(&mut seen.at));
         }
         let mut known = Vec::new();
         visit_all(self, &mut |at| known.push(*at));
@@ -251,11 +251,10 @@ impl State {
         self.tasks.sort_unstable_by_key(|task| task.id);
     }
 
-    /// Nothing is under way, and nobody wants anything more.
+    /// Nobody is at anything, and nobody wants anything more. What is still on its way may as well never arrive.
     pub fn is_quiet(&self, system: &System) -> bool {
-        self.network.is_empty()
-            && self.tasks.is_empty()
-            && self.sweeper.is_none()
+        self.tasks.is_empty()
+            && !self.store.locked.iter().any(Option::is_some)
             && self.clients.iter().zip(&system.programs).all(|(client, program)| client.outcomes.len() == program.len())
     }
 }
@@ -277,8 +276,8 @@ impl Model for System {
             network: Vec::new(),
             tasks: Vec::new(),
             clients: vec![Client::default(); self.programs.len()],
-            sweeper: None,
             faults: self.faults,
+            is_deposed: false,
             wrong_duplicate: false,
         }]
     }
@@ -328,17 +327,21 @@ impl Model for System {
             if !is_blocked {
                 actions.push(Action::Arrive(message.clone()));
             }
-            if message.to.is_none() {
+            let is_open = matches!(&message.request, Request::Write(write) if write.phase == Phase::Open);
+            // Anything else that never arrives is like one that hasn't arrived yet.
+            if message.to.is_none() && is_open {
                 actions.push(Action::Vanish(message.clone()));
-            } else if state.faults > 0 {
+            }
+            if message.to.is_some() && state.faults > 0 {
                 actions.push(Action::TimeOut(message.clone()));
-                let fenced = !self.rules.lacks(Broken::LookWithoutFence);
-                if let Request::LookUp { key, owner, scope } = &message.request
-                    && !(*scope == Scope::Fenced && fenced)
-                    && state.store.holds(*owner, *key)
-                {
-                    actions.push(Action::ArriveStale(message.clone()));
-                }
+            }
+            let fenced = !self.rules.lacks(Broken::LookWithoutFence);
+            if let Request::LookUp { key, owner, scope } = &message.request
+                && (state.is_deposed || state.faults > 0)
+                && !(*scope == Scope::Fenced && fenced)
+                && state.store.holds(*owner, *key)
+            {
+                actions.push(Action::ArriveStale(message.clone()));
             }
         }
         // Leases are equal: the one that began first ends first.
@@ -349,16 +352,13 @@ impl Model for System {
         if let Some((_, key)) = running.min() {
             actions.push(Action::LeaseEnds { key });
         }
-        match &state.sweeper {
-            Some(_) => actions.push(Action::SweeperLooks),
-            None => {
-                let is_stale = |there: Reservation, key| there.is_over && !state.store.holds(there.owner, key);
-                for key in 0..Key::try_from(KEYS).unwrap_or(Key::MAX) {
-                    let is_at_it = state.network.iter().any(|message| message.to.is_none() && message.request.deletes(key));
-                    if !is_at_it && state.store.reservations[key as usize].is_some_and(|there| is_stale(there, key)) {
-                        actions.push(Action::SweeperReads { key });
-                    }
-                }
+        for key in 0..Key::try_from(KEYS).unwrap_or(Key::MAX) {
+            let is_stale = |there: Reservation| {
+                there.is_over && (!state.store.holds(there.owner, key) || self.rules.lacks(Broken::LookWithoutOwner))
+            };
+            let is_at_it = state.network.iter().any(|message| message.to.is_none() && message.request.deletes(key));
+            if !is_at_it && state.store.reservations[key as usize].is_some_and(is_stale) {
+                actions.push(Action::Sweep { key });
             }
         }
         if state.faults > 0 {
@@ -398,7 +398,10 @@ impl Model for System {
             }
             Action::Arrive(message) => self.arrive(&mut state, message),
             Action::ArriveStale(message) => {
-                state.faults -= 1;
+                if !state.is_deposed {
+                    state.faults -= 1;
+                    state.is_deposed = true;
+                }
                 state.take(&message);
                 self.receive(&mut state, &message, Reply::No);
             }
@@ -420,23 +423,18 @@ impl Model for System {
                 }
             }
             Action::LeaseEnds { key } => self.lease_ends(&mut state, key),
-            Action::SweeperReads { key } => state.sweeper = Some((key, state.store.reservations[key as usize]?)),
-            Action::SweeperLooks => {
-                let (key, seen) = state.sweeper.take()?;
-                if !state.store.holds(seen.owner, key) || self.rules.lacks(Broken::LookWithoutOwner) {
-                    state.network.push(Message {
-                        to: None,
-                        request: match self.rules.is_strict() {
-                            true => Request::TakeOver {
-                                key,
-                                seen,
-                                anew: None,
-                                from_absent: true,
-                            },
-                            false => Request::DeleteSeen { key, seen },
-                        },
-                    });
-                }
+            Action::Sweep { key } => {
+                let seen = state.store.reservations[key as usize]?;
+                let request = match self.rules.is_strict() {
+                    true => Request::TakeOver {
+                        key,
+                        seen,
+                        anew: None,
+                        from_absent: true,
+                    },
+                    false => Request::DeleteSeen { key, seen },
+                };
+                state.network.push(Message { to: None, request });
             }
             Action::KeywardDies { keyward } => {
                 state.faults -= 1;

@@ -299,7 +299,7 @@ impl Task {
     }
 
     /// Takes in what came back for one of its requests.
-    pub fn receive(&mut self, request: &Request, reply: Reply, rules: &Rules) -> Requests {
+    pub fn receive(&mut self, request: &Request, reply: Reply) -> Requests {
         let mut requests = Vec::new();
         match (&self.stage, request) {
             (_, Request::Release { key, .. }) => {
@@ -359,7 +359,7 @@ impl Task {
                     self.given_up.push((*key, there));
                 }
             }
-            _ => self.claimed(request, reply, rules, &mut requests),
+            _ => self.claimed(request, reply, &mut requests),
         }
         requests
     }
@@ -388,7 +388,7 @@ impl Task {
     }
 
     /// What came back for a claim, as an event; nothing is decided here.
-    fn claimed(&mut self, request: &Request, reply: Reply, rules: &Rules, requests: &mut Requests) {
+    fn claimed(&mut self, request: &Request, reply: Reply, requests: &mut Requests) {
         let (Request::Reserve { key, .. }
         | Request::Read { key }
         | Request::LookUp { key, .. }
@@ -427,7 +427,6 @@ impl Task {
             (_, Reply::Busy) => Event::Busy(position),
             (_, _) => Event::Changed(position),
         };
-        let _ = rules;
         self.step(&event);
         self.go_on(requests);
     }

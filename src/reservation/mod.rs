@@ -19,7 +19,7 @@ pub use claim::{Age, Rival, Scope};
 pub use token::{AttemptId, Operation, Token};
 
 /// What the driver of an attempt must do next. A key is its position in the list that the attempt began with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Insert the reservation of this key under the attempt's token, majority: [`Event::Reserved`] or [`Event::Taken`].
     Reserve(usize),
@@ -56,7 +56,7 @@ pub enum Effect {
 }
 
 /// What happened, as far as the driver can be sure of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The reservation is written, majority.
     Reserved(usize),

@@ -1,0 +1,66 @@
+//! The uniqueness protocol under a model checker: [`keyward::reservation`], the very code that runs in production, against
+//! a small cluster in which everything that can happen does. What is modelled is said in docs/correctness.md.
+
+mod network;
+mod properties;
+mod rules;
+mod runs;
+mod store;
+mod system;
+mod task;
+mod words;
+
+use rules::{Broken, Mode, Rules};
+use runs::{World, fails, holds};
+
+const COMPENSATING: Mode = Mode::Compensating;
+const STRICT: Mode = Mode::Strict;
+
+macro_rules! safe {
+    ($($name:ident: $world:ident, $mode:ident, $faults:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            holds(World::$world, Rules::of($mode), $faults);
+        }
+    )*};
+}
+
+safe! {
+    rivals_compensating: Rivals, COMPENSATING, 0;
+    crossing_compensating: Crossing, COMPENSATING, 0;
+    change_compensating: Change, COMPENSATING, 0;
+    exchange_compensating: Exchange, COMPENSATING, 0;
+    moved_compensating: Moved, COMPENSATING, 0;
+    rivals_strict: Rivals, STRICT, 0;
+    crossing_strict: Crossing, STRICT, 0;
+    change_strict: Change, STRICT, 0;
+    exchange_strict: Exchange, STRICT, 0;
+    moved_strict: Moved, STRICT, 0;
+}
+
+#[test]
+fn compensating_rests_on_the_lease() {
+    fails(World::Rivals, Rules::of(COMPENSATING).without_the_lease(), 0);
+}
+
+macro_rules! guards {
+    ($($name:ident: $world:ident, $mode:ident, $guard:ident, $faults:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            fails(World::$world, Rules::of($mode).without(Broken::$guard), $faults);
+        }
+    )*};
+}
+
+guards! {
+    a_takeover_compares_the_token: Rivals, COMPENSATING, TakeoverWithoutToken, 0;
+    a_takeover_compares_when_it_was_written: Rivals, COMPENSATING, TakeoverWithoutAt, 0;
+    a_deposed_primary_is_not_asked: Rivals, COMPENSATING, LookWithoutFence, 1;
+    the_owner_is_looked_for: Rivals, COMPENSATING, LookWithoutOwner, 0;
+    old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
+    a_release_names_its_token: Rivals, COMPENSATING, ReleaseWithoutToken, 0;
+    what_is_deleted_is_what_was_seen: Rivals, COMPENSATING, DeleteWithoutToken, 0;
+    a_majority_has_every_reservation: Rivals, COMPENSATING, WithoutMajority, 1;
+    strict_mode_sees_one_moment: Rivals, STRICT, WithoutSnapshot, 0;
+    strict_mode_leaves_a_placeholder: Rivals, STRICT, WithoutPlaceholder, 0;
+}

@@ -1,0 +1,138 @@
+//! What is on its way between Keywards and the cluster.
+//!
+//! A reply isn't a message of its own: to hold it back is to hold back what would follow from it. That a sender hears
+//! nothing is said by a message that has no receiver for its reply any more; it may still arrive.
+
+use keyward::reservation::{Scope, Token};
+
+use crate::store::Reservation;
+use crate::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Message {
+    /// Who waits for the reply.
+    pub to: Option<TaskId>,
+    pub request: Request,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Request {
+    Reserve {
+        key: Key,
+        owner: Id,
+        token: Token,
+    },
+    Read {
+        key: Key,
+    },
+    LookUp {
+        key: Key,
+        owner: Id,
+        scope: Scope,
+    },
+    /// Replaces the reservation that was seen, or deletes it.
+    TakeOver {
+        key: Key,
+        seen: Reservation,
+        anew: Option<(Id, Token)>,
+        from_absent: bool,
+    },
+    Release {
+        key: Key,
+        token: Token,
+    },
+    DeleteSeen {
+        key: Key,
+        seen: Reservation,
+    },
+    LookAt {
+        id: Id,
+    },
+    /// Whether the operation took effect before.
+    AskDone {
+        op: OpId,
+    },
+    /// Which of these keys another document holds.
+    Obstacle {
+        id: Id,
+        keys: Keys,
+    },
+    Write(Write),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Write {
+    pub op: OpId,
+    pub retryable: bool,
+    pub deed: Deed,
+    /// What a change or delete expects of the document.
+    pub pinned: Option<Keys>,
+    pub token: Token,
+    /// When the oldest reservation that it rests on was written.
+    pub since: Option<At>,
+    pub phase: Phase,
+}
+
+/// How far the transaction of a strict insert has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    Sent,
+    /// It has seen its reservations; whether the document's place was written to since.
+    Seen {
+        conflicts: bool,
+    },
+    /// The document is written, and not committed.
+    Open,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    Yes,
+    No,
+    /// A reservation is written, at this time.
+    Written(At),
+    Reservation(Option<Reservation>),
+    Document(Option<Keys>),
+    OwnerHolds,
+    Busy,
+    Applied {
+        before: bool,
+    },
+    DuplicateId,
+    Missed,
+    Lost,
+    Obstacle(Option<Key>),
+    /// None came.
+    Silence,
+}
+
+impl Request {
+    /// Whether it changes anything but what its sender knows.
+    pub fn is_write(&self) -> bool {
+        !matches!(
+            self,
+            Request::Read { .. }
+                | Request::LookUp { .. }
+                | Request::LookAt { .. }
+                | Request::AskDone { .. }
+                | Request::Obstacle { .. }
+        )
+    }
+
+    /// Whether it deletes the reservation of this key that was seen.
+    pub fn deletes(&self, of: Key) -> bool {
+        match self {
+            Request::DeleteSeen { key, .. } | Request::TakeOver { key, anew: None, .. } => *key == of,
+            _ => false,
+        }
+    }
+
+    /// Every time of a reservation that it speaks of.
+    pub fn times(&mut self, visit: &mut impl FnMut(&mut At)) {
+        match self {
+            Request::TakeOver { seen, .. } | Request::DeleteSeen { seen, .. } => visit(&mut seen.at),
+            Request::Write(Write { since: Some(at), .. }) => visit(at),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What is played by: the mode, the assumption about time, and the guard that is taken away on purpose.
+
+/// How a document and its reservations are made one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Compensating,
+    Strict,
+}
+
+/// A guard that is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// A takeover replaces whatever reservation there is.
+    TakeoverWithoutToken,
+    /// A takeover compares the token, but not when the reservation was written.
+    TakeoverWithoutAt,
+    /// The look before a takeover may be answered by a deposed primary.
+    LookWithoutFence,
+    /// A reservation whose lease is over is taken over without looking for its owner.
+    LookWithoutOwner,
+    /// Old keys are given up with the write instead of after it.
+    ReleaseBeforeWrite,
+    /// A release deletes whatever reservation there is.
+    ReleaseWithoutToken,
+    /// What was seen is deleted without comparing what is there now.
+    DeleteWithoutToken,
+    /// A reservation counts before a majority has it.
+    WithoutMajority,
+    /// A strict insert sees the reservations as of one moment and the documents as of another.
+    WithoutSnapshot,
+    /// A strict takeover looks for the owner, and leaves no placeholder.
+    WithoutPlaceholder,
+}
+
+/// The rules of one run.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub mode: Mode,
+    /// Whether the server ends every forwarded write before the lease of its keys is over.
+    pub lease_holds: bool,
+    pub broken: Option<Broken>,
+}
+
+impl Rules {
+    /// As the modes promise it: compensating rests on the lease, strict mode does without.
+    pub fn of(mode: Mode) -> Rules {
+        Rules {
+            mode,
+            lease_holds: mode == Mode::Compensating,
+            broken: None,
+        }
+    }
+
+    pub fn without(self, guard: Broken) -> Rules {
+        Rules {
+            broken: Some(guard),
+            ..self
+        }
+    }
+
+    pub fn without_the_lease(self) -> Rules {
+        Rules {
+            lease_holds: false,
+            ..self
+        }
+    }
+
+    pub fn is_strict(&self) -> bool {
+        self.mode == Mode::Strict
+    }
+
+    pub fn lacks(&self, guard: Broken) -> bool {
+        self.broken == Some(guard)
+    }
+}

@@ -1,0 +1,119 @@
+//! What is talked about: documents, keys, operations and who carries them out.
+
+use keyward::reservation::{AttemptId, Operation, Token};
+
+/// A document's `_id`; its shard key is part of it, so no two documents have the same.
+pub type Id = u8;
+
+/// A key, by its position.
+pub type Key = u8;
+
+/// When a reservation was written: only the order counts.
+pub type At = u8;
+
+/// Several keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Keys(u8);
+
+pub const NONE: Keys = Keys(0);
+pub const A: Keys = Keys(1);
+pub const B: Keys = Keys(2);
+pub const AB: Keys = Keys(3);
+
+impl Keys {
+    pub fn has(self, key: Key) -> bool {
+        self.0 & (1 << key) != 0
+    }
+
+    pub fn and(self, others: Keys) -> Keys {
+        Keys(self.0 | others.0)
+    }
+
+    pub fn but(self, others: Keys) -> Keys {
+        Keys(self.0 & !others.0)
+    }
+
+    pub fn shared(self, others: Keys) -> Keys {
+        Keys(self.0 & others.0)
+    }
+
+    /// In order.
+    pub fn iter(self) -> impl Iterator<Item = Key> {
+        (0..8).filter(move |key| self.has(*key))
+    }
+}
+
+/// What a client wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Deed {
+    Insert { id: Id, keys: Keys },
+    /// The document gets these keys instead of its own.
+    Change { id: Id, to: Keys },
+    Delete { id: Id },
+}
+
+impl Deed {
+    pub fn id(self) -> Id {
+        match self {
+            Deed::Insert { id, .. } | Deed::Change { id, .. } | Deed::Delete { id } => id,
+        }
+    }
+}
+
+/// One operation of a client's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Op {
+    pub deed: Deed,
+    /// Whether the driver sends it again when it hears nothing.
+    pub retryable: bool,
+}
+
+/// Which operation: the client, and its place in the client's program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId {
+    pub client: u8,
+    pub index: u8,
+}
+
+/// Which of its tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId {
+    pub op: OpId,
+    pub try_number: u8,
+}
+
+impl TaskId {
+    /// A try goes through another Keyward than the one before it.
+    pub fn keyward(self) -> u8 {
+        (self.op.client + self.try_number) % 2
+    }
+
+    /// The token of its attempt when it begins for the `round`th time.
+    pub fn token(self, round: u8, retryable: bool) -> Token {
+        let number = self.op.client * 64 + self.op.index * 16 + self.try_number * 4 + round + 1;
+        Token {
+            attempt: AttemptId([number; 16]),
+            position: 0,
+            operation: retryable.then_some(Operation {
+                session: [self.op.client; 16],
+                txn_number: self.op.index.into(),
+                statement: 0,
+            }),
+        }
+    }
+}
+
+/// How an operation ended for its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Outcome {
+    Applied,
+    /// No document matched.
+    Nothing,
+    Duplicate(Key),
+    /// There is a document with this `_id`.
+    DuplicateId,
+    /// Keyward's own refusal.
+    Unsure,
+    /// Nobody knows.
+    Unknown,
+}

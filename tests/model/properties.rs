@@ -16,7 +16,9 @@ pub fn all() -> Vec<Property<System>> {
     vec![
         Property::always(UNIQUE, |_, state: &State| is_unique(state)),
         Property::always(TRUE_DUPLICATE, |_, state: &State| !state.wrong_duplicate),
-        Property::always(QUIET, |system: &System, state: &State| !state.is_quiet(system) || is_swept_clean(state)),
+        Property::always(QUIET, |system: &System, state: &State| {
+            !state.is_quiet(system) || is_swept_clean(state)
+        }),
         Property::always(ONCE, |_, state: &State| has_its_effects(state)),
         Property::always(GOES_ON, |system: &System, state: &State| {
             let mut actions = Vec::new();

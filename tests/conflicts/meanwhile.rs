@@ -70,7 +70,7 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
     let waits = |metrics: String| {
         let mut counts = metrics
             .lines()
-            .filter(|line| line.starts_with("keyward_conflicts_waited"));
+            .filter(|line| line.starts_with("keyward_constraint_conflicts_waited_total"));
         counts.any(|line| !line.ends_with(" 0"))
     };
     while !waits(second.metrics()) && !in_transaction.is_finished() {

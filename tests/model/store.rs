@@ -49,7 +49,10 @@ impl Store {
     }
 
     pub fn effects_of(&self, op: OpId) -> u8 {
-        self.effects.iter().find(|(of, _)| *of == op).map_or(0, |(_, count)| *count)
+        self.effects
+            .iter()
+            .find(|(of, _)| *of == op)
+            .map_or(0, |(_, count)| *count)
     }
 
     pub fn reserve(&mut self, key: Key, owner: Id, token: Token) {
@@ -210,9 +213,7 @@ impl Store {
                 if self.was_done(write) {
                     return Some(Reply::Applied { before: true });
                 }
-                let is_own = |key: Key| {
-                    self.reservations[key as usize].is_some_and(|there| there.token == write.token)
-                };
+                let is_own = |key: Key| self.reservations[key as usize].is_some_and(|there| there.token == write.token);
                 if !keys.iter().all(is_own) {
                     return Some(Reply::Lost);
                 }

@@ -33,12 +33,15 @@ pub struct State {
     is_deposed: bool,
     /// A duplicate was reported of a key that nobody held.
     pub wrong_duplicate: bool,
+    /// A refusal was reported of what had taken effect.
+    pub wrong_refusal: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Client {
     call: Option<Call>,
-    pub outcomes: Vec<Outcome>,
+    /// Each with whether the driver had sent it again.
+    pub outcomes: Vec<(Outcome, bool)>,
 }
 
 /// A client's operation under way.
@@ -51,9 +54,15 @@ struct Call {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    Call { client: u8 },
-    Forward { task: TaskId },
-    WaitOver { task: TaskId },
+    Call {
+        client: u8,
+    },
+    Forward {
+        task: TaskId,
+    },
+    WaitOver {
+        task: TaskId,
+    },
     Arrive(Message),
     /// It is answered by a deposed primary.
     ArriveStale(Message),
@@ -61,13 +70,23 @@ pub enum Action {
     TimeOut(Message),
     /// The server ends a transaction whose Keyward is gone.
     Vanish(Message),
-    LeaseEnds { key: Key },
+    LeaseEnds {
+        key: Key,
+    },
     /// The sweeper finds a reservation whose lease is over and whose owner isn't there: what follows from it is on its way.
-    Sweep { key: Key },
-    KeywardDies { keyward: u8 },
-    ClientIsCutOff { client: u8 },
+    Sweep {
+        key: Key,
+    },
+    KeywardDies {
+        keyward: u8,
+    },
+    ClientIsCutOff {
+        client: u8,
+    },
     /// A step-down undoes a reservation that a majority hasn't got.
-    RollBack { key: Key },
+    RollBack {
+        key: Key,
+    },
 }
 
 impl System {
@@ -94,10 +113,7 @@ impl System {
         let index = u8::try_from(state.clients[client as usize].outcomes.len()).unwrap_or(u8::MAX);
         let is_open = matches!(outcome, Outcome::Unknown | Outcome::Unsure);
         if is_open && self.op(OpId { client, index }).retryable && call.try_number == 0 {
-            state.clients[client as usize].call = Some(Call {
-                try_number: 1,
-                ..call
-            });
+            state.clients[client as usize].call = Some(Call { try_number: 1, ..call });
             self.begin(state, client, 1);
             return;
         }
@@ -111,8 +127,11 @@ impl System {
             true => Outcome::Unknown,
             false => outcome,
         };
+        if outcome.is_refusal() && state.store.effects_of(OpId { client, index }) > 0 {
+            state.wrong_refusal = true;
+        }
         let client = &mut state.clients[client as usize];
-        client.outcomes.push(outcome);
+        client.outcomes.push((outcome, call.try_number > 0));
         client.call = None;
     }
 
@@ -120,7 +139,10 @@ impl System {
     fn is_awaited(state: &State, task: TaskId) -> bool {
         let client = &state.clients[task.op.client as usize];
         client.outcomes.len() == task.op.index as usize
-            && client.call.as_ref().is_some_and(|call| call.try_number == task.try_number)
+            && client
+                .call
+                .as_ref()
+                .is_some_and(|call| call.try_number == task.try_number)
     }
 
     fn receive(&self, state: &mut State, message: &Message, reply: Reply) {
@@ -148,7 +170,10 @@ impl System {
     fn arrive(&self, state: &mut State, mut message: Message) {
         state.take(&message);
         let sent = message.request.clone();
-        match state.store.carry_out(&self.rules, &mut message.request, &mut state.network) {
+        match state
+            .store
+            .carry_out(&self.rules, &mut message.request, &mut state.network)
+        {
             Some(reply) => {
                 state.note_what_is_held();
                 message.request = sent;
@@ -187,7 +212,12 @@ impl System {
 
     /// A try ends without a word; its messages may still arrive.
     fn lose(&self, state: &mut State, is_lost: impl Fn(TaskId) -> bool) {
-        let lost: Vec<TaskId> = state.tasks.iter().map(|task| task.id).filter(|id| is_lost(*id)).collect();
+        let lost: Vec<TaskId> = state
+            .tasks
+            .iter()
+            .map(|task| task.id)
+            .filter(|id| is_lost(*id))
+            .collect();
         state.tasks.retain(|task| !lost.contains(&task.id));
         state.forget(|to| lost.contains(&to));
         for id in lost {
@@ -219,7 +249,8 @@ impl State {
                 message.to = None;
             }
         }
-        self.network.retain(|message| message.to.is_some() || message.request.is_write());
+        self.network
+            .retain(|message| message.to.is_some() || message.request.is_write());
     }
 
     fn is_back_at_the_start(&self, message: &Message) -> bool {
@@ -236,8 +267,16 @@ impl State {
     /// Only the order of times counts, and only of those that somebody knows.
     fn renumber(&mut self) {
         fn visit_all(state: &mut State, visit: &mut impl FnMut(&mut At)) {
-            state.store.reservations.iter_mut().flatten().for_each(|there| visit(&mut there.at));
-            state.network.iter_mut().for_each(|message| message.request.times(visit));
+            state
+                .store
+                .reservations
+                .iter_mut()
+                .flatten()
+                .for_each(|there| visit(&mut there.at));
+            state
+                .network
+                .iter_mut()
+                .for_each(|message| message.request.times(visit));
             state.tasks.iter_mut().for_each(|task| task.times(visit));
         }
         let mut known = Vec::new();
@@ -255,7 +294,11 @@ impl State {
     pub fn is_quiet(&self, system: &System) -> bool {
         self.tasks.is_empty()
             && !self.store.locked.iter().any(Option::is_some)
-            && self.clients.iter().zip(&system.programs).all(|(client, program)| client.outcomes.len() == program.len())
+            && self
+                .clients
+                .iter()
+                .zip(&system.programs)
+                .all(|(client, program)| client.outcomes.len() == program.len())
     }
 }
 
@@ -268,7 +311,11 @@ impl Model for System {
         for (id, keys) in &self.documents {
             store.documents[*id as usize] = Some(*keys);
             let setup = OpId { client: 3, index: *id };
-            let token = TaskId { op: setup, try_number: 0 }.token(0, false);
+            let token = TaskId {
+                op: setup,
+                try_number: 0,
+            }
+            .token(0, false);
             keys.iter().for_each(|key| store.reserve(key, *id, token));
         }
         vec![State {
@@ -279,6 +326,7 @@ impl Model for System {
             faults: self.faults,
             is_deposed: false,
             wrong_duplicate: false,
+            wrong_refusal: false,
         }]
     }
 
@@ -292,7 +340,13 @@ impl Model for System {
                 // A client that won't send it again only stops listening: the same as a late answer.
                 Some(call) if state.faults > 0 && call.try_number == 0 => {
                     let index = u8::try_from(client.outcomes.len()).unwrap_or(u8::MAX);
-                    if self.op(OpId { client: client_number, index }).retryable {
+                    if self
+                        .op(OpId {
+                            client: client_number,
+                            index,
+                        })
+                        .retryable
+                    {
                         actions.push(Action::ClientIsCutOff { client: client_number });
                     }
                 }
@@ -356,7 +410,10 @@ impl Model for System {
             let is_stale = |there: Reservation| {
                 there.is_over && (!state.store.holds(there.owner, key) || self.rules.lacks(Broken::LookWithoutOwner))
             };
-            let is_at_it = state.network.iter().any(|message| message.to.is_none() && message.request.deletes(key));
+            let is_at_it = state
+                .network
+                .iter()
+                .any(|message| message.to.is_none() && message.request.deletes(key));
             if !is_at_it && state.store.reservations[key as usize].is_some_and(is_stale) {
                 actions.push(Action::Sweep { key });
             }

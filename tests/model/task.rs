@@ -439,7 +439,11 @@ impl Task {
                 self.stage = Stage::LookingForMoved(u8::try_from(self.keys.len()).unwrap_or(0));
                 let owner = self.op.deed.id();
                 let scope = Scope::Everywhere;
-                requests.extend(self.keys.iter().map(|key| Request::LookUp { key: *key, owner, scope }));
+                requests.extend(self.keys.iter().map(|key| Request::LookUp {
+                    key: *key,
+                    owner,
+                    scope,
+                }));
             }
             Reply::Applied { .. } if is_insert || self.seen.is_none() => {
                 self.step(&Event::Applied);

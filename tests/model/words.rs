@@ -46,10 +46,18 @@ impl Keys {
 /// What a client wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Deed {
-    Insert { id: Id, keys: Keys },
+    Insert {
+        id: Id,
+        keys: Keys,
+    },
     /// The document gets these keys instead of its own.
-    Change { id: Id, to: Keys },
-    Delete { id: Id },
+    Change {
+        id: Id,
+        to: Keys,
+    },
+    Delete {
+        id: Id,
+    },
 }
 
 impl Deed {
@@ -116,4 +124,11 @@ pub enum Outcome {
     Unsure,
     /// Nobody knows.
     Unknown,
+}
+
+impl Outcome {
+    /// Whether the client may take it that nothing happened.
+    pub fn is_refusal(self) -> bool {
+        !matches!(self, Outcome::Applied | Outcome::Unknown)
+    }
 }

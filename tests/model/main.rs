@@ -29,7 +29,7 @@ safe! {
     rivals_compensating: Rivals, COMPENSATING, 1;
     overlap_compensating: Overlap, COMPENSATING, 0;
     change_compensating: Change, COMPENSATING, 0;
-    exchange_compensating: Exchange, COMPENSATING, 1;
+    exchange_compensating: Exchange, COMPENSATING, 0;
     moved_compensating: Moved, COMPENSATING, 0;
     rivals_strict: Rivals, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;

@@ -9,7 +9,7 @@ use crate::words::{Id, Key, OpId, Outcome};
 pub const UNIQUE: &str = "no two documents hold one key";
 pub const TRUE_DUPLICATE: &str = "a duplicate is reported only of a key that was held during the call";
 pub const QUIET: &str = "once it is quiet and swept, exactly the keys of documents are reserved, by them";
-pub const ONCE: &str = "acknowledged: it took effect once; refused: never; anything else: once at most";
+pub const ONCE: &str = "acknowledged: it took effect once; refused: it didn't; anything else: once at most";
 pub const GOES_ON: &str = "it is quiet, or something can go on";
 
 pub fn all() -> Vec<Property<System>> {
@@ -59,11 +59,11 @@ fn has_its_effects(state: &State) -> bool {
     });
     let mut of_clients = of_clients;
     is_once
-        && of_clients.all(|(op, outcome)| match outcome {
+        && !state.wrong_refusal
+        && of_clients.all(|(op, (outcome, was_sent_again))| match outcome {
             Outcome::Applied => state.store.effects_of(op) == 1,
-            Outcome::Unknown => true,
-            Outcome::Nothing | Outcome::Duplicate(_) | Outcome::DuplicateId | Outcome::Unsure => {
-                state.store.effects_of(op) == 0
-            }
+            // The first try may still come, as it may on a server without Keyward.
+            _ if was_sent_again => true,
+            _ => !outcome.is_refusal() || state.store.effects_of(op) == 0,
         })
 }

@@ -33,12 +33,15 @@ pub struct State {
     is_deposed: bool,
     /// A duplicate was reported of a key that nobody held.
     pub wrong_duplicate: bool,
+    /// A refusal was reported of what had taken effect.
+    pub wrong_refusal: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Client {
     call: Option<Call>,
-    pub outcomes: Vec<Outcome>,
+    /// Each with whether the driver had sent it again.
+    pub outcomes: Vec<(Outcome, bool)>,
 }
 
 /// A client's operation under way.
@@ -124,8 +127,11 @@ impl System {
             true => Outcome::Unknown,
             false => outcome,
         };
+        if outcome.is_refusal() && state.store.effects_of(OpId { client, index }) > 0 {
+            state.wrong_refusal = true;
+        }
         let client = &mut state.clients[client as usize];
-        client.outcomes.push(outcome);
+        client.outcomes.push((outcome, call.try_number > 0));
         client.call = None;
     }
 
@@ -320,6 +326,7 @@ impl Model for System {
             faults: self.faults,
             is_deposed: false,
             wrong_duplicate: false,
+            wrong_refusal: false,
         }]
     }
 

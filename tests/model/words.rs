@@ -125,3 +125,10 @@ pub enum Outcome {
     /// Nobody knows.
     Unknown,
 }
+
+impl Outcome {
+    /// Whether the client may take it that nothing happened.
+    pub fn is_refusal(self) -> bool {
+        !matches!(self, Outcome::Applied | Outcome::Unknown)
+    }
+}

@@ -35,7 +35,9 @@ impl Connection {
         let mut reply = vec![0; i32::from_le_bytes(length) as usize - 4];
         self.stream.read_exact(&mut reply).unwrap();
         // The rest of the header, the flags, and the kind of the only section.
-        Document::from_reader(&reply[17..]).unwrap()
+        // A native index's error may cut a key in the middle of a character.
+        let reply: bson::Utf8Lossy<Document> = bson::deserialize_from_slice(&reply[17..]).unwrap();
+        reply.0
     }
 
     /// As [`Connection::run`], for what must succeed.

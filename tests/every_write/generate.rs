@@ -180,7 +180,7 @@ impl Generator {
 
     fn update(&mut self) -> Document {
         let mut command = doc! { "update": &self.name };
-        let statements = match self.rng.random_range(0..10) {
+        let mut statements = match self.rng.random_range(0..10) {
             0 | 1 => {
                 let mut statement = self.selective_update();
                 let many = self.query_of_many();
@@ -192,12 +192,30 @@ impl Generator {
             2..=7 => vec![self.update_of_one()],
             _ => (0..self.rng.random_range(2..4)).map(|_| self.update_of_one()).collect(),
         };
+        let is_unordered = self.rng.random_bool(0.3);
+        if is_unordered && statements.len() > 1 {
+            self.make_distinct(&mut statements);
+        }
         command.insert("updates", statements);
-        if self.rng.random_bool(0.3) {
+        if is_unordered {
             command.insert("ordered", false);
         }
         command.insert("let", doc! { "v": self.scalar() });
         command
+    }
+
+    /// Each statement about a document of its own: a router may carry unordered ones out in another order.
+    fn make_distinct(&mut self, statements: &mut [Document]) {
+        let first = self.id();
+        for (statement, id) in statements.iter_mut().zip(first..) {
+            let query = statement.get_document_mut("q").unwrap();
+            query.insert("_id", id);
+            query.insert("region", region(id));
+            let update = statement.get_document_mut("u");
+            if let Ok(set) = update.and_then(|update| update.get_document_mut("$setOnInsert")) {
+                set.insert("_id", id);
+            }
+        }
     }
 
     /// A statement with `u` and perhaps `arrayFilters`, and a query that names no array.

@@ -9,16 +9,14 @@ mod owner;
 mod placeholder;
 mod queue;
 mod reservation;
-mod snapshot;
 mod sort_keys;
-mod walk;
 mod young;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, rawdoc};
+use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -32,8 +30,6 @@ use crate::reservation::Token;
 pub use placeholder::TakenOver;
 pub use queue::Reserved;
 pub use reservation::{Owner, Reservation};
-pub use snapshot::Moment;
-pub use walk::{Entry, Unreadable, id_of};
 
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
 const KEYS_MAX: usize = 1_000;
@@ -175,35 +171,51 @@ impl ProxyCollection {
     }
 
     async fn read_some(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
-        let mut by_key = HashMap::with_capacity(keys.len());
-        for entry in self.entries(keys).await? {
-            let (key, read) = entry.read.map_err(|_| StoreError::Unexpected("a reservation"))?;
-            by_key.insert(key, read);
+        let mut ids = RawArrayBuf::new();
+        keys.iter().for_each(|key| ids.push(key.reservation_id()));
+        let command = rawdoc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } };
+        let found = self.find(command).await?;
+        let now = now_of(&found)?;
+        let mut by_key = HashMap::with_capacity(found.documents.len());
+        for document in &found.documents {
+            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
+            let key = self
+                .key_of(document)
+                .ok_or(StoreError::Unexpected("a reservation's _id"))?;
+            by_key.insert(key, Read { reservation, now });
         }
         Ok(keys.iter().map(|key| by_key.get(*key).cloned()).collect())
     }
 
-    /// Reads what stands in the places of `keys`, whether it is a reservation or not, in no order.
+    /// Reads at most `limit` reservations after the `_id` `after`, in the order of their keys, each with its `_id`.
     ///
     /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<Entry>, StoreError> {
-        let mut entries = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(KEYS_MAX) {
-            let found = self.find(self.find_keys(keys)).await?;
-            let now = now_of(&found)?;
-            for document in &found.documents {
-                entries.push(self.entry(document, now)?);
-            }
+    /// [`StoreError`] if the cluster gave no sure answer, or a document isn't a reservation.
+    pub async fn page(
+        &self,
+        after: Option<&RawDocumentBuf>,
+        limit: i64,
+    ) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
+        let mut filter = RawDocumentBuf::new();
+        if let Some(after) = after {
+            filter.append(cstr!("_id"), rawdoc! { "$gt": after.clone() });
         }
-        Ok(entries)
+        let command =
+            rawdoc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
+        self.reads(&self.find(command).await?)
     }
 
-    /// The `find` of the reservations of `keys`.
-    fn find_keys(&self, keys: &[&Key]) -> RawDocumentBuf {
-        let mut ids = RawArrayBuf::new();
-        keys.iter().for_each(|key| ids.push(key.reservation_id()));
-        rawdoc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } }
+    /// What a `find` of whole reservations gave, each with its `_id`.
+    fn reads(&self, found: &find::Found) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
+        let now = now_of(found)?;
+        let read = |document: &RawDocumentBuf| {
+            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
+            let unexpected = StoreError::Unexpected("a reservation's _id");
+            let key = self.key_of(document).ok_or(unexpected.clone())?;
+            let id = document.get_document("_id").map_err(|_| unexpected)?.to_owned();
+            Ok((id, key, Read { reservation, now }))
+        };
+        found.documents.iter().map(read).collect()
     }
 
     /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`.
@@ -299,10 +311,8 @@ impl ProxyCollection {
         Ok(found)
     }
 
-    /// The key that a reservation's `_id` stands for; or why it stands for none.
-    fn key_of(&self, reservation: &RawDocument) -> Result<Key, String> {
-        let id = reservation.get_document("_id").map_err(|error| error.to_string())?;
-        Key::from_reservation_id(&self.constraint, id).map_err(|error| error.to_string())
+    fn key_of(&self, reservation: &RawDocument) -> Option<Key> {
+        Key::from_reservation_id(&self.constraint, reservation.get_document("_id").ok()?).ok()
     }
 }
 

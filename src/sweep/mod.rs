@@ -10,6 +10,7 @@ mod turn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bson::RawDocumentBuf;
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
@@ -20,7 +21,7 @@ use crate::reservation::{Age, Scope};
 use turn::Turn;
 
 /// So many reservations are looked at together.
-const PAGE: i32 = 200;
+const PAGE: i64 = 200;
 /// How long to rest after each page: at most 2,000 reservations a second.
 const REST: Duration = Duration::from_millis(100);
 
@@ -53,21 +54,12 @@ async fn sweep(
     };
     loop {
         let page = proxy.page(turn.after(), PAGE).await?;
-        let Some(last) = page.last().map(|entry| entry.id.clone()) else {
+        let Some((last, _, _)) = page.last() else {
             proxy.metrics.sweeps.inc();
             return turn.end(pause).await;
         };
-        let mut readable = Vec::with_capacity(page.len());
-        for entry in page {
-            match entry.read {
-                Ok(read) => readable.push(read),
-                Err(reason) => {
-                    let constraint = proxy.constraint.name();
-                    tracing::warn!(%reason, constraint, "not a reservation; `keyward verify` lists them all");
-                }
-            }
-        }
-        settle(protected, proxy, &readable, lease).await?;
+        let last = last.clone();
+        settle(protected, proxy, &page, lease).await?;
         if !turn.go_on(last).await? {
             return Ok(());
         }
@@ -75,53 +67,46 @@ async fn sweep(
     }
 }
 
-/// Deletes those of a page that are past their lease and nobody's.
+/// Deletes the reservations of a page that are nobody's.
 async fn settle(
     protected: &Protected,
     proxy: &ProxyCollection,
-    page: &[(Key, Read)],
+    page: &[(RawDocumentBuf, Key, Read)],
     lease: Duration,
 ) -> Result<(), StoreError> {
     let is_old = |read: &Read| age(read, lease) == Age::Expired;
-    let old = page.iter().filter(|(_, read)| is_old(read));
-    let old = old.map(|(key, read)| (key, &read.reservation)).collect();
+    let old = page.iter().filter(|(_, _, read)| is_old(read));
+    let unheld = unheld(
+        proxy,
+        old.map(|(_, key, read)| (key, &read.reservation)).collect(),
+        Scope::Route,
+    )
+    .await?;
     let mut suspects = Vec::new();
-    for (key, _) in unheld(proxy, old, Scope::Route).await? {
+    for (key, _) in unheld {
         // Only its own shard knows how old it is; its owner is looked for again after that.
         let alone = proxy.read(&[key]).await?.pop().flatten();
         suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
     }
-    let suspects = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
-    let count = free(protected, proxy, suspects).await?;
-    if count > 0 {
-        proxy.metrics.swept.inc_by(count);
-        tracing::info!(
-            constraint = proxy.constraint.name(),
-            count,
-            "reservations without owner deleted"
-        );
+    let suspects: Vec<_> = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
+    let abandoned = self::unheld(proxy, suspects, Scope::Fenced).await?;
+    if abandoned.is_empty() {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Deletes those reservations, all of them past their lease, whose owner doesn't hold the key; how many.
-///
-/// # Errors
-/// [`StoreError`] if the cluster gave no sure answer; what isn't deleted then is in nobody's way.
-pub async fn free(
-    protected: &Protected,
-    proxy: &ProxyCollection,
-    suspects: Vec<(&Key, &Reservation)>,
-) -> Result<u64, StoreError> {
-    let abandoned = unheld(proxy, suspects, Scope::Fenced).await?;
-    match (abandoned.is_empty(), protected.is_strict()) {
-        (true, _) => Ok(0),
-        (false, true) => delete_absent(protected, proxy, &abandoned).await,
-        (false, false) => {
+    let count = match protected.is_strict() {
+        true => delete_absent(protected, proxy, &abandoned).await?,
+        false => {
             proxy.delete_seen(&abandoned).await?;
-            Ok(abandoned.len() as u64)
+            abandoned.len() as u64
         }
-    }
+    };
+    proxy.metrics.swept.inc_by(count);
+    tracing::info!(
+        constraint = proxy.constraint.name(),
+        count,
+        "reservations without owner deleted"
+    );
+    Ok(())
 }
 
 /// Those of the reservations whose owner doesn't hold the key.

@@ -58,7 +58,8 @@ pub async fn change(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connectio
     loop {
         match attempt(case, plain, upstream).await? {
             Tried::Concluded(conclusion) => return Ok(conclusion),
-            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX => {
+            // A retry would take this way again, where nothing is known of what a transaction did.
+            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && case.operation.is_none() => {
                 return case.conclude_in_transaction(upstream).await;
             }
             Tried::Missed(document) if document == missed => misses += 1,
@@ -73,7 +74,14 @@ pub async fn change(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connectio
 }
 
 async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
-    let seen = match image::look(case.protected, &case.statement.selection()?, upstream).await? {
+    let seen = match image::look(
+        case.protected,
+        case.statement.body,
+        &case.statement.selection()?,
+        upstream,
+    )
+    .await?
+    {
         Ok(Some(seen)) => seen,
         Ok(None) => return Ok(Tried::Concluded(for_nothing(case, upstream).await?.into())),
         Err(refused) => {
@@ -175,7 +183,14 @@ async fn settle(
 ) -> Result<(), ForwardError> {
     let mut held = Ok(Vec::new());
     if case.operation.is_some() {
-        held = image::look_again(case.protected, &seen.image, Doc::new(reply)?, upstream).await?;
+        held = image::look_again(
+            case.protected,
+            case.statement.body,
+            &seen.image,
+            Doc::new(reply)?,
+            upstream,
+        )
+        .await?;
     }
     // It was carried out, now or before, so nothing of it is on its way any more: each key is decided by itself.
     candidate.step(&Event::Applied);

@@ -275,9 +275,12 @@ fn with_terms(command: Doc<'_>, terms: Option<Terms>) -> Result<Builder, Malform
     }
     with.open(ElementType::EmbeddedDocument, b"writeConcern")
         .string("w", b"majority");
-    for element in command.nested("writeConcern")?.unwrap_or(Doc::empty()).elements() {
+    let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
+    // A limit is the client's for what it asked for itself.
+    let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
+    for element in own.elements() {
         let element = element?;
-        if element.name != b"w" {
+        if element.name != b"w" && !(is_raised && element.name == b"wtimeout") {
             with.element(&element);
         }
     }

@@ -4,7 +4,7 @@ use bson::spec::ElementType;
 
 use super::ForwardError;
 use super::narrow::pin;
-use super::transaction::{Failure, Transaction};
+use super::transaction::{Failure, Transaction, append_api};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::constraint::KeyError;
@@ -69,12 +69,14 @@ pub async fn read(
     }
 }
 
-/// Reads the first document that `selection` selects, outside any transaction; the server's reply if it refuses to.
+/// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`; the
+/// server's reply if it refuses to.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn look(
     protected: &Protected,
+    body: Doc<'_>,
     selection: &Selection<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Option<Seen>, Vec<u8>>, ForwardError> {
@@ -85,7 +87,7 @@ pub async fn look(
         .open(ElementType::EmbeddedDocument, b"readConcern")
         .string("level", b"local")
         .close();
-    let found = one(protected, command, upstream).await?;
+    let found = one(protected, body, command, upstream).await?;
     let seen = |document: Vec<u8>| {
         let image = image(protected, Doc::new(&document)?)?;
         Ok::<_, Malformed>(Seen { image, document })
@@ -103,6 +105,7 @@ pub async fn look(
 /// [`ForwardError`] if the connection is gone.
 pub async fn look_again(
     protected: &Protected,
+    body: Doc<'_>,
     image: &Image,
     reply: Doc<'_>,
     upstream: &mut Connection,
@@ -126,7 +129,7 @@ pub async fn look_again(
         command.append(time.kind, b"afterClusterTime", time.value);
     }
     command.close();
-    Ok(match one(protected, command, upstream).await? {
+    Ok(match one(protected, body, command, upstream).await? {
         Ok(Some(document)) => Ok(keys_of(protected, Doc::new(&document)?).unwrap_or_default()),
         Ok(None) => Ok(Vec::new()),
         Err(refused) => Err(refused),
@@ -136,12 +139,14 @@ pub async fn look_again(
 /// Runs a `find` outside any transaction; its first document, or the reply that refuses it.
 async fn one(
     protected: &Protected,
+    body: Doc<'_>,
     mut command: Builder,
     upstream: &mut Connection,
 ) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
+    append_api(&mut command, body)?;
     command.string("$db", protected.namespace.database.as_bytes());
-    let body = command.finish();
-    let reply = upstream.request(&Draft::of_body(&body)).await?;
+    let command = command.finish();
+    let reply = upstream.request(&Draft::of_body(&command)).await?;
     let reply = reply.body();
     if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
         return Ok(Err(reply.bytes().to_vec()));

@@ -211,9 +211,15 @@ impl Generator {
             let query = statement.get_document_mut("q").unwrap();
             query.insert("_id", id);
             query.insert("region", region(id));
-            let update = statement.get_document_mut("u");
-            if let Ok(set) = update.and_then(|update| update.get_document_mut("$setOnInsert")) {
+            let Ok(update) = statement.get_document_mut("u") else {
+                continue;
+            };
+            if let Ok(set) = update.get_document_mut("$setOnInsert") {
                 set.insert("_id", id);
+            }
+            // A replacement stays on its shard.
+            if update.contains_key("region") {
+                update.insert("region", region(id));
             }
         }
     }

@@ -12,7 +12,7 @@ use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::Keyward;
-use crate::{EMAIL, STRICT, held_and_reserved, users};
+use crate::{ALONE, EMAIL, STRICT, held_and_reserved, users};
 
 const CLIENTS: u64 = 12;
 const WRITES_EACH: usize = 60;
@@ -193,6 +193,7 @@ async fn so_they_do_in_strict_mode() {
 }
 
 async fn cross(database: &str, constraint: &str) {
+    let _alone = ALONE.lock().await;
     let cluster = users(database);
     let constraints = constraint.replace("DB", database);
     let keywards = [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints));

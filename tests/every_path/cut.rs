@@ -9,7 +9,7 @@ use testbed::ReplicaSet;
 use crate::forwarder::send;
 use crate::scissors::{Lost, Scissors};
 use crate::support::{Keyward, comparable, run};
-use crate::{EMAIL, STRICT, settles, users};
+use crate::{ALONE, EMAIL, STRICT, settles, users};
 
 /// Longer than a retry takes that finds what its first try left.
 const LEASE: &str = "15s";
@@ -100,6 +100,7 @@ async fn so_it_does_in_strict_mode() {
 }
 
 async fn cut_everywhere(database: &'static str, constraint: &str) {
+    let _alone = ALONE.lock().await;
     let cluster = users(database);
     let scissors = Scissors::start(cluster.router_address());
     let constraints = constraint.replace("DB", database);

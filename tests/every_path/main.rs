@@ -19,6 +19,9 @@ use bson::{Document, doc};
 use support::{on_each_shard, shard_on_two};
 use testbed::Cluster;
 
+/// Each of these tests loads the machine: beside another one, leases would measure that.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
 const STRICT: &str = "  - { collection: DB.users, key: { email: 1 }, strategy: transaction }\n";
 

@@ -1,7 +1,8 @@
 //! Several commands of one transaction, sent without waiting for each other's replies.
 //!
-//! If one is refused, the server has aborted the transaction and refuses those after it: whatever is sent behind may be
-//! sent in advance, the commit included, as long as only an error speaks against it.
+//! If one is refused over what it does, the server has aborted the transaction and refuses those after it. If it is refused
+//! before the server looks at the session (for its shape, or for want of rights), the transaction stays open: so a commit
+//! must never be among them, but wait for their replies.
 
 use super::ForwardError;
 use super::transaction::{Failure, Refused, Transaction};

@@ -157,22 +157,31 @@ impl Session {
         self.transaction.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Refuses any command, an end included, of a transaction that a later one of the session has replaced.
+    ///
+    /// # Errors
+    /// TransactionTooOld.
+    pub fn refuse_older(&self, number: i64) -> Result<(), Failure> {
+        match self.transaction().as_ref() {
+            Some(last) if last.number > number => refuse(
+                code::TRANSACTION_TOO_OLD,
+                format!(
+                    "txnNumber {number} is less than last txnNumber {} seen in session",
+                    last.number
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Starts a transaction, or continues the one of that number.
     ///
     /// # Errors
     /// What a `mongos` answers to a number that is older, unknown or in the wrong phase.
     pub fn begin_or_continue(&self, start: Option<Transaction>, number: i64) -> Result<(), Failure> {
+        self.refuse_older(number)?;
         let mut current = self.transaction();
         let known = current.as_ref().map(|transaction| transaction.number);
-        if known.is_some_and(|known| known > number) {
-            return refuse(
-                code::TRANSACTION_TOO_OLD,
-                format!(
-                    "txnNumber {number} is less than last txnNumber {} seen in session",
-                    known.unwrap_or_default()
-                ),
-            );
-        }
         match (start, known == Some(number)) {
             (Some(_), true) if current.as_ref().is_some_and(|known| known.phase != Phase::Aborted) => refuse(
                 code::CONFLICTING_OPERATION_IN_PROGRESS,

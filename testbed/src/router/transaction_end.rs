@@ -26,6 +26,7 @@ pub async fn commit(operation: &Operation) -> Result<Vec<u8>, Failure> {
         );
     };
     let number = operation.command.txn_number.unwrap_or(-1);
+    session.refuse_older(number)?;
     let transaction = session.transaction().clone().filter(|known| known.number == number);
     let Some(transaction) = transaction else {
         return recover(operation).await;
@@ -113,6 +114,7 @@ pub async fn abort(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let Some(session) = &operation.transaction else {
         return refuse(code::NO_SUCH_TRANSACTION, aborted(number));
     };
+    session.refuse_older(number)?;
     let known = session.transaction().clone().filter(|known| known.number == number);
     match known {
         Some(known) if known.phase == Phase::Running && !known.participants.is_empty() => {

@@ -95,7 +95,10 @@ impl Instance {
             writes,
             metrics,
         });
-        let following = tokio::spawn(write::follow_shard_keys(service.clone()));
+        let following = tokio::spawn({
+            let service = service.clone();
+            async move { service.writes.follow_shard_keys().await }
+        });
         let limits = server::Limits {
             connections_max: config.limits.max_connections,
             drain: config.drain,

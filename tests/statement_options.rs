@@ -9,10 +9,7 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use support::{Keyward, comparable, run};
-use testbed::ReplicaSet;
-
-const THROUGH: &str = "options_through_keyward";
-const NATIVE: &str = "options_natively";
+use testbed::{Cluster, ReplicaSet};
 
 fn documents() -> Vec<Document> {
     vec![
@@ -81,12 +78,12 @@ fn commands() -> Vec<Document> {
     ]
 }
 
-/// Both databases anew.
-async fn reset(keyward: &Client, direct: &Client) {
-    for (client, database) in [(keyward, THROUGH), (direct, NATIVE)] {
-        run(client, database, doc! { "dropDatabase": 1 }).await;
+/// The collection anew, with a native unique index or without.
+async fn reset([keyward, direct]: [&Client; 2], database: &str) {
+    for (client, is_native) in [(keyward, false), (direct, true)] {
+        run(client, database, doc! { "drop": "users" }).await;
         let mut indexes = vec![doc! { "key": { "n": 1 }, "name": "n_1" }];
-        if database == NATIVE {
+        if is_native {
             indexes.push(doc! { "key": { "email": 1 }, "name": "email_1", "unique": true });
         }
         let reply = run(client, database, doc! { "createIndexes": "users", "indexes": indexes }).await;
@@ -96,15 +93,14 @@ async fn reset(keyward: &Client, direct: &Client) {
     }
 }
 
-/// What a reply says, but for the names of the databases, of documents that were made just now, and of the plan that a
-/// server couldn't make.
+/// What a reply says, but for the names of documents that were made just now, and of the plan that a server couldn't make.
 fn said(reply: Document) -> String {
     let mut reply = comparable(reply);
     // A router has them in another place than a single server.
     if let Some(errors) = reply.remove("writeErrors") {
         reply.insert("writeErrors", errors);
     }
-    let mut text = reply.to_string().replace(THROUGH, NATIVE);
+    let mut text = reply.to_string();
     for (from, to) in [("ObjectId(", ")"), ("error processing query", "planner returned error")] {
         if let Some(start) = text.find(from) {
             let end = start + text[start..].find(to).unwrap();
@@ -126,23 +122,35 @@ async fn all(client: &Client, database: &str) -> Vec<Document> {
     all
 }
 
+async fn options_decide_the_same(upstream: &str, database: &str) {
+    let keyward = Keyward::start(
+        upstream,
+        &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
+    );
+    let (client, direct) = (keyward.client().await, ReplicaSet::shared().client());
+    for command in commands() {
+        reset([&client, &direct], database).await;
+        let expected = said(run(&direct, database, command.clone()).await);
+        let got = said(run(&client, database, command.clone()).await);
+        assert_eq!(got, expected, "{command}");
+        let expected = all(&direct, database).await;
+        assert_eq!(all(&client, database).await, expected, "{command}");
+        let reserved = client
+            .database(database)
+            .collection::<Document>("keyward.users.email_1");
+        let reserved = reserved.count_documents(doc! {}).await.unwrap();
+        assert_eq!(reserved, expected.len() as u64, "{command}");
+    }
+}
+
 #[tokio::test]
 async fn options_decide_the_same_as_with_a_native_index() {
-    let set = ReplicaSet::shared();
-    let direct = set.client();
-    let keyward = Keyward::start(
-        &set.uri(),
-        &format!("  - {{ collection: {THROUGH}.users, key: {{ email: 1 }} }}\n"),
-    );
-    let client = keyward.client().await;
-    for command in commands() {
-        reset(&client, &direct).await;
-        let expected = said(run(&direct, NATIVE, command.clone()).await);
-        let got = said(run(&client, THROUGH, command.clone()).await);
-        assert_eq!(got, expected, "{command}");
-        assert_eq!(all(&client, THROUGH).await, all(&direct, NATIVE).await, "{command}");
-        let reserved = client.database(THROUGH).collection::<Document>("keyward.users.email_1");
-        let reserved = reserved.count_documents(doc! {}).await.unwrap();
-        assert_eq!(reserved, all(&direct, NATIVE).await.len() as u64, "{command}");
-    }
+    options_decide_the_same(&Cluster::shared().uri(), "options").await;
+}
+
+#[tokio::test]
+async fn so_they_do_in_strict_mode() {
+    // Another server than the one with the native index: the collections have the same name.
+    let set = ReplicaSet::start(1).unwrap();
+    options_decide_the_same(&set.uri(), "options_strictly").await;
 }

@@ -9,7 +9,7 @@ use bson::{Document, doc};
 use keyward::constraint::{Constraint, IndexSpec};
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
-use support::{Keyward, assert_documents_and_reservations_agree, in_one_order, run, shard_on_two};
+use support::{Keyward, assert_documents_and_reservations_agree, assert_same_answer, run, shard_on_two};
 use testbed::{Cluster, ReplicaSet};
 
 /// More constraints than ten.
@@ -65,13 +65,7 @@ async fn prepare(database: &str, indexes: &[Document]) -> Keyward {
 async fn same_answers(keyward: &Keyward, database: &str, commands: Vec<Document>) {
     let (client, native) = (keyward.client_without_retries().await, ReplicaSet::shared().client());
     for command in commands {
-        let expected = run(&native, database, command.clone()).await;
-        let got = run(&client, database, command.clone()).await;
-        assert_eq!(
-            in_one_order(got.clone()),
-            in_one_order(expected.clone()),
-            "{command}\n{got}\n{expected}"
-        );
+        assert_same_answer([&native, &client], database, command).await;
     }
 }
 

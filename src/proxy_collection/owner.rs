@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
-use super::{KEYS_MAX, Owner, ProxyCollection, StoreError};
+use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
@@ -47,6 +47,23 @@ impl ProxyCollection {
         let found = self.find(command).await?;
         let held = self.keys_of(&found.documents)?;
         Ok(claims.iter().map(|(key, _)| held.contains(*key)).collect())
+    }
+
+    /// Those of the reservations whose owner doesn't hold the key.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn unheld<'r>(
+        &self,
+        mut reservations: Vec<(&'r Key, &'r Reservation)>,
+        scope: Scope,
+    ) -> Result<Vec<(&'r Key, &'r Reservation)>, StoreError> {
+        if !reservations.is_empty() {
+            let claims: Vec<_> = reservations.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
+            let mut held = self.look_up(&claims, scope).await?.into_iter();
+            reservations.retain(|_| !held.next().unwrap_or(true));
+        }
+        Ok(reservations)
     }
 
     /// The top-level fields that the constraint reads, so that large documents don't travel whole.

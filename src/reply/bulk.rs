@@ -240,11 +240,8 @@ impl BulkReply {
     pub fn body(&self) -> Result<Vec<u8>, Malformed> {
         let mut reply = Builder::new();
         reply.open(ElementType::EmbeddedDocument, b"cursor").int64("id", 0);
-        reply.open(ElementType::Array, b"firstBatch");
-        for (place, entry) in self.entries.iter().enumerate() {
-            reply.document(&place.to_string(), Doc::new(entry)?);
-        }
-        reply.close().string("ns", b"admin.$cmd.bulkWrite").close();
+        reply.documents("firstBatch", &self.entries);
+        reply.string("ns", b"admin.$cmd.bulkWrite").close();
         reply
             .int32("nErrors", self.errors)
             .int32("nInserted", self.inserted)
@@ -258,11 +255,7 @@ impl BulkReply {
             }
         }
         if !self.retried.is_empty() {
-            reply.open(ElementType::Array, b"retriedStmtIds");
-            for (place, number) in self.retried.iter().enumerate() {
-                reply.int32(&place.to_string(), *number);
-            }
-            reply.close();
+            reply.int32s("retriedStmtIds", self.retried.iter().copied());
         }
         if let Some(error) = &self.write_concern_error {
             reply.document("writeConcernError", Doc::new(error)?);

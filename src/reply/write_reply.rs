@@ -222,11 +222,11 @@ impl WriteReply {
             reply.document("writeConcernError", Doc::new(error)?);
         }
         if !self.retried.is_empty() {
-            reply.open(ElementType::Array, b"retriedStmtIds");
-            for (index, statement) in self.retried.iter().enumerate() {
-                reply.int32(&index.to_string(), i32::try_from(*statement).unwrap_or(-1));
-            }
-            reply.close();
+            let statements = self.retried.iter();
+            reply.int32s(
+                "retriedStmtIds",
+                statements.map(|statement| i32::try_from(*statement).unwrap_or(-1)),
+            );
         }
         reply.double("ok", 1.0);
         self.times.append_to(&mut reply);

@@ -76,12 +76,8 @@ async fn settle(
 ) -> Result<(), StoreError> {
     let is_old = |read: &Read| age(read, lease) == Age::Expired;
     let old = page.iter().filter(|(_, _, read)| is_old(read));
-    let unheld = unheld(
-        proxy,
-        old.map(|(_, key, read)| (key, &read.reservation)).collect(),
-        Scope::Route,
-    )
-    .await?;
+    let old = old.map(|(_, key, read)| (key, &read.reservation)).collect();
+    let unheld = proxy.unheld(old, Scope::Route).await?;
     let mut suspects = Vec::new();
     for (key, _) in unheld {
         // Only its own shard knows how old it is; its owner is looked for again after that.
@@ -89,7 +85,7 @@ async fn settle(
         suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
     }
     let suspects: Vec<_> = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
-    let abandoned = self::unheld(proxy, suspects, Scope::Fenced).await?;
+    let abandoned = proxy.unheld(suspects, Scope::Fenced).await?;
     if abandoned.is_empty() {
         return Ok(());
     }
@@ -107,20 +103,6 @@ async fn settle(
         "reservations without owner deleted"
     );
     Ok(())
-}
-
-/// Those of the reservations whose owner doesn't hold the key.
-async fn unheld<'r>(
-    proxy: &ProxyCollection,
-    mut reservations: Vec<(&'r Key, &'r Reservation)>,
-    scope: Scope,
-) -> Result<Vec<(&'r Key, &'r Reservation)>, StoreError> {
-    if !reservations.is_empty() {
-        let claims: Vec<_> = reservations.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
-        let mut held = proxy.look_up(&claims, scope).await?.into_iter();
-        reservations.retain(|_| !held.next().unwrap_or(true));
-    }
-    Ok(reservations)
 }
 
 /// Deletes reservations one by one, each so that its owner can't come any more; how many.

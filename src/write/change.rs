@@ -26,7 +26,7 @@ use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
 use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
-use crate::reservation::{Event, Token};
+use crate::reservation::{Event, Scope, Token};
 use crate::upstream::Connection;
 
 /// A statement larger than this, with the values that it is pinned to, isn't sent.
@@ -198,18 +198,24 @@ async fn settle(
     for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
         let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
         let given_up = given_up.iter().filter(|(key, _)| is_free(key));
-        let given_up: Vec<_> = given_up.map(|(key, seen)| (&key.key, seen)).collect();
+        let given_up = given_up.map(|(key, seen)| (&key.key, seen));
+        // Elsewhere it may be another document's with the same `_id`, or this one's from before it was sharded anew.
+        let (given_up, elsewhere): (Vec<_>, Vec<_>) =
+            given_up.partition(|(_, before)| before.owner == seen.image.owner);
         let new = candidate
             .keys
             .iter()
             .filter(|key| case.operation.is_some() && is_free(key));
         let not_come: Vec<_> = new.map(|key| (&key.key, candidate.attempt.token())).collect();
-        let count = given_up.len() + not_come.len();
+        let count = given_up.len() + elsewhere.len() + not_come.len();
         if count == 0 {
             continue;
         }
         let released = async {
             proxy.delete_seen(&given_up).await?;
+            proxy
+                .delete_seen(&proxy.unheld(elsewhere, Scope::Fenced).await?)
+                .await?;
             proxy.release(&not_come).await
         };
         match released.await {

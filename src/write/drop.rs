@@ -15,7 +15,7 @@ use bson::RawDocument;
 use futures_util::future::join_all;
 
 use super::transaction::{API, Failure, Refused, append_fields};
-use super::{Context, ForwardError};
+use super::{Context, ForwardError, cursor};
 use crate::catalog::Protected;
 use crate::constraint::{Key, PROXY_PREFIX};
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
@@ -123,23 +123,16 @@ async fn names(
         let reply = request(&command, upstream).await?;
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
-        let Some(cursor) = answer.nested("cursor")? else {
+        if answer.nested("cursor")?.is_none() {
             return Err(Failure::Refused(Refused { body: reply }));
-        };
-        for batch in ["firstBatch", "nextBatch"] {
-            let batch = cursor.nested(batch)?;
-            for entry in batch.into_iter().flat_map(Doc::elements) {
-                if let Some(entry) = entry?.as_document_or_array()?
-                    && let Some(name) = entry.get("name")?.and_then(|name| name.as_string_bytes())
-                {
-                    names.push(name.to_vec());
-                }
-            }
         }
-        let id = cursor.get("id")?.and_then(|id| id.as_whole_number()).unwrap_or(0);
-        if id == 0 {
+        for entry in cursor::batch(answer)? {
+            let name = entry.get("name")?.and_then(|name| name.as_string_bytes());
+            names.extend(name.map(<[u8]>::to_vec));
+        }
+        let Some(id) = cursor::more(answer)? else {
             return Ok(names);
-        }
+        };
         let mut more = Builder::new();
         more.int64("getMore", id).string("collection", b"$cmd.listCollections");
         command = finished(more, database, body)?;
@@ -175,7 +168,8 @@ async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
     let each = protected.constraints.iter().map(|proxy| async move {
         let found: Result<_, StoreError> = async {
             let young = proxy.young(span, SETTLED_MAX).await?;
-            let held = proxy.look_up(&claims(&young), Scope::Everywhere).await?;
+            let claims: Vec<_> = young.iter().map(|(key, seen)| (key, &seen.owner)).collect();
+            let held = proxy.look_up(&claims, Scope::Everywhere).await?;
             Ok(young.into_iter().zip(held))
         }
         .await;
@@ -198,9 +192,8 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
         .zip(settled)
         .map(|(proxy, settled)| async move {
             let released: Result<usize, StoreError> = async {
-                let held = proxy.look_up(&claims(settled), Scope::Fenced).await?;
-                let gone: Vec<_> = settled.iter().zip(held).filter(|(_, held)| !held).collect();
-                let gone: Vec<_> = gone.iter().map(|((key, seen), _)| (key, seen)).collect();
+                let settled = settled.iter().map(|(key, seen)| (key, seen)).collect();
+                let gone = proxy.unheld(settled, Scope::Fenced).await?;
                 proxy.delete_seen(&gone).await?;
                 Ok(gone.len())
             }
@@ -211,13 +204,6 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
             }
         });
     join_all(each).await;
-}
-
-fn claims(reservations: &[(Key, Reservation)]) -> Vec<(&Key, &crate::proxy_collection::Owner)> {
-    reservations
-        .iter()
-        .map(|(key, reservation)| (key, &reservation.owner))
-        .collect()
 }
 
 fn warn(proxy: &ProxyCollection, error: &StoreError) {

@@ -251,11 +251,7 @@ fn part_of_body(
         }
     }
     if let Some(numbers) = numbers {
-        part.open(ElementType::Array, b"stmtIds");
-        for (index, number) in numbers.iter().enumerate() {
-            part.int32(&index.to_string(), *number);
-        }
-        part.close();
+        part.int32s("stmtIds", numbers);
     }
     with_terms(Doc::new(&part.finish())?, terms)
 }

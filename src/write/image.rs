@@ -2,9 +2,9 @@
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
 use super::narrow::pin;
-use super::transaction::{Failure, Transaction, append_api};
+use super::transaction::{API, Failure, Transaction, append_fields};
+use super::{ForwardError, cursor};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::constraint::KeyError;
@@ -143,7 +143,8 @@ async fn one(
     mut command: Builder,
     upstream: &mut Connection,
 ) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
-    append_api(&mut command, body)?;
+    append_fields(&mut command, body, &API)?;
+    append_fields(&mut command, body, &["maxTimeMS"])?;
     command.string("$db", protected.namespace.database.as_bytes());
     let command = command.finish();
     let reply = upstream.request(&Draft::of_body(&command)).await?;
@@ -151,11 +152,7 @@ async fn one(
     if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
         return Ok(Err(reply.bytes().to_vec()));
     }
-    let batch = match reply.nested("cursor")? {
-        Some(cursor) => cursor.nested("firstBatch")?,
-        None => None,
-    };
-    let first = batch.map(|batch| batch.nested("0")).transpose()?.flatten();
+    let first = cursor::batch(reply)?.into_iter().next();
     Ok(Ok(first.map(|document| document.bytes().to_vec())))
 }
 
@@ -210,18 +207,10 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
 
 /// Takes the documents of a cursor's batch; gives the cursor's id if there is more.
 fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<Image>) -> Result<Option<i64>, Malformed> {
-    let cursor = reply.nested("cursor")?;
-    let Some(cursor) = cursor else { return Ok(None) };
-    for name in ["firstBatch", "nextBatch"] {
-        let batch = cursor.nested(name)?;
-        for document in batch.into_iter().flat_map(Doc::elements) {
-            if let Some(document) = document?.as_document_or_array()? {
-                images.push(image(protected, document)?);
-            }
-        }
+    for document in cursor::batch(reply)? {
+        images.push(image(protected, document)?);
     }
-    let id = cursor.get("id")?.and_then(|id| id.as_whole_number()).unwrap_or(0);
-    Ok((id != 0).then_some(id))
+    cursor::more(reply)
 }
 
 fn image(protected: &Protected, document: Doc<'_>) -> Result<Image, Malformed> {

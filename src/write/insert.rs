@@ -89,17 +89,18 @@ impl<'a> Insert<'a, '_> {
         let strict = (has_keys && self.protected.is_strict())
             .then(|| Strict::new(self.protected, self.command, first, self.deadline));
         if let Some(strict) = &strict {
-            self.begin_strictly(strict, &mut pending, upstream).await?;
+            self.insert_at_once(strict, &mut pending, upstream).await?;
         }
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
             let awaited = settle(self.protected, self.context.lease, &mut pending).await;
+            let taken_out = self.take_out_what_was_done_before(&mut pending, strict.as_ref(), upstream);
+            if let Err(error) = taken_out.await {
+                pending.iter_mut().for_each(Candidate::withdraw);
+                give_back(self.protected, self.context.lease, &mut pending).await;
+                return Err(error);
+            }
             if strict.is_none() {
-                if let Err(error) = self.take_out_what_was_done_before(&mut pending, upstream).await {
-                    pending.iter_mut().for_each(Candidate::withdraw);
-                    give_back(self.protected, self.context.lease, &mut pending).await;
-                    return Err(error);
-                }
                 self.restart_what_is_late(&mut pending);
             }
             let mut rest = match self.command.ordered {
@@ -141,38 +142,24 @@ impl<'a> Insert<'a, '_> {
         Ok(())
     }
 
-    /// Strict mode: on one replica set all goes in at once if nothing is in the way. Otherwise what an earlier try of the
-    /// command has inserted is taken out, and the rest claims its keys as ever. `pending` is what is left.
-    async fn begin_strictly(
+    /// Strict mode on one replica set: all goes in at once if nothing is in the way. Otherwise it claims its keys as ever.
+    async fn insert_at_once(
         &mut self,
         strict: &Strict<'_, '_>,
         pending: &mut Vec<Candidate<'a>>,
         upstream: &mut Connection,
     ) -> Result<(), ForwardError> {
-        if self.protected.is_on_one_replica_set && self.stopped.is_none() {
-            let all: Vec<&Candidate<'_>> = pending.iter().collect();
-            if let Some(part) = strict.insert_at_once(&all, upstream).await? {
-                for key in pending.drain(..).flat_map(|candidate| candidate.keys) {
-                    self.protected.constraints[key.constraint].metrics.reservations.inc();
-                }
-                return self.take_part(part, std::iter::empty());
-            }
+        if !self.protected.is_on_one_replica_set || self.stopped.is_some() {
+            return Ok(());
         }
-        let before = match strict.inserted_before(pending, upstream).await {
-            Ok(before) => before,
-            Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused)) => {
-                self.stopped.get_or_insert(Stopped::Whole(refused.body));
-                return Ok(());
-            }
+        let all: Vec<&Candidate<'_>> = pending.iter().collect();
+        let Some(part) = strict.insert_at_once(&all, upstream).await? else {
+            return Ok(());
         };
-        if let Some(retry) = &self.command.retry {
-            for position in &before {
-                self.reply.retried(retry.operation(*position).statement);
-            }
+        for key in pending.drain(..).flat_map(|candidate| candidate.keys) {
+            self.protected.constraints[key.constraint].metrics.reservations.inc();
         }
-        pending.retain(|candidate| !before.contains(&candidate.position));
-        Ok(())
+        self.take_part(part, std::iter::empty())
     }
 
     /// Begins the attempts of a slice. A document that can't be indexed, say, is an error of its own, which ends an ordered
@@ -208,6 +195,7 @@ impl<'a> Insert<'a, '_> {
     async fn take_out_what_was_done_before(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
+        strict: Option<&Strict<'_, '_>>,
         upstream: &mut Connection,
     ) -> Result<(), ForwardError> {
         let Some(retry) = &self.command.retry else {
@@ -220,7 +208,18 @@ impl<'a> Insert<'a, '_> {
         if duplicates.is_empty() {
             return Ok(());
         }
-        let done = done_before(self.protected, self.command, &duplicates, upstream).await?;
+        let done = match strict {
+            Some(strict) => strict.inserted_before(&duplicates, upstream).await,
+            None => Ok(done_before(self.protected, self.command, &duplicates, upstream).await?),
+        };
+        let done = match done {
+            Ok(done) => done,
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused)) => {
+                self.stopped.get_or_insert(Stopped::Whole(refused.body));
+                return Ok(());
+            }
+        };
         // What they reserved before they met the duplicate.
         give_back(self.protected, self.context.lease, pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {

@@ -15,15 +15,12 @@ mod insert;
 mod refused_for_certain;
 mod retried;
 
-mod insert_record;
-mod pipeline;
-mod progress;
-mod reserved;
 mod strict;
 
 mod change;
 mod clash;
 mod conclusion;
+mod cursor;
 mod image;
 mod lease_left;
 mod moves;
@@ -54,7 +51,6 @@ use crate::wire::OpMsg;
 use back_off::BackOff;
 use batch_command::BatchCommand;
 pub use forward::ForwardError;
-pub use shard_key::follow as follow_shard_keys;
 use statement::Kind;
 use transaction::Transaction;
 

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use bson::{RawDocumentBuf, cstr, spec::ElementType};
 
+use super::cursor;
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
@@ -52,18 +53,9 @@ impl<'a> Recorded<'a> {
             .close();
         command.int32("limit", 1).boolean("singleBatch", true);
         let found = transaction.run(upstream, self.database, command, None).await?;
-        let nested = |doc: Doc<'_>, name| -> Result<Option<Vec<u8>>, Malformed> {
-            let element = doc.nested(name)?;
-            Ok(element.map(|element| element.bytes().to_vec()))
-        };
-        let mut found = Some(found);
-        for name in ["cursor", "firstBatch", "0", "reply"] {
-            found = match found {
-                Some(found) => nested(Doc::new(&found)?, name)?,
-                None => None,
-            };
-        }
-        Ok(found)
+        let record = cursor::batch(Doc::new(&found)?)?.into_iter().next();
+        let reply = record.map(|record| record.nested("reply")).transpose()?.flatten();
+        Ok(reply.map(|reply| reply.bytes().to_vec()))
     }
 
     /// Writes `reply` down; false if another try has done so.

@@ -139,12 +139,9 @@ fn question(
         .int32("w", 1)
         .close();
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
-    question.open(ElementType::Array, b"stmtIds");
-    for (place, candidate) in candidates.iter().enumerate() {
-        if let Some(retry) = &command.retry {
-            question.int32(&place.to_string(), retry.operation(candidate.position).statement);
-        }
+    if let Some(retry) = &command.retry {
+        let statement = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;
+        question.int32s("stmtIds", candidates.iter().map(statement));
     }
-    question.close();
     Ok(question.finish())
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use super::{Context, ForwardError};
 use crate::prepare::shard_keys;
 use crate::raw::Doc;
-use crate::session::Service;
 use crate::upstream::Connection;
 use crate::wire::Draft;
 
@@ -18,6 +17,16 @@ use crate::wire::Draft;
 const EVERY: Duration = Duration::from_secs(10);
 
 impl Context {
+    /// Looks again and again.
+    ///
+    /// Cancel: at any time.
+    pub async fn follow_shard_keys(&self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            self.renew_shard_keys().await;
+        }
+    }
+
     /// Looks the shard keys of all protected collections up.
     pub async fn renew_shard_keys(&self) {
         let catalog = self.catalog.load_full();
@@ -29,14 +38,6 @@ impl Context {
             Ok(keys) => drop(self.catalog.rcu(|catalog| Arc::new(catalog.with_shard_keys(&keys)))),
             Err(error) => tracing::warn!(%error, "the shard keys could not be looked up"),
         }
-    }
-}
-
-/// Looks again and again; ends only when it is dropped.
-pub async fn follow(service: Arc<Service>) {
-    loop {
-        tokio::time::sleep(EVERY).await;
-        service.writes.renew_shard_keys().await;
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use bson::{RawDocument, spec::ElementType};
 
+use super::cursor;
 use super::image::{self, Selection};
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
@@ -82,16 +83,9 @@ async fn read(
     command
         .open(ElementType::EmbeddedDocument, b"filter")
         .open(ElementType::EmbeddedDocument, b"_id")
-        .open(ElementType::Array, b"$in");
-    for (index, key) in keys.iter().enumerate() {
-        let id = key.reservation_id();
-        command.append(
-            ElementType::EmbeddedDocument,
-            index.to_string().as_bytes(),
-            id.as_bytes(),
-        );
-    }
-    command.close().close().close();
+        .documents("$in", keys.iter().map(|key| key.reservation_id().into_bytes()))
+        .close()
+        .close();
     command
         .open(ElementType::EmbeddedDocument, b"projection")
         .int32("owner", 1)
@@ -101,12 +95,7 @@ async fn read(
         .boolean("singleBatch", true)
         .int32("batchSize", i32::try_from(KEYS_AT_ONCE).unwrap_or(i32::MAX));
     let reply = transaction.run(upstream, &collection.database, command, None).await?;
-    let cursor = Doc::new(&reply)?.nested("cursor")?;
-    let batch = cursor.map(|cursor| cursor.nested("firstBatch")).transpose()?.flatten();
-    for reservation in batch.into_iter().flat_map(Doc::elements) {
-        let Some(reservation) = reservation?.as_document_or_array()? else {
-            continue;
-        };
+    for reservation in cursor::batch(Doc::new(&reply)?)? {
         let id = reservation.nested("_id")?.unwrap_or(Doc::empty());
         let id = RawDocument::from_bytes(id.bytes()).map_err(|_| Malformed::Unterminated)?;
         // What no version of Keyward wrote is in nobody's way until it is met.

@@ -14,7 +14,7 @@ use super::moves::{Clash, Impossible, Moves};
 use super::narrow::{both, equality, pin};
 use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::Token;
 use crate::upstream::Connection;
 
@@ -319,12 +319,28 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
 fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Malformed> {
     let mut route = Builder::new();
     for path in shard_key {
-        match equality(query, path)? {
+        match asked_for(query, path)? {
             Some(value) => route.append(value.kind, path.as_bytes(), value.value),
             None => return Ok(None),
         };
     }
     Ok((!shard_key.is_empty()).then(|| route.finish()))
+}
+
+/// The value that a query asks for at `path`, by itself or in a conjunction: from both the server takes what it inserts.
+fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let own = equality(query, path)?;
+    if own.is_some() {
+        return Ok(own);
+    }
+    for part in query.nested("$and")?.into_iter().flat_map(Doc::elements) {
+        if let Some(part) = part?.as_document_or_array()?
+            && let Some(value) = asked_for(part, path)?
+        {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
 }
 
 /// The `_id` that an upsert inserted, as a document `{_id}`.

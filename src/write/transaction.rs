@@ -313,14 +313,6 @@ fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// Gives a command of Keyward's the API version of the client's command `body`.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
-pub fn append_api(builder: &mut Builder, body: Doc<'_>) -> Result<(), Malformed> {
-    append_fields(builder, body, &API)
-}
-
 /// Appends those fields of `body` that are called one of `names`.
 ///
 /// # Errors

@@ -17,14 +17,23 @@ async fn an_upsert_leaves_the_namesake_of_its_document_alone() {
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     run(&client, database, insert(vec![user("a", "a@x")], true)).await;
-    let upsert = |email: &str| {
+    let upsert = |q: &Document, email: &str| {
         let set = doc! { "$set": { "email": email } };
-        doc! { "update": "users", "updates": [{ "q": { "_id": 1, "region": "z" }, "u": set, "upsert": true }] }
+        doc! { "update": "users", "updates": [{ "q": q.clone(), "u": set, "upsert": true }] }
     };
-    let refused = run(&client, database, upsert("a@x")).await;
+    let own = doc! { "_id": 1, "region": "z" };
+    let refused = run(&client, database, upsert(&own, "a@x")).await;
     assert!(refused.contains_key("writeErrors"), "{refused}");
-    for (email, applied) in [("z@x", "upserted"), ("y@x", "nModified")] {
-        let reply = run(&client, database, upsert(email)).await;
+    let as_conjunction = doc! { "$and": [{ "_id": 2 }, { "$and": [{ "region": { "$eq": "z" } }] }] };
+    let mut second = user("a", "second@x");
+    second.insert("_id", 2);
+    run(&client, database, insert(vec![second], true)).await;
+    for (q, email, applied) in [
+        (&own, "z@x", "upserted"),
+        (&own, "y@x", "nModified"),
+        (&as_conjunction, "another@x", "upserted"),
+    ] {
+        let reply = run(&client, database, upsert(q, email)).await;
         assert!(
             reply.contains_key(applied) && !reply.contains_key("writeErrors"),
             "{reply}"

@@ -1,16 +1,10 @@
 //! The store of reservations itself: what makes a takeover or a release miss, and what makes it fail.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use bson::{RawBson, doc};
-use keyward::constraint::{Constraint, IndexSpec, Key};
-use keyward::metrics::Metrics;
-use keyward::namespace::Namespace;
-use keyward::proxy_collection::{Owner, ProxyCollection, Reserved, TakenOver};
-use keyward::raw::Doc;
+use keyward::proxy_collection::{Owner, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
+use crate::trial::store_of_email;
 use crate::{EMAIL, failing, keyward, users};
 
 fn owner(id: i32) -> Owner {
@@ -28,27 +22,12 @@ fn token() -> Token {
     }
 }
 
-/// The proxy collection of `users.email`, and the key of an address.
-fn email(database: &str) -> (ProxyCollection, Key) {
-    let spec = IndexSpec {
-        key: doc! { "email": 1 },
-        ..Default::default()
-    };
-    let constraint = Arc::new(Constraint::new(Namespace::new(database, "users"), spec).unwrap());
-    let document = doc! { "email": "a@x" }.to_vec().unwrap();
-    let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
-    let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
-    let client = testbed::Cluster::shared().client();
-    let lease = Duration::from_secs(60);
-    (ProxyCollection::new(&client, constraint, metrics, lease), key)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
     let database = "reserved_again";
     let cluster = users(database);
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
-    let (proxy, key) = email(database);
+    let (proxy, key) = store_of_email(database);
     let (first, other) = (token(), token());
     assert_eq!(
         proxy.reserve(&[(&key, &owner(1), first)]).await.unwrap(),
@@ -76,7 +55,7 @@ async fn a_release_that_a_shard_refuses_is_an_error() {
     let database = "not_released";
     let cluster = users(database);
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
-    let (proxy, key) = email(database);
+    let (proxy, key) = store_of_email(database);
     let token = token();
     proxy.reserve(&[(&key, &owner(1), token)]).await.unwrap();
     let namespace = format!("{database}.keyward.users.email_1");

@@ -5,7 +5,7 @@ use bson::{Binary, Document, doc, spec::BinarySubtype};
 use testbed::{Cluster, ReplicaSet};
 
 use crate::forwarder::{Forwarder, insert_into, send, wait_until};
-use crate::support::{Keyward, comparable, on_each_shard, run};
+use crate::support::{Keyward, comparable, natively_unique, on_each_shard};
 use crate::{EMAIL, assert_agreement, insert, keyward, users};
 
 fn user(id: i32, email: &str) -> Document {
@@ -70,12 +70,7 @@ pub async fn lose_this_and_retry(
         }
         reply
     };
-    let native = ReplicaSet::shared();
-    let client = native.client();
-    client.database(database).drop().await.unwrap();
-    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
-    run(&client, database, doc! { "createIndexes": "users", "indexes": [index] }).await;
-    let native = &native.addresses()[0];
+    let native = &natively_unique(database).await;
     let seed = insert(vec![user(0, "taken")], true);
     for address in [native, retry] {
         assert_eq!(send(address, database, seed.clone()).unwrap().get_i32("n").unwrap(), 1);
@@ -101,7 +96,7 @@ pub async fn lose_this_and_retry(
     let documents = on_each_shard(cluster, database, "users").await.concat();
     let native: Vec<Document> = {
         use futures_util::TryStreamExt;
-        let users = client.database(database).collection("users");
+        let users = ReplicaSet::shared().client().database(database).collection("users");
         users.find(doc! {}).await.unwrap().try_collect().await.unwrap()
     };
     assert_eq!(ids(&documents), ids(&native));

@@ -2,7 +2,15 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bson::{Bson, Document, doc};
+use keyward::constraint::{Constraint, IndexSpec, Key};
+use keyward::metrics::Metrics;
+use keyward::namespace::Namespace;
+use keyward::proxy_collection::ProxyCollection;
+use keyward::raw::Doc;
 use testbed::Cluster;
 
 use crate::support::{self, Keyward, shard_on_two};
@@ -38,6 +46,21 @@ pub async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
         None => Vec::new(),
     };
     support::assert_documents_and_reservations_agree(cluster, database, "users", &format!("{field}_1"), keys).await;
+}
+
+/// The store of the reservations of `users.email`, and the key of `a@x`.
+pub fn store_of_email(database: &str) -> (ProxyCollection, Key) {
+    let spec = IndexSpec {
+        key: doc! { "email": 1 },
+        ..Default::default()
+    };
+    let constraint = Arc::new(Constraint::new(Namespace::new(database, "users"), spec).unwrap());
+    let document = doc! { "email": "a@x" }.to_vec().unwrap();
+    let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
+    let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
+    let client = Cluster::shared().client();
+    let lease = Duration::from_secs(60);
+    (ProxyCollection::new(&client, constraint, metrics, lease), key)
 }
 
 /// What is reserved for `field`, from the shards.

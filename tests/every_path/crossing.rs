@@ -1,6 +1,6 @@
 //! Many clients at once, through two Keywards, that rename, swap, replace, delete and insert again, all among the same few
-//! documents and values. At no moment two documents hold the same value; once it is quiet, what is reserved is what is
-//! held.
+//! documents, addresses and tags. At no moment two documents hold the same one; once it is quiet, what is reserved is what
+//! is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,15 @@ use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::Keyward;
-use crate::{ALONE, EMAIL, STRICT, held_and_reserved, users};
+use crate::{ALONE, EMAIL, STRICT, held_and_reserved, users, values};
 
 const CLIENTS: u64 = 12;
 const WRITES_EACH: usize = 60;
 const DOCUMENTS: i32 = 8;
 const VALUES: i32 = 6;
+/// Each document holds up to two of them.
+const TAGS: i32 = 12;
+const TAGGED: &str = "  - { collection: DB.users, key: { tags: 1 }, sparse: true }\n";
 
 /// What came of a client's writes.
 #[derive(Debug, Default)]
@@ -49,10 +52,15 @@ impl Client {
         format!("{}@x", self.random.random_range(0..VALUES))
     }
 
+    fn tag(&mut self) -> i32 {
+        self.random.random_range(0..TAGS)
+    }
+
     async fn write(&mut self, kind: u32) -> Result<(), Error> {
         let (id, value) = (self.id(), self.value());
+        let tags = [self.tag(), self.tag()];
         let mut document = named(id);
-        document.insert("email", &value);
+        document.extend(doc! { "email": &value, "tags": tags.to_vec() });
         let users = self.users.clone();
         match kind {
             0 => {
@@ -92,6 +100,28 @@ impl Client {
             }
             10 => {
                 users.delete_many(doc! { "email": value }).await?;
+            }
+            11 => {
+                let set = doc! { "$set": { "tags": tags.to_vec() } };
+                users.update_one(named(id), set).await?;
+            }
+            12 => {
+                // Keys of two constraints at once: one may be free and the other taken.
+                let set = doc! { "$set": { "email": value, "tags": tags.to_vec() } };
+                users.update_one(named(id), set).await?;
+            }
+            13 => {
+                users
+                    .update_one(named(id), doc! { "$addToSet": { "tags": tags[0] } })
+                    .await?;
+            }
+            14 => {
+                users
+                    .update_one(named(id), doc! { "$pull": { "tags": tags[0] } })
+                    .await?;
+            }
+            15 => {
+                users.update_one(named(id), doc! { "$unset": { "tags": 1 } }).await?;
             }
             _ => self.swap(id).await?,
         }
@@ -149,7 +179,7 @@ fn is_duplicate(error: &Error) -> bool {
 /// Writes that get in each other's way.
 async fn crowd(mut client: Client) -> Seen {
     for _ in 0..WRITES_EACH {
-        let kind = client.random.random_range(0..13);
+        let kind = client.random.random_range(0..18);
         match client.write(kind).await {
             Ok(()) => client.seen.applied += 1,
             Err(error) if is_duplicate(&error) => client.seen.duplicates += 1,
@@ -169,14 +199,14 @@ async fn watch(users: Collection<Document>, is_over: Arc<AtomicBool>) -> usize {
         let mut cursor = users.find(doc! {}).session(&mut session).await.unwrap();
         let documents: Vec<Document> = cursor.stream(&mut session).try_collect().await.unwrap();
         session.commit_transaction().await.unwrap();
-        let mut values: Vec<String> = documents
-            .iter()
-            .map(|document| format!("{:?}", document.get("email")))
-            .collect();
-        values.sort();
-        let count = values.len();
-        values.dedup();
-        assert_eq!(values.len(), count, "{documents:?}");
+        for field in ["email", "tags"] {
+            let all = documents.iter().flat_map(|document| values(document, field));
+            let mut all: Vec<String> = all.collect();
+            all.sort();
+            let count = all.len();
+            all.dedup();
+            assert_eq!(all.len(), count, "{documents:?}");
+        }
         looks += 1;
     }
     looks
@@ -195,7 +225,7 @@ async fn so_they_do_in_strict_mode() {
 async fn cross(database: &str, constraint: &str) {
     let _alone = ALONE.lock().await;
     let cluster = users(database);
-    let constraints = constraint.replace("DB", database);
+    let constraints = [constraint, TAGGED].concat().replace("DB", database);
     let keywards = [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints));
     let seed: u64 = match std::env::var("KEYWARD_SEED") {
         Ok(seed) => seed.parse().unwrap(),
@@ -227,6 +257,8 @@ async fn cross(database: &str, constraint: &str) {
         all.duplicates * 20 > all.applied && looks > 10,
         "{all:?}, {looks} looks"
     );
-    let (held, reserved) = held_and_reserved(cluster, database).await;
-    assert_eq!(held, reserved);
+    for field in ["email", "tags"] {
+        let [held, reserved] = held_and_reserved(cluster, database, field).await;
+        assert_eq!(held, reserved, "{field}");
+    }
 }

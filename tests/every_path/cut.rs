@@ -4,11 +4,10 @@
 use std::sync::mpsc;
 
 use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
-use testbed::ReplicaSet;
 
 use crate::forwarder::send;
 use crate::scissors::{Lost, Scissors};
-use crate::support::{Keyward, comparable, run};
+use crate::support::{Keyward, comparable, natively_unique};
 use crate::{ALONE, EMAIL, STRICT, settles, users};
 
 /// Longer than a retry takes that finds what its first try left.
@@ -110,12 +109,7 @@ async fn cut_everywhere(database: &'static str, constraint: &str) {
         &constraints,
     );
     let second = Keyward::start_with_lease(&cluster.uri(), LEASE, &constraints);
-    let native = ReplicaSet::shared();
-    let client = native.client();
-    client.database(database).drop().await.unwrap();
-    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
-    run(&client, database, doc! { "createIndexes": "users", "indexes": [index] }).await;
-    let native = &native.addresses()[0];
+    let native = &natively_unique(database).await;
     let mut n = 0;
     for (name, write) in WRITES {
         for lost in [Lost::Request, Lost::Reply] {

@@ -15,7 +15,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use support::{on_each_shard, shard_on_two};
 use testbed::Cluster;
 
@@ -33,19 +33,30 @@ fn users(database: &str) -> &'static Cluster {
     cluster
 }
 
-/// What documents hold and what is reserved, as (key, owner).
-async fn held_and_reserved(cluster: &Cluster, database: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+/// The values that a document holds in `field`, each once, as an index has them; none if the field isn't there.
+fn values(document: &Document, field: &str) -> BTreeSet<String> {
+    match document.get(field) {
+        Some(Bson::Array(elements)) if elements.is_empty() => [format!("{:?}", Bson::Undefined)].into(),
+        Some(Bson::Array(elements)) => elements.iter().map(|element| format!("{element:?}")).collect(),
+        Some(value) => [format!("{value:?}")].into(),
+        None => BTreeSet::new(),
+    }
+}
+
+/// What documents hold in `field` and what is reserved for it, as (key, owner).
+async fn held_and_reserved(cluster: &Cluster, database: &str, field: &str) -> [BTreeSet<String>; 2] {
     let documents = on_each_shard(cluster, database, "users").await.concat();
-    let reservations = on_each_shard(cluster, database, "keyward.users.email_1").await.concat();
-    let held = |document: &Document| format!("{:?} of {:?}", document.get("email"), document.get("_id"));
-    let reserved = |document: &Document| {
+    let proxy = format!("keyward.users.{field}_1");
+    let reservations = on_each_shard(cluster, database, &proxy).await.concat();
+    let held = documents.iter().flat_map(|document| {
+        let of = move |value| format!("{value} of {:?}", document.get("_id").unwrap());
+        values(document, field).into_iter().map(of)
+    });
+    let reserved = reservations.iter().map(|document| {
         let key = document.get_document("_id").unwrap().get_document("k").unwrap();
-        format!("{:?} of {:?}", key.get("email"), document.get("owner"))
-    };
-    let held_keys: Vec<String> = documents.iter().map(held).collect();
-    let held: BTreeSet<String> = held_keys.iter().cloned().collect();
-    assert_eq!(held.len(), held_keys.len(), "{held_keys:?}");
-    (held, reservations.iter().map(reserved).collect())
+        format!("{:?} of {:?}", key.get(field).unwrap(), document.get("owner").unwrap())
+    });
+    [held.collect(), reserved.collect()]
 }
 
 /// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.
@@ -53,7 +64,7 @@ async fn settles(cluster: &Cluster, database: &str, constraints: &str) {
     let _sweeping = support::Keyward::start_sweeping(&cluster.uri(), constraints);
     let started = Instant::now();
     loop {
-        let (held, reserved) = held_and_reserved(cluster, database).await;
+        let [held, reserved] = held_and_reserved(cluster, database, "email").await;
         assert!(
             held.is_subset(&reserved),
             "unprotected: {:?}",

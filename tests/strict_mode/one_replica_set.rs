@@ -43,6 +43,13 @@ pub async fn assert_agreement(client: &Client, database: &str) {
     assert_eq!(held, reserved);
 }
 
+/// The database holds what the other one, with native unique indexes, holds; and its reservations agree.
+async fn assert_same_documents(client: &Client, database: &str, native: &str) {
+    let users = all(client, database, "users").await;
+    assert_eq!(users, all(client, native, "users").await);
+    assert_agreement(client, database).await;
+}
+
 fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "email": email }
 }
@@ -125,11 +132,7 @@ async fn every_insert_gets_the_answer_of_a_native_unique_index() {
         let got = alike(send(&keyward.address, database, command.clone()).unwrap(), database);
         assert_eq!(got, expected, "{command}");
     }
-    assert_eq!(
-        all(&client, database, "users").await,
-        all(&client, &native, "users").await
-    );
-    assert_agreement(&client, database).await;
+    assert_same_documents(&client, database, &native).await;
     let definition = all(&client, database, "keyward.constraints").await.remove(0);
     assert_eq!(definition.get_str("strategy").unwrap(), "transaction");
 }
@@ -165,11 +168,7 @@ async fn a_drivers_retry_takes_effect_once_even_if_the_document_is_gone_since() 
         let got = alike(send(&keyward.address, database, command.clone()).unwrap(), database);
         assert_eq!(got, expected, "{command}");
     }
-    assert_eq!(
-        all(&client, database, "users").await,
-        all(&client, &native, "users").await
-    );
-    assert_agreement(&client, database).await;
+    assert_same_documents(&client, database, &native).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,20 +1,15 @@
 //! The insert's transaction and the takeover's, in every order, step by step: exactly one of them takes effect.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
-use keyward::constraint::{Constraint, IndexSpec, Key};
-use keyward::metrics::Metrics;
-use keyward::namespace::Namespace;
+use keyward::constraint::Key;
 use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
-use keyward::raw::Doc;
 use keyward::reservation::{AttemptId, Token};
 use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 use testbed::Cluster;
 
+use crate::trial::store_of_email;
 use crate::{EMAIL, keyward, users};
 
 /// A reservation of `a@x` for a document that isn't there.
@@ -45,16 +40,8 @@ impl Trial {
     async fn of(database: &str, owner: Owner) -> Trial {
         let cluster = users(database);
         drop(keyward(cluster, database, "60s", &[EMAIL]));
-        let spec = IndexSpec {
-            key: doc! { "email": 1 },
-            ..Default::default()
-        };
-        let constraint = Arc::new(Constraint::new(Namespace::new(database, "users"), spec).unwrap());
-        let document = doc! { "email": "a@x" }.to_vec().unwrap();
-        let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
-        let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
+        let (proxy, key) = store_of_email(database);
         let client = cluster.client();
-        let proxy = ProxyCollection::new(&client, constraint, metrics, Duration::from_secs(60));
         proxy.reserve(&[(&key, &owner, token(1))]).await.unwrap();
         let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
         let database = client.database(database);

@@ -167,6 +167,27 @@ pub fn comparable(mut reply: Document) -> Document {
     reply
 }
 
+/// Has both carry `command` out, and compares what they say.
+pub async fn assert_same_answer([native, keyward]: [&Client; 2], database: &str, command: Document) {
+    let expected = run(native, database, command.clone()).await;
+    let got = run(keyward, database, command.clone()).await;
+    assert_eq!(
+        in_one_order(got.clone()),
+        in_one_order(expected.clone()),
+        "{command}\n{got}\n{expected}"
+    );
+}
+
+/// The shared replica set's server, on which the collection `users` of `database` is new and has a native unique index.
+pub async fn natively_unique(database: &str) -> String {
+    let native = testbed::ReplicaSet::shared();
+    let client = native.client();
+    client.database(database).drop().await.unwrap();
+    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
+    run(&client, database, doc! { "createIndexes": "users", "indexes": [index] }).await;
+    native.addresses().remove(0)
+}
+
 /// The reply's bytes, its own fields in one order: a router and a server don't agree on that.
 pub fn in_one_order(reply: Document) -> Vec<u8> {
     let mut fields: Vec<(String, Bson)> = comparable(reply).into_iter().collect();

@@ -132,11 +132,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
         body.int32("maxTimeMS", i32::try_from(time_ms).unwrap_or(i32::MAX));
     }
     if let Some(numbers) = numbers {
-        body.open(ElementType::Array, b"stmtIds");
-        for (place, number) in numbers.iter().enumerate() {
-            body.int32(&place.to_string(), *number);
-        }
-        body.close();
+        body.int32s("stmtIds", numbers.iter().copied());
     }
     body.string("$db", namespace.database);
     Ok(body.finish())

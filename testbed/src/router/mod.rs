@@ -21,7 +21,7 @@ mod freeze;
 mod hello;
 mod message;
 mod operation;
-#[path = "../../../src/raw.rs"]
+#[path = "../../../src/raw/mod.rs"]
 #[allow(dead_code, reason = "the proxy uses the rest")]
 mod raw;
 mod read;

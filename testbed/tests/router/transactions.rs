@@ -186,7 +186,11 @@ fn statements_out_of_order_are_refused() {
     assert_eq!(refused(connection.run("misused", part_of(find(), 2))), 225);
     // So are the ends of one that a later one has replaced: what asked for them may try it anew.
     for end in ["commitTransaction", "abortTransaction"] {
-        assert_eq!(refused(connection.run("admin", part_of(doc! { end: 1 }, 2))), 225, "{end}");
+        assert_eq!(
+            refused(connection.run("admin", part_of(doc! { end: 1 }, 2))),
+            225,
+            "{end}"
+        );
     }
     let mut with_concern = part_of(doc! { "insert": "c", "documents": [{ "k": 1 }] }, 3);
     with_concern.insert("writeConcern", doc! { "w": 1 });

@@ -2,6 +2,7 @@
 
 use bson::spec::ElementType;
 
+use super::super::cursor;
 use super::pipeline::Step;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
@@ -20,27 +21,20 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
         command.string("find", collection.collection.as_bytes());
+        let ids = chunk.iter().map(|(_, key)| key.reservation_id().into_bytes());
+        let tokens = chunk.iter().map(|(candidate, _)| binary(candidate.attempt.token()));
         command
             .open(ElementType::EmbeddedDocument, b"filter")
             .open(ElementType::EmbeddedDocument, b"_id")
-            .open(ElementType::Array, b"$in");
-        for (index, (_, key)) in chunk.iter().enumerate() {
-            let id = key.reservation_id();
-            command.append(
-                ElementType::EmbeddedDocument,
-                index.to_string().as_bytes(),
-                id.as_bytes(),
-            );
-        }
-        command.close().close();
+            .documents("$in", ids)
+            .close();
         command
             .open(ElementType::EmbeddedDocument, b"token")
-            .open(ElementType::Array, b"$in");
-        for (index, (candidate, _)) in chunk.iter().enumerate() {
-            let token = binary(candidate.attempt.token());
-            command.append(ElementType::Binary, index.to_string().as_bytes(), &token);
-        }
-        command.close().close().close();
+            .array("$in", tokens, |array, index, token| {
+                array.append(ElementType::Binary, index.as_bytes(), &token);
+            })
+            .close()
+            .close();
         command
             .open(ElementType::EmbeddedDocument, b"projection")
             .int32("_id", 0)
@@ -62,16 +56,11 @@ pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> V
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
         command.string("insert", collection.collection.as_bytes());
-        command.open(ElementType::Array, b"documents");
-        for (index, (candidate, key)) in chunk.iter().enumerate() {
-            let document = proxy.reservation(key, &candidate.owner, candidate.attempt.token());
-            command.append(
-                ElementType::EmbeddedDocument,
-                index.to_string().as_bytes(),
-                document.as_bytes(),
-            );
-        }
-        command.close();
+        let reservations = chunk.iter().map(|(candidate, key)| {
+            let reservation = proxy.reservation(key, &candidate.owner, candidate.attempt.token());
+            reservation.into_bytes()
+        });
+        command.documents("documents", reservations);
         command
     };
     steps(protected, candidates, insert)
@@ -116,9 +105,7 @@ fn steps<'s>(
 pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
     let mut count = 0;
     for reply in replies {
-        let cursor = Doc::new(reply)?.nested("cursor")?;
-        let batch = cursor.map(|cursor| cursor.nested("firstBatch")).transpose()?.flatten();
-        count += batch.into_iter().flat_map(Doc::elements).count();
+        count += cursor::batch(Doc::new(reply)?)?.len();
     }
     Ok(count)
 }

@@ -1,6 +1,6 @@
 //! The bookkeeping of documents that go in by transactions: which are there, which were refused, which to try next.
 
-use super::forward::{Outcome, Part};
+use super::super::forward::{Outcome, Part};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
 
@@ -155,11 +155,7 @@ impl Progress {
             }
         }
         if !self.retried.is_empty() {
-            body.open(bson::spec::ElementType::Array, b"retriedStmtIds");
-            for (index, statement) in self.retried.iter().enumerate() {
-                body.int32(&index.to_string(), *statement);
-            }
-            body.close();
+            body.int32s("retriedStmtIds", self.retried);
         }
         Ok(Part {
             outcomes: self.outcomes,

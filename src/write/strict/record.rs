@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use bson::{RawDocumentBuf, spec::ElementType};
 
+use super::super::{cursor, record};
 use super::pipeline::Step;
-use super::record;
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
@@ -47,15 +47,10 @@ impl<'a> InsertRecord<'a> {
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
-        let mut found = Some(found);
-        for name in ["cursor", "firstBatch", "0", "statements"] {
-            found = match found {
-                Some(found) => found.nested(name)?,
-                None => None,
-            };
-        }
+        let record = cursor::batch(found)?.into_iter().next();
+        let noted = record.map(|record| record.nested("statements")).transpose()?.flatten();
         let mut statements = BTreeSet::new();
-        for statement in found.into_iter().flat_map(Doc::elements) {
+        for statement in noted.into_iter().flat_map(Doc::elements) {
             let number = statement?.as_whole_number();
             statements.extend(number.and_then(|number| i32::try_from(number).ok()));
         }
@@ -76,11 +71,9 @@ impl<'a> InsertRecord<'a> {
             .open(ElementType::EmbeddedDocument, b"u")
             .open(ElementType::EmbeddedDocument, b"$push")
             .open(ElementType::EmbeddedDocument, b"statements")
-            .open(ElementType::Array, b"$each");
-        for (index, statement) in statements.enumerate() {
-            command.int32(&index.to_string(), statement);
-        }
-        command.close().close().close();
+            .int32s("$each", statements)
+            .close()
+            .close();
         command
             .open(ElementType::EmbeddedDocument, b"$set")
             .append(ElementType::DateTime, b"at", &record::now().to_le_bytes())

@@ -7,25 +7,31 @@
 //! it looks at the session (for its shape, or for want of rights) leaves the transaction open, so that a commit sent
 //! behind it would commit the others without it.
 
-use std::collections::BTreeSet;
+mod pipeline;
+mod progress;
+mod record;
+mod reservations;
+
+use std::collections::{BTreeSet, HashSet};
 
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::forward::{Outcome, Part};
-use super::insert_record::InsertRecord;
 use super::insert_within::insert_body;
-use super::pipeline::{self, Step};
-use super::progress::Progress;
-use super::reserved;
+use super::record::with_times_of;
 use super::transaction::{Failure, Transaction};
-use super::{BackOff, ForwardError, TIME_MAX, record};
+use super::{BackOff, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+
+use pipeline::Step;
+use progress::Progress;
+use record::InsertRecord;
 
 /// So many keys are checked in the same go as their documents are sent: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
@@ -115,17 +121,18 @@ impl<'a, 'c> Strict<'a, 'c> {
         })
     }
 
-    /// The candidates that an earlier try of a retryable command has inserted; they may be gone again since.
+    /// The positions of those of `candidates` that an earlier try of a retryable command has inserted; they may be gone
+    /// again since.
     ///
     /// # Errors
     /// [`Failure`] if that can't be found out.
     pub async fn inserted_before(
         &self,
-        candidates: &[Candidate<'_>],
+        candidates: &[&Candidate<'_>],
         upstream: &mut Connection,
-    ) -> Result<BTreeSet<usize>, Failure> {
+    ) -> Result<HashSet<usize>, Failure> {
         let Some(record) = &self.record else {
-            return Ok(BTreeSet::new());
+            return Ok(HashSet::new());
         };
         let mut transaction = Transaction::own(self.command.body, upstream)?;
         let Step { database, command, .. } = record.find();
@@ -242,8 +249,8 @@ impl<'a, 'c> Strict<'a, 'c> {
         upstream: &mut Connection,
     ) -> Result<Tried, Failure> {
         let own = match reservations {
-            Reservations::Checked => reserved::checks(self.protected, these),
-            Reservations::Written => reserved::inserts(self.protected, these),
+            Reservations::Checked => reservations::checks(self.protected, these),
+            Reservations::Written => reservations::inserts(self.protected, these),
         };
         let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
         let checks = own.len();
@@ -273,13 +280,13 @@ impl<'a, 'c> Strict<'a, 'c> {
         }
         let own: Vec<Vec<u8>> = replies.by_ref().take(checks).collect();
         let are_reserved = match reservations {
-            Reservations::Checked => reserved::count(&own)? == keys,
-            Reservations::Written => reserved::are_written(&own)?,
+            Reservations::Checked => reservations::count(&own)? == keys,
+            Reservations::Written => reservations::are_written(&own)?,
         };
         if !are_reserved {
             return Ok(Tried::Lost(Vec::new()));
         }
-        if self.record.is_some() && !reserved::are_written(&[replies.next().unwrap_or_default()])? {
+        if self.record.is_some() && !reservations::are_written(&[replies.next().unwrap_or_default()])? {
             return Ok(Tried::Conflict);
         }
         let reply = replies.next().unwrap_or_default();
@@ -287,7 +294,7 @@ impl<'a, 'c> Strict<'a, 'c> {
             return Ok(Tried::Refused(index, error));
         }
         match transaction.commit_until_known(upstream).await {
-            Ok(committed) => Ok(Tried::Committed(record::with_times_of(&reply, &committed)?)),
+            Ok(committed) => Ok(Tried::Committed(with_times_of(&reply, &committed)?)),
             Err(Failure::Refused(refused)) if refused.is_unknown_commit() => {
                 Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body))
             }
@@ -297,7 +304,7 @@ impl<'a, 'c> Strict<'a, 'c> {
 
     /// Which of `these` have lost a key, from the reservations as they stand; none if what is there can't be seen yet.
     async fn lost(&self, these: &[&Candidate<'_>]) -> Tried {
-        match reserved::lost(self.protected, these).await {
+        match reservations::lost(self.protected, these).await {
             Ok(lost) => Tried::Lost(lost),
             Err(error) => {
                 tracing::warn!(%error, collection = %self.protected.namespace, "the cluster gave no sure answer");

@@ -4,8 +4,8 @@
 //! before the server looks at the session (for its shape, or for want of rights), the transaction stays open: so a commit
 //! must never be among them, but wait for their replies.
 
-use super::ForwardError;
-use super::transaction::{Failure, Refused, Transaction};
+use super::super::ForwardError;
+use super::super::transaction::{Failure, Refused, Transaction};
 use crate::raw::Builder;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;

@@ -1,0 +1,173 @@
+//! Builds documents from elements, names and bytes that need not be UTF-8.
+
+use bson::spec::ElementType;
+
+use super::{Doc, Element};
+
+/// Builds a document from elements, names and bytes that need not be UTF-8.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    bytes: Vec<u8>,
+    /// Where each open document's length field stands, outermost first.
+    open: Vec<usize>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            bytes: vec![0; 4],
+            open: vec![0],
+        }
+    }
+}
+
+impl Builder {
+    /// An empty document.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Starts with the elements of a whole document, more of which may follow; with none if the bytes are no document.
+    pub fn from_document(bytes: &[u8]) -> Self {
+        match Doc::new(bytes) {
+            Ok(document) => Builder {
+                bytes: document.0[..document.0.len() - 1].to_vec(),
+                open: vec![0],
+            },
+            Err(_) => Self::default(),
+        }
+    }
+
+    /// Appends an element whose value is already encoded.
+    pub fn append(&mut self, kind: ElementType, name: &[u8], value: &[u8]) -> &mut Self {
+        debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
+        self.bytes.push(kind as u8);
+        self.bytes.extend_from_slice(name);
+        self.bytes.push(0);
+        self.bytes.extend_from_slice(value);
+        self
+    }
+
+    /// Appends `element` as it is.
+    pub fn element(&mut self, element: &Element<'_>) -> &mut Self {
+        self.append(element.kind, element.name, element.value)
+    }
+
+    /// Appends a string, which need not be UTF-8.
+    pub fn string(&mut self, name: &str, text: &[u8]) -> &mut Self {
+        let mut value = Vec::with_capacity(text.len() + 5);
+        value.extend_from_slice(&length_field(text.len() + 1));
+        value.extend_from_slice(text);
+        value.push(0);
+        self.append(ElementType::String, name.as_bytes(), &value)
+    }
+
+    /// Appends an int32.
+    pub fn int32(&mut self, name: &str, number: i32) -> &mut Self {
+        self.append(ElementType::Int32, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends an int64.
+    pub fn int64(&mut self, name: &str, number: i64) -> &mut Self {
+        self.append(ElementType::Int64, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends a timestamp, given as one number with the seconds in its upper half.
+    pub fn timestamp(&mut self, name: &str, value: u64) -> &mut Self {
+        self.append(ElementType::Timestamp, name.as_bytes(), &value.to_le_bytes())
+    }
+
+    /// Appends a double.
+    pub fn double(&mut self, name: &str, number: f64) -> &mut Self {
+        self.append(ElementType::Double, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends a boolean.
+    pub fn boolean(&mut self, name: &str, flag: bool) -> &mut Self {
+        self.append(ElementType::Boolean, name.as_bytes(), &[flag.into()])
+    }
+
+    /// Appends a whole document.
+    pub fn document(&mut self, name: &str, document: Doc<'_>) -> &mut Self {
+        self.append(ElementType::EmbeddedDocument, name.as_bytes(), document.bytes())
+    }
+
+    /// Opens a nested document or array; what is appended next goes into it until [`Builder::close`].
+    pub fn open(&mut self, kind: ElementType, name: &[u8]) -> &mut Self {
+        self.append(kind, name, &[]);
+        self.open.push(self.bytes.len());
+        self.bytes.extend_from_slice(&[0; 4]);
+        self
+    }
+
+    /// Closes the innermost open document or array.
+    pub fn close(&mut self) -> &mut Self {
+        if let Some(start) = self.open.pop() {
+            self.bytes.push(0);
+            let length = length_field(self.bytes.len() - start);
+            self.bytes[start..start + 4].copy_from_slice(&length);
+        }
+        self
+    }
+
+    /// Appends an array of what `append` makes of each of `items`; it gets the element's name.
+    pub fn array<T>(
+        &mut self,
+        name: &str,
+        items: impl IntoIterator<Item = T>,
+        mut append: impl FnMut(&mut Builder, &str, T),
+    ) -> &mut Self {
+        self.open(ElementType::Array, name.as_bytes());
+        for (index, item) in items.into_iter().enumerate() {
+            append(self, &index.to_string(), item);
+        }
+        self.close()
+    }
+
+    /// Appends an array of int32s.
+    pub fn int32s(&mut self, name: &str, numbers: impl IntoIterator<Item = i32>) -> &mut Self {
+        self.array(name, numbers, |array, index, number| {
+            array.int32(index, number);
+        })
+    }
+
+    /// Appends an array of whole documents, given as their bytes.
+    pub fn documents(&mut self, name: &str, documents: impl IntoIterator<Item = impl AsRef<[u8]>>) -> &mut Self {
+        self.array(name, documents, |array, index, document| {
+            array.append(ElementType::EmbeddedDocument, index.as_bytes(), document.as_ref());
+        })
+    }
+
+    /// The document, with everything still open closed.
+    pub fn finish(mut self) -> Vec<u8> {
+        while !self.open.is_empty() {
+            self.close();
+        }
+        self.bytes
+    }
+}
+
+/// The int32 length field for `size` bytes; anything that reaches 2 GiB is a bug, messages end at 48 MB.
+fn length_field(size: usize) -> [u8; 4] {
+    i32::try_from(size)
+        .expect("a BSON document stays far below 2 GiB")
+        .to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn builds_nested_documents() {
+        let mut builder = Builder::new();
+        builder.open(ElementType::EmbeddedDocument, b"k");
+        builder.string("email", b"a@x").int32("n", 1);
+        builder.close().double("ok", 1.0).int32s("i", [7, 8]);
+        builder.documents("d", [doc! { "a": 1 }.to_vec().unwrap()]);
+        let expected = doc! { "k": { "email": "a@x", "n": 1 }, "ok": 1.0, "i": [7, 8], "d": [{ "a": 1 }] };
+        assert_eq!(builder.finish(), expected.to_vec().unwrap());
+    }
+}

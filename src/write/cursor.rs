@@ -1,0 +1,30 @@
+//! The documents in the reply of a command that opens a cursor or fetches more of one.
+
+use crate::raw::{Doc, Malformed};
+
+/// The documents of the reply's batch, first or later.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
+    let Some(cursor) = reply.nested("cursor")? else {
+        return Ok(Vec::new());
+    };
+    let mut documents = Vec::new();
+    for name in ["firstBatch", "nextBatch"] {
+        for document in cursor.nested(name)?.into_iter().flat_map(Doc::elements) {
+            documents.extend(document?.as_document_or_array()?);
+        }
+    }
+    Ok(documents)
+}
+
+/// The id to fetch more with; `None` if that was all.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
+    let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
+    let id = id.flatten().and_then(|id| id.as_whole_number());
+    Ok(id.filter(|id| *id != 0))
+}

@@ -28,6 +28,8 @@ struct State {
     tell: Option<mpsc::Sender<()>>,
     /// Whether it has cut, and lets nothing through.
     is_cut: bool,
+    /// How often it was mended: what was to be lost before that isn't any more.
+    mended: usize,
     next: usize,
     /// Both ends of the connections that carried a write: who only watches the topology goes on.
     open: HashMap<usize, [TcpStream; 2]>,
@@ -70,6 +72,7 @@ impl Scissors {
         state.cut = None;
         state.tell = None;
         state.is_cut = false;
+        state.mended += 1;
     }
 }
 
@@ -103,8 +106,8 @@ fn forward(client: TcpStream, server: TcpStream, state: &Arc<Mutex<State>>) {
         state.next += 1;
         state.next
     };
-    // The request whose reply is the last thing that comes.
-    let doomed: Arc<Mutex<Option<i32>>> = Arc::default();
+    // The request whose reply is the last thing that comes, and how often had been mended when it was sent.
+    let doomed: Arc<Mutex<Option<(i32, usize)>>> = Arc::default();
     let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
     let (shared, noted) = (state.clone(), doomed.clone());
     let both = [client.try_clone().unwrap(), server.try_clone().unwrap()];
@@ -120,7 +123,8 @@ fn forward(client: TcpStream, server: TcpStream, state: &Arc<Mutex<State>>) {
                 Some(Lost::Request) => return state.cut(),
                 Some(Lost::Reply) => {
                     state.cut = None;
-                    *noted.lock().unwrap() = Some(i32::from_le_bytes(message[4..8].try_into().unwrap()));
+                    let id = i32::from_le_bytes(message[4..8].try_into().unwrap());
+                    *noted.lock().unwrap() = Some((id, state.mended));
                 }
                 None => {}
             }
@@ -135,9 +139,11 @@ fn forward(client: TcpStream, server: TcpStream, state: &Arc<Mutex<State>>) {
     std::thread::spawn(move || {
         while let Some(message) = read_message(&mut from) {
             let answers = i32::from_le_bytes(message[8..12].try_into().unwrap());
-            if *doomed.lock().unwrap() == Some(answers) {
-                return shared.lock().unwrap().cut();
+            let mut state = shared.lock().unwrap();
+            if *doomed.lock().unwrap() == Some((answers, state.mended)) {
+                return state.cut();
             }
+            drop(state);
             if to.write_all(&message).is_err() {
                 break;
             }

@@ -39,6 +39,8 @@ pub mod code {
     pub const OPERATION_NOT_SUPPORTED_IN_TRANSACTION: i32 = 263;
     pub const WOULD_CHANGE_OWNING_SHARD: i32 = 283;
     pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
+    pub const MISSING_FIELD: i32 = 40414;
+    pub const UNKNOWN_FIELD: i32 = 40415;
     pub const STALE_CONFIG: i32 = 13388;
 }
 

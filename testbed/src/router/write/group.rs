@@ -70,12 +70,16 @@ impl Batch<'_> {
     /// A shard's answer, or the error that stands for one.
     ///
     /// An error that makes a driver send its retryable write again is the whole command's: what has been done is recognised by
-    /// its statement numbers. So is every error inside a transaction.
+    /// its statement numbers. So is every error inside a transaction, and what a `mongos` finds out itself, which parses
+    /// the command before any shard does.
     fn read_answer(&self, group: &Group, answer: Result<(Reply, String), Failure>) -> Result<Answer, Failure> {
         let command = &self.operation.command;
         let whole = |code| {
             self.operation.transaction.is_some()
-                || code == code::WOULD_CHANGE_OWNING_SHARD
+                || matches!(
+                    code,
+                    code::WOULD_CHANGE_OWNING_SHARD | code::UNKNOWN_FIELD | code::MISSING_FIELD
+                )
                 || (command.is_retryable_write() && is_retryable(code))
         };
         match answer {

@@ -209,9 +209,9 @@ impl Group<'_, '_> {
         for (key, read) in keys.iter().zip(&mut reads) {
             let is_expired = |read: &Read| age(read, self.lease) == Age::Expired;
             // Only its own shard knows how old it is.
-            if slots.len() > 1 && read.as_ref().is_some_and(is_expired) {
-                *read = match self.proxy().read(&[key]).await {
-                    Ok(mut alone) => alone.pop().flatten(),
+            if read.as_ref().is_some_and(|read| !read.is_own_time && is_expired(read)) {
+                *read = match self.proxy().read_alone(key).await {
+                    Ok(alone) => alone,
                     Err(error) => return self.failed(slots, &error),
                 };
             }

@@ -3,6 +3,8 @@
 //! The driver's usual cursors hide `operationTime`, which says how old a reservation is by its own shard's clock, and give
 //! up on documents with text that isn't UTF-8; so the replies are taken as bytes.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use bson::RawDocumentBuf;
 use futures_util::TryStreamExt;
 use mongodb::{Client, ClientSession, Database};
@@ -17,14 +19,42 @@ pub(super) struct Found {
     pub times: Times,
 }
 
-/// Runs `find` (a whole `find` command) and reads its cursor to the end.
-pub(super) async fn find(client: &Client, database: &Database, command: RawDocumentBuf) -> Result<Found, StoreError> {
-    // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
-    let mut session = client.start_session().causal_consistency(false).await?;
-    find_within(&mut session, database, command).await
+/// Runs commands that read in one database, and remembers the latest times that they told.
+#[derive(Debug, Clone)]
+pub(super) struct Finder {
+    client: Client,
+    database: Database,
+    times: Arc<Mutex<Times>>,
 }
 
-/// As [`find`], in a session's transaction, if it has one.
+impl Finder {
+    pub(super) fn new(client: &Client, database: &Database) -> Finder {
+        Finder {
+            client: client.clone(),
+            database: database.clone(),
+            times: Arc::default(),
+        }
+    }
+
+    /// Runs `find` (a whole `find` command) and reads its cursor to the end.
+    pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
+        // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
+        let mut session = self.client.start_session().causal_consistency(false).await?;
+        let found = find_within(&mut session, &self.database, command).await?;
+        self.times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .advance(found.times.clone());
+        Ok(found)
+    }
+
+    /// The latest cluster times that its reads told.
+    pub(super) fn times(&self) -> Times {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// As [`Finder::find`], in a session's transaction, if it has one.
 pub(super) async fn find_within(
     session: &mut ClientSession,
     database: &Database,

@@ -4,19 +4,21 @@
 //! Every change of a reservation names the token it expects, so no change can hit a reservation that somebody else has
 //! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
 
+mod deleting;
 mod find;
 mod owner;
 mod placeholder;
 mod queue;
+mod reading;
 mod reservation;
+mod reserving;
 mod sort_keys;
 mod young;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc};
+use bson::{RawDocumentBuf, cstr, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -27,9 +29,16 @@ use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
 
+use deleting::Deleting;
+use find::Finder;
+use queue::{Queue, Work};
+use reading::{Reading, key_of, now_of};
+use reserving::Reserving;
+
 pub use placeholder::TakenOver;
-pub use queue::Reserved;
+pub use reading::Read;
 pub use reservation::{Owner, Reservation};
+pub use reserving::Reserved;
 
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
 const KEYS_MAX: usize = 1_000;
@@ -54,15 +63,6 @@ pub enum StoreError {
     Unexpected(&'static str),
 }
 
-/// A reservation with the cluster time at which it was read.
-#[derive(Debug, Clone)]
-pub struct Read {
-    /// The reservation.
-    pub reservation: Reservation,
-    /// The cluster time when it was read: that of its shard if it was read alone, else the latest of several shards'.
-    pub now: Timestamp,
-}
-
 /// The managed collection of one constraint, and the protected collection that it guards.
 #[derive(Debug, Clone)]
 pub struct ProxyCollection {
@@ -74,11 +74,13 @@ pub struct ProxyCollection {
     database: Database,
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
-    queue: queue::Queue,
+    reserving: Queue<Reserving>,
+    reading: Queue<Reading>,
+    deleting: Queue<Deleting>,
     /// Only where the constraint has a collation.
     sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
-    times: Arc<Mutex<Times>>,
+    finder: Finder,
 }
 
 impl ProxyCollection {
@@ -98,16 +100,26 @@ impl ProxyCollection {
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
+        let finder = Finder::new(client, &database);
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
                 .collation()
                 .and_then(|collation| sort_keys::SortKeys::new(client, &database, collation)),
-            queue: queue::Queue::start(reservations.clone()),
+            reserving: Queue::start(Reserving(reservations.clone())),
+            reading: Queue::start(Reading {
+                finder: finder.clone(),
+                name: namespace.collection.clone(),
+                constraint: constraint.clone(),
+            }),
+            deleting: Queue::start(Deleting {
+                database: database.clone(),
+                name: namespace.collection,
+            }),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
             lease,
-            times: Arc::default(),
+            finder,
             database,
             constraint,
             metrics,
@@ -155,36 +167,35 @@ impl ProxyCollection {
         let documents = claims
             .iter()
             .map(|(key, owner, token)| reservation::document(key, owner, *token, self.lease));
-        self.queue.reserve(documents.collect()).await
+        self.reserving.ask(documents.collect()).await
     }
 
-    /// Reads the reservations of `keys`, in their order.
+    /// Reads the reservations of `keys`, in their order; several clients' travel in one command.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer for some of them.
     pub async fn read(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
         let mut reads = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {
-            reads.extend(self.read_some(keys).await?);
+            let keys = keys.iter().map(|key| (*key).clone()).collect();
+            for read in self.reading.ask(keys).await? {
+                reads.push(read?);
+            }
         }
         Ok(reads)
     }
 
-    async fn read_some(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
-        let mut ids = RawArrayBuf::new();
-        keys.iter().for_each(|key| ids.push(key.reservation_id()));
-        let command = rawdoc! { "find": self.reservations.name(), "filter": { "_id": { "$in": ids } } };
-        let found = self.find(command).await?;
-        let now = now_of(&found)?;
-        let mut by_key = HashMap::with_capacity(found.documents.len());
-        for document in &found.documents {
-            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
-            let key = self
-                .key_of(document)
-                .ok_or(StoreError::Unexpected("a reservation's _id"))?;
-            by_key.insert(key, Read { reservation, now });
-        }
-        Ok(keys.iter().map(|key| by_key.get(*key).cloned()).collect())
+    /// Reads the reservation of `key` by a command of its own, which tells its own shard's time.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn read_alone(&self, key: &Key) -> Result<Option<Read>, StoreError> {
+        let reading = Reading {
+            finder: self.finder.clone(),
+            name: self.reservations.name().to_owned(),
+            constraint: self.constraint.clone(),
+        };
+        reading.run(vec![key.clone()]).await.pop().unwrap_or(Ok(None))
     }
 
     /// Reads at most `limit` reservations after the `_id` `after`, in the order of their keys, each with its `_id`.
@@ -211,9 +222,14 @@ impl ProxyCollection {
         let read = |document: &RawDocumentBuf| {
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
             let unexpected = StoreError::Unexpected("a reservation's _id");
-            let key = self.key_of(document).ok_or(unexpected.clone())?;
+            let key = key_of(&self.constraint, document).ok_or(unexpected.clone())?;
             let id = document.get_document("_id").map_err(|_| unexpected)?.to_owned();
-            Ok((id, key, Read { reservation, now }))
+            let read = Read {
+                reservation,
+                now,
+                is_own_time: false,
+            };
+            Ok((id, key, read))
         };
         found.documents.iter().map(read).collect()
     }
@@ -236,7 +252,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" },
         };
-        Ok(match self.write(command).await? {
+        Ok(match write(&self.database, command).await? {
             1 => TakenOver::Done,
             _ => TakenOver::Changed,
         })
@@ -267,14 +283,8 @@ impl ProxyCollection {
 
     async fn delete(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         for filters in filters.chunks(KEYS_MAX) {
-            let mut deletes = RawArrayBuf::new();
-            filters
-                .iter()
-                .for_each(|filter| deletes.push(rawdoc! { "q": filter.clone(), "limit": 1 }));
-            let command = rawdoc! {
-                "delete": self.reservations.name(), "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 },
-            };
-            self.write(command).await?;
+            let deleted: Result<Vec<()>, _> = self.deleting.ask(filters.to_vec()).await?.into_iter().collect();
+            deleted?;
         }
         Ok(())
     }
@@ -284,47 +294,30 @@ impl ProxyCollection {
         reservation::document(key, owner, token, self.lease)
     }
 
-    /// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have
-    /// the same name twice, which no map of fields can hold.
-    async fn write(&self, command: RawDocumentBuf) -> Result<i32, StoreError> {
-        let reply = self.database.run_raw_command(command).await?;
-        // A shard that couldn't be reached is told here, not by an error of the whole command.
-        if reply.contains_key("writeErrors") || reply.contains_key("writeConcernError") {
-            return Err(StoreError::Unexpected("the reply to a write on reservations"));
-        }
-        let unexpected = |_| StoreError::Unexpected("the reply to a write on reservations");
-        reply.get_i32("n").map_err(unexpected)
-    }
-
     /// The latest cluster times that this collection's reads told.
     pub fn times(&self) -> Times {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.finder.times()
     }
 
     /// Reads with Keyward's own user and notes the times of the replies.
     async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
-        let found = find::find(&self.client, &self.database, command).await?;
-        self.times
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .advance(found.times.clone());
-        Ok(found)
+        self.finder.find(command).await
     }
+}
 
-    fn key_of(&self, reservation: &RawDocument) -> Option<Key> {
-        Key::from_reservation_id(&self.constraint, reservation.get_document("_id").ok()?).ok()
+/// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have the
+/// same name twice, which no map of fields can hold.
+async fn write(database: &Database, command: RawDocumentBuf) -> Result<i32, StoreError> {
+    let reply = database.run_raw_command(command).await?;
+    // A shard that couldn't be reached is told here, not by an error of the whole command.
+    if reply.contains_key("writeErrors") || reply.contains_key("writeConcernError") {
+        return Err(StoreError::Unexpected("the reply to a write on reservations"));
     }
+    let unexpected = |_| StoreError::Unexpected("the reply to a write on reservations");
+    reply.get_i32("n").map_err(unexpected)
 }
 
 /// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.
 fn seen_filter(key: &Key, seen: &Reservation) -> RawDocumentBuf {
     rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(seen.token), "at": seen.at }
-}
-
-/// The cluster time at which a read was answered.
-fn now_of(found: &find::Found) -> Result<Timestamp, StoreError> {
-    found
-        .times
-        .operation
-        .ok_or(StoreError::Unexpected("a reply without operationTime"))
 }

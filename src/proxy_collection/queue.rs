@@ -1,132 +1,179 @@
-//! Natural batching: the reservations that arrive while one `insert` is under way travel together in the next.
+//! Natural batching: what arrives while one command is under way travels together in the next.
 //!
-//! One task a proxy collection owns the queue, so nothing waits for a timer, and at one client an insert leaves at once.
-//! Order is kept: of two reservations of one key in the queue the first one wins.
+//! One task a queue owns it, so nothing waits for a timer, and at one client a command leaves at once. What is asked for at
+//! once is never split, and keeps its order.
 
-use bson::RawDocumentBuf;
-use mongodb::{Collection, error::ErrorKind};
-use tokio::sync::{mpsc, oneshot};
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::StoreError;
 
-/// What became of one reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserved {
-    /// It is written, majority.
-    Written,
-    /// Another reservation has the key.
-    Taken,
-    /// No sure answer: it may or may not be there.
-    Unsure,
-}
-
-/// At most so many reservations in one insert: keeps the server's work per command, and so the wait of the next, short.
+/// At most so many items in one command: keeps the server's work per command, and so the wait of the next, short.
 const BATCH: usize = 1_000;
-/// At most so many bytes in one insert, far below the 48 MB of a message.
+/// At most so many bytes in one command, far below the 48 MB of a message.
 const BATCH_BYTES: usize = 16 << 20;
-/// The server's code for a duplicate key.
-const DUPLICATE_KEY: i32 = 11_000;
 
-struct Request {
-    reservations: Vec<RawDocumentBuf>,
-    answer: oneshot::Sender<Vec<Reserved>>,
+/// What a command can do for many at once.
+pub trait Work: Send + Sync + 'static {
+    /// One thing to do.
+    type Item: Send + 'static;
+    /// What became of it.
+    type Answer: Send + 'static;
+
+    /// So many commands may be under way at the same time.
+    const AT_ONCE: usize;
+
+    /// How much of a message it takes.
+    fn bytes(item: &Self::Item) -> usize;
+
+    /// Does all of `items`; gives an answer for each, in order.
+    fn run(&self, items: Vec<Self::Item>) -> impl Future<Output = Vec<Self::Answer>> + Send;
 }
 
-impl Request {
+struct Request<W: Work> {
+    items: Vec<W::Item>,
+    answer: oneshot::Sender<Vec<W::Answer>>,
+}
+
+impl<W: Work> Request<W> {
     fn bytes(&self) -> usize {
-        self.reservations
-            .iter()
-            .map(|reservation| reservation.as_bytes().len())
-            .sum()
+        self.items.iter().map(W::bytes).sum()
     }
 }
 
-/// The way into one proxy collection's queue.
-#[derive(Debug, Clone)]
-pub struct Queue {
-    sender: mpsc::UnboundedSender<Request>,
+/// The way into a queue.
+#[derive(Debug)]
+pub struct Queue<W: Work> {
+    sender: mpsc::UnboundedSender<Request<W>>,
 }
 
-impl Queue {
-    /// Starts the task that empties the queue into `collection`; it ends when the last `Queue` is dropped.
-    pub fn start(collection: Collection<RawDocumentBuf>) -> Queue {
+impl<W: Work> Clone for Queue<W> {
+    fn clone(&self) -> Self {
+        Queue {
+            sender: self.sender.clone(),
+        }
+    }
+}
+
+impl<W: Work> Queue<W> {
+    /// Starts the task that has `work` done; it ends when the last `Queue` is dropped. Needs a tokio runtime.
+    pub fn start(work: W) -> Queue<W> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        tokio::spawn(run(collection, receiver));
+        tokio::spawn(run(Arc::new(work), receiver));
         Queue { sender }
     }
 
-    /// Inserts `reservations`; gives each one's outcome, in order.
+    /// Has `items` done, beside others'; gives what became of each, in order.
     ///
     /// # Errors
-    /// [`StoreError::Closed`] if the process is shutting down; nothing is known about the reservations then.
-    pub async fn reserve(&self, reservations: Vec<RawDocumentBuf>) -> Result<Vec<Reserved>, StoreError> {
+    /// [`StoreError::Closed`] if the process is shutting down; nothing is known about the items then.
+    pub async fn ask(&self, items: Vec<W::Item>) -> Result<Vec<W::Answer>, StoreError> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
         let (answer, outcome) = oneshot::channel();
         self.sender
-            .send(Request { reservations, answer })
+            .send(Request { items, answer })
             .map_err(|_| StoreError::Closed)?;
         outcome.await.map_err(|_| StoreError::Closed)
     }
 }
 
-async fn run(collection: Collection<RawDocumentBuf>, mut receiver: mpsc::UnboundedReceiver<Request>) {
+async fn run<W: Work>(work: Arc<W>, mut receiver: mpsc::UnboundedReceiver<Request<W>>) {
+    let under_way = Arc::new(Semaphore::new(W::AT_ONCE));
     while let Some(first) = receiver.recv().await {
+        // Whatever arrives while this waits goes along.
+        let Ok(permit) = under_way.clone().acquire_owned().await else {
+            return;
+        };
         let mut bytes = first.bytes();
-        let mut count = first.reservations.len();
+        let mut count = first.items.len();
         let mut requests = vec![first];
         while count < BATCH && bytes < BATCH_BYTES {
             let Ok(next) = receiver.try_recv() else { break };
             bytes += next.bytes();
-            count += next.reservations.len();
+            count += next.items.len();
             requests.push(next);
         }
-        serve(&collection, requests).await;
+        let work = work.clone();
+        tokio::spawn(async move {
+            serve(&*work, requests).await;
+            drop(permit);
+        });
     }
 }
 
-/// Writes one batch and tells each request its part of the outcome.
-async fn serve(collection: &Collection<RawDocumentBuf>, requests: Vec<Request>) {
+/// Does one batch and tells each request its part of the outcome.
+async fn serve<W: Work>(work: &W, requests: Vec<Request<W>>) {
     let mut batch = Vec::new();
     let mut waiting = Vec::with_capacity(requests.len());
     for request in requests {
-        waiting.push((request.reservations.len(), request.answer));
-        batch.extend(request.reservations);
+        waiting.push((request.items.len(), request.answer));
+        batch.extend(request.items);
     }
-    let result = collection.insert_many(&batch).ordered(false).await;
-    let mut outcomes = outcomes(batch.len(), result.err()).into_iter();
+    let mut answers = work.run(batch).await.into_iter();
     for (count, answer) in waiting {
         // Whoever asked may have gone; its reservations then wait for their lease.
-        let _ = answer.send(outcomes.by_ref().take(count).collect());
+        let _ = answer.send(answers.by_ref().take(count).collect());
     }
 }
 
-fn outcomes(count: usize, error: Option<mongodb::error::Error>) -> Vec<Reserved> {
-    let Some(error) = error else {
-        return vec![Reserved::Written; count];
-    };
-    let ErrorKind::InsertMany(partial) = error.kind.as_ref() else {
-        tracing::warn!(%error, count, "reservations were not answered for");
-        return vec![Reserved::Unsure; count];
-    };
-    let written = match &partial.write_concern_error {
-        Some(error) => {
-            tracing::warn!(
-                code = error.code,
-                count,
-                "reservations were not acknowledged by a majority"
-            );
-            Reserved::Unsure
-        }
-        None => Reserved::Written,
-    };
-    let mut outcomes = vec![written; count];
-    for error in partial.write_errors.iter().flatten() {
-        outcomes[error.index] = match error.code {
-            DUPLICATE_KEY => Reserved::Taken,
-            code => {
-                tracing::warn!(code, "a reservation was refused");
-                Reserved::Unsure
-            }
-        };
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Gives back what it gets, when it is let; and notes how much came at once.
+    #[derive(Debug, Default)]
+    struct Echo {
+        go_on: Arc<Notify>,
+        batches: Arc<Mutex<Vec<Vec<u32>>>>,
     }
-    outcomes
+
+    impl Work for Echo {
+        type Item = u32;
+        type Answer = u32;
+
+        const AT_ONCE: usize = 1;
+
+        fn bytes(item: &u32) -> usize {
+            *item as usize
+        }
+
+        async fn run(&self, items: Vec<u32>) -> Vec<u32> {
+            self.batches.lock().unwrap().push(items.clone());
+            self.go_on.notified().await;
+            items
+        }
+    }
+
+    #[tokio::test]
+    async fn what_arrives_meanwhile_travels_together_and_each_gets_its_own() {
+        let echo = Echo::default();
+        let (go_on, batches) = (echo.go_on.clone(), echo.batches.clone());
+        let queue = Queue::start(echo);
+        let ask = |items: Vec<u32>| {
+            let queue = queue.clone();
+            tokio::spawn(async move { queue.ask(items).await.unwrap() })
+        };
+        let first = ask(vec![1]);
+        while batches.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let large = u32::try_from(BATCH_BYTES).unwrap();
+        let others = [ask(vec![2, 3]), ask(vec![4, large]), ask(vec![5])];
+        go_on.notify_one();
+        assert_eq!(first.await.unwrap(), [1]);
+        go_on.notify_one();
+        let [second, third, last] = others;
+        assert_eq!(second.await.unwrap(), [2, 3]);
+        assert_eq!(third.await.unwrap(), [4, large]);
+        go_on.notify_one();
+        assert_eq!(last.await.unwrap(), [5]);
+        assert_eq!(*batches.lock().unwrap(), [vec![1], vec![2, 3, 4, large], vec![5]]);
+    }
 }

@@ -81,7 +81,7 @@ async fn settle(
     let mut suspects = Vec::new();
     for (key, _) in unheld {
         // Only its own shard knows how old it is; its owner is looked for again after that.
-        let alone = proxy.read(&[key]).await?.pop().flatten();
+        let alone = proxy.read_alone(key).await?;
         suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
     }
     let suspects: Vec<_> = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();

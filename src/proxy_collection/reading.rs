@@ -1,0 +1,90 @@
+//! Reservations read, many in one `find`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bson::{RawArrayBuf, RawDocument, Timestamp, rawdoc};
+
+use super::find::{Finder, Found};
+use super::queue::Work;
+use super::{Reservation, StoreError};
+use crate::constraint::{Constraint, Key};
+
+/// A reservation with the cluster time at which it was read.
+#[derive(Debug, Clone)]
+pub struct Read {
+    /// The reservation.
+    pub reservation: Reservation,
+    /// The cluster time when it was read.
+    pub now: Timestamp,
+    /// Whether that is its own shard's: of what was read together it is the latest of several shards'.
+    pub is_own_time: bool,
+}
+
+/// Reads the reservations of keys.
+#[derive(Debug)]
+pub struct Reading {
+    pub finder: Finder,
+    pub name: String,
+    pub constraint: Arc<Constraint>,
+}
+
+impl Work for Reading {
+    type Item = Key;
+    type Answer = Result<Option<Read>, StoreError>;
+
+    /// A shard that doesn't answer mustn't hold up the reads of the others for good.
+    const AT_ONCE: usize = 2;
+
+    fn bytes(key: &Key) -> usize {
+        key.reservation_id().as_bytes().len()
+    }
+
+    async fn run(&self, keys: Vec<Key>) -> Vec<Self::Answer> {
+        let mut ids = RawArrayBuf::new();
+        keys.iter().for_each(|key| ids.push(key.reservation_id()));
+        let command = rawdoc! { "find": &*self.name, "filter": { "_id": { "$in": ids } } };
+        let by_key = self
+            .finder
+            .find(command)
+            .await
+            .and_then(|found| self.by_key(&found, keys.len() == 1));
+        let by_key = match by_key {
+            Ok(by_key) => by_key,
+            Err(error) => return vec![Err(error); keys.len()],
+        };
+        // Several may ask for one key.
+        keys.iter().map(|key| by_key.get(key).cloned().transpose()).collect()
+    }
+}
+
+impl Reading {
+    fn by_key(&self, found: &Found, is_own_time: bool) -> Result<HashMap<Key, Result<Read, StoreError>>, StoreError> {
+        let now = now_of(found)?;
+        let mut by_key = HashMap::with_capacity(found.documents.len());
+        for document in &found.documents {
+            let key = key_of(&self.constraint, document).ok_or(StoreError::Unexpected("a reservation's _id"))?;
+            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"));
+            let read = reservation.map(|reservation| Read {
+                reservation,
+                now,
+                is_own_time,
+            });
+            by_key.insert(key, read);
+        }
+        Ok(by_key)
+    }
+}
+
+/// The cluster time at which a read was answered.
+pub(super) fn now_of(found: &Found) -> Result<Timestamp, StoreError> {
+    found
+        .times
+        .operation
+        .ok_or(StoreError::Unexpected("a reply without operationTime"))
+}
+
+/// The key that a reservation is about.
+pub(super) fn key_of(constraint: &Constraint, reservation: &RawDocument) -> Option<Key> {
+    Key::from_reservation_id(constraint, reservation.get_document("_id").ok()?).ok()
+}

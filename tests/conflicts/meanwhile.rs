@@ -84,3 +84,30 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     assert_agreement(cluster, database, "email").await;
 }
+
+/// Between a statement's look at its document and its write somebody changes the key that it is to replace: it looks again,
+/// and gives up the key that is there then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_was_changed_since_the_look_is_not_left_reserved() {
+    let database = "changed_before_the_write";
+    let cluster = users(database);
+    let constraints = EMAIL.replace("DB", database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), "60s", &constraints);
+    let second = keyward(cluster, database, "60s", &[EMAIL]);
+    let there = doc! { "_id": 2, "region": "a", "email": "a@x" };
+    send(&second.address, database, insert(vec![there], true)).unwrap();
+    let held = forwarder.hold(b"updates\0");
+    let address = first.address.clone();
+    let changing = std::thread::spawn(move || send(&address, database, update(doc! { "email": "b@x" })).unwrap());
+    held.wait();
+    let reply = send(&second.address, database, update(doc! { "email": "c@x" })).unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    drop(held);
+    let reply = changing.join().unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+    let freed = ["a@x", "c@x"].map(|email| doc! { "region": "z", "email": email });
+    let reply = send(&second.address, database, insert(freed.to_vec(), true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
+}

@@ -1,0 +1,81 @@
+//! Runs `keyward verify` and reads what it says.
+
+use std::io::Write;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A configuration file for one-time commands.
+pub struct Config {
+    file: tempfile::NamedTempFile,
+}
+
+/// How a verification ended.
+#[derive(Debug)]
+pub struct Verified {
+    pub exit: Option<i32>,
+    pub findings: Vec<Value>,
+    pub summary: Value,
+}
+
+impl Config {
+    pub fn new(upstream: &str, lease: &str, constraints: &str) -> Config {
+        let mut file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+        let text = format!("upstream: {upstream}\nlease: {lease}\nconstraints:\n{constraints}");
+        file.write_all(text.as_bytes()).unwrap();
+        Config { file }
+    }
+
+    pub fn command(&self, command: &str, options: &[&str]) -> Command {
+        let mut keyward = Command::new(env!("CARGO_BIN_EXE_keyward"));
+        keyward.args([command, "--config"]).arg(self.file.path()).args(options);
+        keyward
+    }
+
+    pub fn run(&self, command: &str, options: &[&str]) -> Output {
+        self.command(command, options).output().unwrap()
+    }
+
+    /// Verifies with `--json`.
+    pub async fn verify(&self, options: &[&str]) -> Verified {
+        let mut command = tokio::process::Command::from(self.command("verify", &["--json"]));
+        let output = command.args(options).output().await.unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        // Shown by a failing test only.
+        println!("{errors}");
+        let mut lines: Vec<Value> = String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let summary = lines.pop().unwrap_or_else(|| panic!("{errors}"))["summary"].take();
+        Verified {
+            exit: output.status.code(),
+            findings: lines,
+            summary,
+        }
+    }
+}
+
+impl Verified {
+    /// `kind constraint key documents` of each finding, sorted.
+    pub fn listed(&self) -> Vec<String> {
+        let of = |finding: &Value| {
+            let mut documents: Vec<String> = finding["documents"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(Value::to_string)
+                .collect();
+            documents.sort();
+            let (kind, constraint) = (
+                finding["finding"].as_str().unwrap(),
+                finding["constraint"].as_str().unwrap(),
+            );
+            format!("{kind} {constraint} {}", documents.join(","))
+        };
+        let mut listed: Vec<String> = self.findings.iter().map(of).collect();
+        listed.sort();
+        listed
+    }
+}

@@ -1,6 +1,6 @@
 //! Reserves the keys of documents that are there already.
 //!
-//! It walks the documents in the order of their `_id`s and notes how far it has come. Every duplicate is collected into
+//! It walks the documents by their `_id`s and notes how far it has come. Every duplicate is collected into
 //! one report; nothing is changed about the documents themselves.
 
 use std::fmt;

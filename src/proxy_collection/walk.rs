@@ -1,6 +1,6 @@
-//! Walks reservations, and the documents that they are for, in the order of their `_id`s: page by page.
+//! Walks reservations, and the documents that they are for, from the last `_id` to the first: page by page.
 //!
-//! Each page is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a
+//! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a
 //! reply, and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that
 //! was moved has left behind.
 
@@ -32,12 +32,15 @@ pub enum Unreadable {
 }
 
 impl ProxyCollection {
-    /// Reads at most `limit` reservations after the `_id` `after`, and whatever else is among them.
+    /// Reads at most `limit` reservations that come after `after`, and whatever else is among them.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<Entry>, StoreError> {
-        let found = self.find(page(self.reservations.name(), after, limit)).await?;
+        let Some(command) = page(self.reservations.name(), after, limit) else {
+            return Ok(Vec::new());
+        };
+        let found = self.find(command).await?;
         let now = now_of(&found)?;
         found
             .documents
@@ -78,7 +81,7 @@ impl ProxyCollection {
         Ok(self.entry(document, now_of(&found)?)?.read.err())
     }
 
-    /// Reads at most `limit` documents of the protected collection after the `_id` `after`, and those that have the last
+    /// Reads at most `limit` documents of the protected collection that come after `after`, and those that have the last
     /// one's `_id` on other shards: no more of them than what the constraint and `shard_key` read.
     ///
     /// # Errors
@@ -89,7 +92,9 @@ impl ProxyCollection {
         limit: i32,
         shard_key: &[String],
     ) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let mut command = page(self.protected.name(), after, limit);
+        let Some(mut command) = page(self.protected.name(), after, limit) else {
+            return Ok(Vec::new());
+        };
         command.append(cstr!("projection"), self.projection(shard_key)?);
         let mut documents = self.find(command).await?.documents;
         if let (Some(last), false) = (documents.last(), shard_key.is_empty()) {
@@ -131,18 +136,21 @@ pub fn id_of(document: &RawDocument) -> Result<RawBson, StoreError> {
     id.map(RawBson::from).ok_or(StoreError::Unexpected("a document"))
 }
 
-/// The `find` of one page. Its start is a bound of the index, not a condition: `$gt` would only find values of its own kind.
-fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> RawDocumentBuf {
+/// The `find` of the page after the `_id` `after`; none if nothing can come after it. Where it goes on is a bound of the index,
+/// not a condition: `$lt` would only find values of its own kind. Of an index's range the lower end belongs to it and the
+/// upper end doesn't, stated or not: upwards, `MaxKey` would be left out.
+fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocumentBuf> {
     let mut command = rawdoc! { "find": collection };
-    if let Some(after) = after {
-        // The bound is part of the range; what lies there was seen.
-        command.append(cstr!("filter"), rawdoc! { "_id": { "$ne": after.clone() } });
-        command.append(cstr!("min"), rawdoc! { "_id": after.clone() });
+    match after {
+        None => {}
+        // The server refuses a range without anything in it.
+        Some(RawBson::MinKey) => return None,
+        Some(after) => command.append(cstr!("max"), rawdoc! { "_id": after.clone() }),
     }
     command.append(cstr!("hint"), rawdoc! { "_id": 1 });
-    command.append(cstr!("sort"), rawdoc! { "_id": 1 });
+    command.append(cstr!("sort"), rawdoc! { "_id": -1 });
     command.append(cstr!("limit"), limit);
     command.append(cstr!("batchSize"), limit);
     command.append(cstr!("singleBatch"), true);
-    command
+    Some(command)
 }

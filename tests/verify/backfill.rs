@@ -11,6 +11,8 @@ use crate::run::Config;
 use crate::support;
 
 const DOCUMENTS: i32 = 20_000;
+/// The `_id` of one of the documents that are taken in first.
+const LATE: i32 = DOCUMENTS - 7;
 
 /// How far the cluster says that the documents of the constraint are taken in.
 async fn done(client: &Client, database: &str) -> i64 {
@@ -63,7 +65,7 @@ async fn a_backfill_goes_on_where_it_was_killed() {
     let reservations = client
         .database("backfill_killed")
         .collection::<Document>("keyward.users.email_1");
-    reservations.delete_one(doc! { "owner": 7 }).await.unwrap();
+    reservations.delete_many(doc! { "owner": LATE }).await.unwrap();
     let output = config.run("backfill", &[]);
     let log = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{log}");
@@ -73,7 +75,7 @@ async fn a_backfill_goes_on_where_it_was_killed() {
         DOCUMENTS as u64 - 1
     );
     let repaired = config.verify(&["--repair"]).await;
-    assert_eq!(repaired.listed(), ["missing email_1 7"]);
+    assert_eq!(repaired.listed(), [format!("missing email_1 {LATE}")]);
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
     support::assert_documents_and_reservations_agree(cluster, "backfill_killed", "users", "email_1", email).await;
 }
@@ -88,9 +90,9 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
         doc! { "region": "m" },
     );
     let client = cluster.client();
-    // 5000 and 5001 on two shards, and many more in a second constraint.
+    // 15000 and 15001 on two shards, and many more in a second constraint.
     fill(&client, "backfill_twice", |id| {
-        format!("{}@x", if id == 5_001 { 5_000 } else { id })
+        format!("{}@x", if id == 15_001 { 15_000 } else { id })
     })
     .await;
     let constraints = "  - { collection: backfill_twice.users, key: { email: 1 } }\n  \
@@ -117,7 +119,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     let users = client.database("backfill_twice").collection::<Document>("users");
     let change = doc! { "$set": { "email": "changed@x" } };
     users
-        .update_one(doc! { "_id": 5_000, "region": "a" }, change)
+        .update_one(doc! { "_id": 15_000, "region": "a" }, change)
         .await
         .unwrap();
     let only = "  - { collection: backfill_twice.users, key: { email: 1 } }\n";

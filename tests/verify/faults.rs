@@ -17,7 +17,7 @@ const CONSTRAINTS: &str = "  - { collection: verify.users, key: { email: 1 } }
   - { collection: verify.users, key: { nick: 1 }, partialFilterExpression: { active: true } }
   - { collection: verify.items, key: { _id: 1 } }
 ";
-const LEASE: &str = "4s";
+const LEASE: &str = "2s";
 
 fn region(id: i64) -> &'static str {
     if id % 2 == 0 { "a" } else { "z" }
@@ -55,7 +55,10 @@ async fn write_on(client: Client, writer: i64, stop: Arc<AtomicBool>, written: A
 
 /// The reservation of `owner` in a proxy collection, taken out of it.
 async fn take(proxy: &Collection<Document>, filter: Document) -> Document {
-    proxy.find_one_and_delete(filter).await.unwrap().unwrap()
+    let there = proxy.find_one(filter).await.unwrap().unwrap();
+    let route = doc! { "_id": there.get("_id").unwrap().clone() };
+    assert_eq!(proxy.delete_one(route).await.unwrap().deleted_count, 1);
+    there
 }
 
 /// Until the sweeps that every Keyward begins with are over.

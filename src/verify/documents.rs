@@ -6,10 +6,10 @@ use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
 use super::finding::value_as_json;
+use super::repair::Repaired;
 use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
-use crate::prepare::Outcome;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError, id_of};
 use crate::raw::Doc;
 
@@ -21,7 +21,7 @@ struct Suspect {
 }
 
 /// What is the matter with a suspect.
-enum Fault {
+pub(super) enum Fault {
     Missing,
     Foreign(Reservation),
     Misrouted(Reservation),
@@ -214,22 +214,12 @@ impl Verification<'_> {
             self.unreserved.insert(key.clone(), owner.clone());
         }
         if self.settings.repair {
-            let outcome = match &fault {
-                Fault::Missing | Fault::Foreign(_) => Some(self.reserve(key, owner).await?),
-                Fault::Misrouted(reservation) => Some(self.redirect(key, owner, reservation).await?),
-                Fault::Duplicate(_, true) => None,
-                Fault::Duplicate(_, false) => {
-                    // Nobody else may join them.
-                    self.reserve(key, owner).await?;
-                    None
-                }
-            };
-            match outcome {
-                Some(Outcome::Reserved | Outcome::Gone) => found.repaired = true,
-                Some(Outcome::Duplicate(other)) => {
-                    found = Finding::new(Kind::Duplicate, &self.proxy.constraint, Some(key)).about([owner, &other]);
-                }
-                None => {}
+            match self.repair(key, owner, &fault).await {
+                Ok(Repaired::Yes) => found.repaired = true,
+                Ok(Repaired::No) => {}
+                Ok(Repaired::Duplicate(other)) => found = finding(Kind::Duplicate).about([&other]),
+                // One that can't be repaired is in the way of no other.
+                Err(error) => found.reason = Some(format!("not repaired: {error}")),
             }
         }
         self.note(&found);

@@ -4,7 +4,7 @@ use bson::{Bson, Document, doc};
 use testbed::{Cluster, ReplicaSet};
 
 use crate::run::Config;
-use crate::support::{self, Keyward};
+use crate::support;
 
 #[tokio::test]
 async fn what_cannot_be_told_is_neither_clean_nor_a_finding() {
@@ -99,32 +99,4 @@ async fn documents_with_ids_of_every_type_are_walked() {
         );
         assert_eq!(config.verify(&[]).await.exit, Some(0));
     }
-}
-
-/// The deployment may be one replica set, where transactions are the strategy.
-#[tokio::test]
-async fn a_lost_owner_is_repaired_in_strict_mode() {
-    let replica_set = ReplicaSet::shared();
-    let constraints = "  - { collection: verify_strict.users, key: { email: 1 } }\n";
-    let keyward = Keyward::start_with_lease(&replica_set.uri(), "1s\nsweep: 1day", constraints);
-    let users = keyward
-        .client()
-        .await
-        .database("verify_strict")
-        .collection::<Document>("users");
-    let user = |id: i32| doc! { "_id": id, "email": format!("{id}@x") };
-    users.insert_many((0..10).map(user)).await.unwrap();
-    let past = replica_set.client().database("verify_strict");
-    past.collection::<Document>("users")
-        .delete_one(doc! { "_id": 1 })
-        .await
-        .unwrap();
-    let reservations = past.collection::<Document>("keyward.users.email_1");
-    let to = |owner: i32| doc! { "$set": { "owner": owner } };
-    reservations.update_one(doc! { "owner": 2 }, to(77)).await.unwrap();
-    let config = Config::new(&replica_set.uri(), "1s", constraints);
-    let repaired = config.verify(&["--repair"]).await;
-    assert_eq!(repaired.listed(), ["abandoned email_1 ", "foreign email_1 2"]);
-    assert_eq!(repaired.exit, Some(0), "{:?}", repaired.findings);
-    assert_eq!(config.verify(&[]).await.exit, Some(0));
 }

@@ -10,4 +10,7 @@ mod backfill;
 mod clean;
 mod faults;
 mod figure;
+mod interrupted;
 mod run;
+mod shapes;
+mod strict;

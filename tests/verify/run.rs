@@ -58,24 +58,26 @@ impl Config {
 }
 
 impl Verified {
-    /// `kind constraint key documents` of each finding, sorted.
+    /// `kind constraint documents` of each finding, sorted.
     pub fn listed(&self) -> Vec<String> {
-        let of = |finding: &Value| {
-            let mut documents: Vec<String> = finding["documents"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(Value::to_string)
-                .collect();
-            documents.sort();
-            let (kind, constraint) = (
-                finding["finding"].as_str().unwrap(),
-                finding["constraint"].as_str().unwrap(),
-            );
-            format!("{kind} {constraint} {}", documents.join(","))
-        };
-        let mut listed: Vec<String> = self.findings.iter().map(of).collect();
-        listed.sort();
-        listed
+        list(self.findings.iter())
     }
+
+    /// The same of those that aren't repaired.
+    pub fn listed_unrepaired(&self) -> Vec<String> {
+        list(self.findings.iter().filter(|finding| finding["repaired"] == false))
+    }
+}
+
+fn list<'f>(findings: impl Iterator<Item = &'f Value>) -> Vec<String> {
+    let of = |finding: &Value| {
+        let documents = finding["documents"].as_array().unwrap();
+        let mut documents: Vec<String> = documents.iter().map(Value::to_string).collect();
+        documents.sort();
+        let text = |field: &str| finding[field].as_str().unwrap().to_owned();
+        format!("{} {} {}", text("finding"), text("constraint"), documents.join(","))
+    };
+    let mut listed: Vec<String> = findings.map(of).collect();
+    listed.sort();
+    listed
 }

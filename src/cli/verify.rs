@@ -3,6 +3,9 @@
 //! Findings go to standard output as they are found, and a summary after them; progress and what couldn't be told go to
 //! standard error. It reads only, but for `--repair`.
 
+use std::fmt::Display;
+use std::io::Write;
+
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -73,8 +76,8 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Resul
             }
         }
         match options.json {
-            true => println!("{}", summary(&total, untold)),
-            false => println!("{}", sentence(&total, untold)),
+            true => say(&summary(&total, untold)),
+            false => say(&sentence(&total, untold)),
         }
         Ok(match (total.left(), untold) {
             (0, 0) => Exit::Success,
@@ -86,8 +89,15 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Resul
 
 fn show(options: &Options, finding: &Finding) {
     match options.json {
-        true => println!("{}", finding.to_json()),
-        false => println!("{finding}"),
+        true => say(&finding.to_json()),
+        false => say(finding),
+    }
+}
+
+/// Says it on standard output. Where nobody listens any more, there is nothing left to do.
+fn say(what: &dyn Display) {
+    if writeln!(std::io::stdout(), "{what}").is_err() {
+        std::process::exit(Exit::Unsure as i32);
     }
 }
 

@@ -96,7 +96,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     })
     .await;
     let constraints = "  - { collection: backfill_twice.users, key: { email: 1 } }\n  \
-                       - { collection: backfill_twice.users, key: { region: 1 } }\n";
+                       - { collection: backfill_twice.users, key: { region: 1 }, partialFilterExpression: { _id: { $lt: 3000 } } }\n";
     let config = Config::new(&cluster.uri(), "2s", constraints);
     let reservations = client
         .database("backfill_twice")
@@ -109,8 +109,8 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     assert_eq!(output.status.code(), Some(65), "{report}");
     for said in [
         "1 documents of backfill_twice.users violate unique constraint email_1",
-        "19998 documents of backfill_twice.users violate unique constraint region_1",
-        "and 18998 more",
+        "2998 documents of backfill_twice.users violate unique constraint region_1",
+        "and 1998 more",
     ] {
         assert!(report.contains(said), "{said}");
     }

@@ -16,6 +16,7 @@ pub struct Verified {
     pub exit: Option<i32>,
     pub findings: Vec<Value>,
     pub summary: Value,
+    pub errors: String,
 }
 
 impl Config {
@@ -39,25 +40,25 @@ impl Config {
     /// Verifies with `--json`.
     pub async fn verify(&self, options: &[&str]) -> Verified {
         let mut command = tokio::process::Command::from(self.command("verify", &["--json"]));
-        let output = command.args(options).output().await.unwrap();
-        let errors = String::from_utf8(output.stderr).unwrap();
-        // Shown by a failing test only.
-        println!("{errors}");
-        let mut lines: Vec<Value> = String::from_utf8(output.stdout)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        let summary = lines.pop().unwrap_or_else(|| panic!("{errors}"))["summary"].take();
-        Verified {
-            exit: output.status.code(),
-            findings: lines,
-            summary,
-        }
+        Verified::of(command.args(options).output().await.unwrap())
     }
 }
 
 impl Verified {
+    pub fn of(output: Output) -> Verified {
+        let errors = String::from_utf8(output.stderr).unwrap();
+        // Shown by a failing test only.
+        println!("{errors}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        Verified {
+            exit: output.status.code(),
+            summary: lines.pop().map(|mut last| last["summary"].take()).unwrap_or_default(),
+            findings: lines,
+            errors,
+        }
+    }
+
     /// `kind constraint documents` of each finding, sorted.
     pub fn listed(&self) -> Vec<String> {
         list(self.findings.iter())

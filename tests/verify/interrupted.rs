@@ -52,15 +52,19 @@ async fn repairs_that_are_killed_or_run_at_once_end_in_agreement() {
         doc! { "region": 1 },
         doc! { "region": "m" },
     );
+    let past = cluster.client().database("verify_twice");
+    past.collection::<Document>("users")
+        .insert_many((0..DOCUMENTS).map(user))
+        .await
+        .unwrap();
     let constraints = "  - { collection: verify_twice.users, key: { email: 1 } }\n";
+    // It takes in what is there.
     let keyward = Keyward::start_with_lease(&cluster.uri(), "2s\nsweep: 1day", constraints);
     let users = keyward
         .client()
         .await
         .database("verify_twice")
         .collection::<Document>("users");
-    users.insert_many((0..DOCUMENTS).map(user)).await.unwrap();
-    let past = cluster.client().database("verify_twice");
     let reservations = past.collection::<Document>("keyward.users.email_1");
     reservations
         .delete_many(doc! { "owner": { "$gte": 100 } })

@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use bson::Document;
+use bson::{Document, doc};
 use testbed::Cluster;
 
 use crate::planted::{self, LEASE, Writers, item, user};
@@ -63,6 +63,13 @@ async fn planted_faults_are_found_among_a_million_documents_and_nothing_else() {
     let taken_in = measured(&config, "backfill", &[], count).await;
     assert_eq!(taken_in.exit, Some(0), "{}", taken_in.errors);
 
+    // A sweep would settle some of what is planted: as if one had just ended.
+    let until = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + 86_400_000);
+    database
+        .collection::<Document>("keyward.constraints")
+        .update_many(doc! {}, doc! { "$set": { "sweep": { "until": until } } })
+        .await
+        .unwrap();
     let keyward = Keyward::start_with_lease(&cluster.uri(), &format!("{LEASE}\nsweep: 1day"), &constraints);
     let client = keyward.client().await;
     let through = client.database("verify_million");

@@ -25,11 +25,13 @@ pub mod write;
 
 pub mod prepare;
 pub mod sweep;
+pub mod verify;
 
 pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod instance;
 pub mod metrics;
+pub mod progress;
 pub mod readiness;
 pub mod telemetry;

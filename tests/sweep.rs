@@ -75,8 +75,11 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
     // The owner is there, and its reservation, as old as the others, names the wrong shard.
     proxy.delete_many(doc! { "owner": 101 }).await.unwrap();
     proxy.insert_one(abandoned("101@x", 101, 1_000)).await.unwrap();
+    // What isn't a reservation, before and after all that are, is in nobody's way.
+    let strangers = [doc! { "_id": 5 }, doc! { "_id": true }];
+    proxy.insert_many(&strangers).await.unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while proxy.count_documents(doc! {}).await.unwrap() > 399 {
+    while proxy.count_documents(doc! {}).await.unwrap() > 399 + 2 {
         assert!(
             Instant::now() < deadline,
             "{} left",
@@ -95,6 +98,9 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
     let before = total();
     while total() < before + 2 {
         assert!(Instant::now() < deadline, "no further sweep");
+    }
+    for stranger in strangers {
+        assert_eq!(proxy.delete_one(stranger).await.unwrap().deleted_count, 1);
     }
     // The one that was changed past Keyward is in nobody's name: all others agree.
     past.delete_one(doc! { "_id": 100, "region": "a" }).await.unwrap();

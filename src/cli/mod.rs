@@ -2,9 +2,13 @@
 //!
 //! One file a subcommand. Results go to standard output, the log and errors to standard error.
 
+mod backfill;
 mod check;
+mod failure;
 mod run;
 mod signals;
+mod task;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,6 +27,22 @@ pub struct Cli {
 enum Command {
     /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses
     Run(ConfigFile),
+    /// Take in the documents that are there, as `run` does before it takes clients, and end; goes on where it was stopped
+    Backfill {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        only: OneCollection,
+    },
+    /// Read everything, and list what documents and reservations contradict each other in
+    Verify {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        only: OneCollection,
+        #[command(flatten)]
+        options: verify::Options,
+    },
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
 }
@@ -34,12 +54,23 @@ struct ConfigFile {
     config: PathBuf,
 }
 
+#[derive(Debug, Args)]
+struct OneCollection {
+    /// Only this one of the collections in the configuration, as database.collection
+    #[arg(long, value_name = "NAMESPACE")]
+    collection: Option<String>,
+}
+
 /// How a command ended; the numbers are those of `sysexits.h` where it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Exit {
     /// All is well.
     Success = 0,
+    /// `verify` has found something, and not repaired it.
+    Findings = 1,
+    /// The command line is wrong; or `verify` can't tell.
+    Unsure = 2,
     /// Documents that are there violate a constraint.
     Duplicates = 65,
     /// The deployment refuses Keyward, or doesn't do as it is asked.
@@ -53,7 +84,8 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   2  the command line is wrong
+   1  verify: documents and reservations contradict each other, and that isn't repaired
+   2  the command line is wrong; verify: it could not tell
   65  documents that are there violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed
@@ -63,6 +95,8 @@ Exit codes:
 pub fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         Command::Run(file) => run::run(&file.config),
+        Command::Backfill { file, only } => backfill::run(&file, &only),
+        Command::Verify { file, only, options } => verify::run(&file, &only, &options),
         Command::Check(file) => check::run(&file.config),
     };
     ExitCode::from(exit as u8)

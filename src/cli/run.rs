@@ -9,55 +9,24 @@ use std::path::Path;
 use serde_json::json;
 
 use super::Exit;
+use super::failure::Failure;
 use super::signals::Signals;
-use crate::config::{Config, Problems};
-use crate::instance::{Instance, StartError};
-use crate::prepare::PrepareError;
-use crate::telemetry::{self, TelemetryError};
-
-/// Why the process ends otherwise than it was asked to.
-#[derive(Debug, thiserror::Error)]
-enum RunError {
-    #[error(transparent)]
-    Config(#[from] Problems),
-    #[error(transparent)]
-    Telemetry(#[from] TelemetryError),
-    #[error("the process can't be set up: {0}")]
-    System(#[from] std::io::Error),
-    #[error(transparent)]
-    Start(#[from] StartError),
-}
-
-impl RunError {
-    fn exit(&self) -> Exit {
-        match self {
-            RunError::Config(_) | RunError::Telemetry(_) => Exit::Config,
-            RunError::System(_) | RunError::Start(StartError::Listen { .. }) => Exit::System,
-            RunError::Start(StartError::Prepare(
-                PrepareError::OtherDefinition { .. } | PrepareError::OtherStrategy { .. },
-            )) => Exit::Config,
-            RunError::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
-            RunError::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
-        }
-    }
-}
+use crate::config::Config;
+use crate::instance::Instance;
+use crate::telemetry;
 
 /// Runs Keyward with the configuration in `file` until it is told to stop.
 pub(super) fn run(file: &Path) -> Exit {
     match start(file) {
         Ok(()) => Exit::Success,
         Err(error) => {
-            match &error {
-                // Each problem begins with file and line, for editors to jump there.
-                RunError::Config(problems) => eprintln!("{problems}"),
-                other => eprintln!("keyward: {other}"),
-            }
+            error.tell();
             error.exit()
         }
     }
 }
 
-fn start(file: &Path) -> Result<(), RunError> {
+fn start(file: &Path) -> Result<(), Failure> {
     let config = Config::load(file)?;
     telemetry::start(&config.log)?;
     let runtime = tokio::runtime::Runtime::new()?;
@@ -67,7 +36,7 @@ fn start(file: &Path) -> Result<(), RunError> {
     ended
 }
 
-async fn serve(config: &Config) -> Result<(), RunError> {
+async fn serve(config: &Config) -> Result<(), Failure> {
     let mut signals = Signals::take_over()?;
     let instance = tokio::select! {
         started = Instance::start(config) => started?,

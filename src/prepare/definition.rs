@@ -44,34 +44,32 @@ impl Definitions {
 
     /// Writes the definition down unless it is there; gives the state that the constraint is in.
     pub(super) async fn register(&self, constraint: &Constraint) -> Result<State, PrepareError> {
-        let definition = constraint.definition();
         let first = doc! { "$setOnInsert": {
-            "definition": definition.clone(), "identity": ObjectId::new(), "version": 1,
+            "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
             "state": State::Backfilling.name(),
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
         let found = upsert.write_concern(WriteConcern::majority()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
-        let there = found
-            .get_document("definition")
-            .map_err(|_| StoreError::Unexpected("a definition"))?;
-        if let Some(error) = other_sort_keys(constraint, &definition, there) {
-            return Err(error);
+        state(constraint, &found)
+    }
+
+    /// The state that the constraint is in, where its documents are kept unique as it says here; none if the cluster
+    /// doesn't know it yet.
+    pub(super) async fn look(
+        &self,
+        constraint: &Constraint,
+        strategy: Strategy,
+    ) -> Result<Option<State>, PrepareError> {
+        let Some(found) = self.collection.find_one(id(constraint)).await? else {
+            return Ok(None);
+        };
+        let state = state(constraint, &found)?;
+        if let Ok(there) = found.get_str("strategy") {
+            check_strategy(constraint, strategy, there)?;
         }
-        if !is_same(there, &definition) {
-            return Err(PrepareError::OtherDefinition {
-                namespace: constraint.namespace().clone(),
-                name: constraint.name().to_owned(),
-                here: definition.to_string(),
-                there: there.to_string(),
-            });
-        }
-        match found.get_str("state") {
-            Ok(name) if name == State::Enforced.name() => Ok(State::Enforced),
-            Ok(name) if name == State::Backfilling.name() => Ok(State::Backfilling),
-            _ => Err(StoreError::Unexpected("the state of a constraint").into()),
-        }
+        Ok(Some(state))
     }
 
     /// Writes its collection's strategy down unless one is there: a Keyward that trusts its lease would undo what one that
@@ -88,25 +86,60 @@ impl Definitions {
         let agreed = agreed.write_concern(WriteConcern::majority()).await?;
         let there = agreed.as_ref().and_then(|agreed| agreed.get_str("strategy").ok());
         match there {
-            Some(there) if there == here => Ok(()),
-            Some(there) => Err(PrepareError::OtherStrategy {
-                namespace: constraint.namespace().clone(),
-                name: constraint.name().to_owned(),
-                here,
-                there: there.to_owned(),
-            }),
+            Some(there) => check_strategy(constraint, strategy, there),
             None => Err(StoreError::Unexpected("the strategy of a constraint").into()),
         }
     }
 
-    /// Notes that every document is reserved.
-    pub(super) async fn enforce(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        let update = doc! { "$set": { "state": State::Enforced.name() } };
-        self.collection
-            .update_one(id(constraint), update)
-            .write_concern(WriteConcern::majority())
-            .await?;
-        Ok(())
+    /// Notes that every document is reserved. Not if another Keyward has reported duplicates meanwhile: documents may
+    /// have been changed for it that were taken in here before. Gives whether it is noted.
+    pub(super) async fn enforce(&self, constraint: &Constraint) -> Result<bool, PrepareError> {
+        let mut filter = id(constraint);
+        let or = vec![
+            doc! { "backfill": { "$exists": true } },
+            doc! { "state": State::Enforced.name() },
+        ];
+        filter.insert("$or", or);
+        let update = doc! { "$set": { "state": State::Enforced.name() }, "$unset": { "backfill": 1 } };
+        let update = self.collection.update_one(filter, update);
+        Ok(update.write_concern(WriteConcern::majority()).await?.matched_count == 1)
+    }
+}
+
+/// The state that a constraint's document says, if its definition is the same as here.
+fn state(constraint: &Constraint, found: &Document) -> Result<State, PrepareError> {
+    let definition = constraint.definition();
+    let there = found
+        .get_document("definition")
+        .map_err(|_| StoreError::Unexpected("a definition"))?;
+    if let Some(error) = other_sort_keys(constraint, &definition, there) {
+        return Err(error);
+    }
+    if !is_same(there, &definition) {
+        return Err(PrepareError::OtherDefinition {
+            namespace: constraint.namespace().clone(),
+            name: constraint.name().to_owned(),
+            here: definition.to_string(),
+            there: there.to_string(),
+        });
+    }
+    match found.get_str("state") {
+        Ok(name) if name == State::Enforced.name() => Ok(State::Enforced),
+        Ok(name) if name == State::Backfilling.name() => Ok(State::Backfilling),
+        _ => Err(StoreError::Unexpected("the state of a constraint").into()),
+    }
+}
+
+fn check_strategy(constraint: &Constraint, here: Strategy, there: &str) -> Result<(), PrepareError> {
+    let here = here.name();
+    match there == here {
+        true => Ok(()),
+        false => Err(PrepareError::OtherStrategy {
+            namespace: constraint.namespace().clone(),
+            name: constraint.name().to_owned(),
+            here,
+            there: there.to_owned(),
+        }),
     }
 }
 

@@ -6,15 +6,17 @@
 
 mod backfill;
 mod definition;
+mod position;
 mod results;
 mod sharding;
+mod take_in;
 
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
@@ -23,11 +25,12 @@ use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 
-pub use backfill::Report;
+pub use backfill::{Report, Reports};
 pub use definition::definition_id;
 use definition::{Definitions, State};
 use sharding::Deployment;
 pub use sharding::shard_keys;
+pub use take_in::{Outcome, take_in};
 
 /// Why a constraint can't be made to hold.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +96,17 @@ pub enum PrepareError {
     },
     /// Documents that are there already violate the constraint.
     #[error("{0}")]
-    Duplicates(Report),
+    Duplicates(Reports),
+    /// The documents that are there aren't all taken in yet.
+    #[error(
+        "unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first"
+    )]
+    NotEnforced {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+    },
     /// The chunks of a proxy collection couldn't be spread in time.
     #[error("the chunks of {0} could not be spread over the shards: {1}")]
     NotSpread(Namespace, String),
@@ -115,6 +128,59 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Catalog, PrepareError> {
+    let (deployment, collections) = look(client, constraints, lease, metrics).await?;
+    let mut duplicates = Vec::new();
+    for (protected, uuid) in &collections {
+        let reports = prepare_collection(client, &deployment, protected, lease, uuid.as_ref()).await?;
+        duplicates.extend(reports);
+    }
+    match duplicates.is_empty() {
+        true => Ok(Catalog::new(
+            collections.into_iter().map(|(protected, _)| protected).collect(),
+        )),
+        false => Err(PrepareError::Duplicates(Reports(duplicates))),
+    }
+}
+
+/// The protected collections as the cluster has them; nothing is changed.
+///
+/// # Errors
+/// [`PrepareError`] if the cluster has another idea of a constraint.
+pub async fn prepared(
+    client: &Client,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+    metrics: &Metrics,
+) -> Result<Vec<Protected>, PrepareError> {
+    let (_, collections) = look(client, constraints, lease, metrics).await?;
+    Ok(collections.into_iter().map(|(protected, _)| protected).collect())
+}
+
+/// Whether every document of the collection is reserved under the constraint at `position`, as it stands here.
+///
+/// # Errors
+/// [`PrepareError`] if it isn't, or stands otherwise in the cluster.
+pub async fn check_enforced(client: &Client, protected: &Protected, position: usize) -> Result<(), PrepareError> {
+    let constraint = &protected.constraints[position].constraint;
+    let definitions = Definitions::of(client, &protected.namespace);
+    match definitions.look(constraint, protected.strategy()).await? {
+        Some(State::Enforced) => Ok(()),
+        Some(State::Backfilling) | None => Err(PrepareError::NotEnforced {
+            namespace: protected.namespace.clone(),
+            name: constraint.name().to_owned(),
+        }),
+    }
+}
+
+/// A collection with its uuid, which it has once it is there.
+type Collection = (Protected, Option<Bson>);
+
+async fn look(
+    client: &Client,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+    metrics: &Metrics,
+) -> Result<(Deployment, Vec<Collection>), PrepareError> {
     let deployment = Deployment::of(client).await?;
     let mut seen = HashSet::new();
     let namespaces: Vec<&Namespace> = constraints
@@ -122,9 +188,9 @@ pub async fn prepare(
         .map(|constraint| constraint.namespace())
         .filter(|namespace| seen.insert(*namespace))
         .collect();
-    let mut protected = Vec::with_capacity(namespaces.len());
+    let mut collections = Vec::with_capacity(namespaces.len());
     for namespace in namespaces {
-        let default = default_collation(client, namespace).await?;
+        let (default, uuid) = collation_and_uuid(client, namespace).await?;
         let mut proxies = Vec::new();
         for constraint in constraints {
             if constraint.namespace() != namespace {
@@ -136,28 +202,29 @@ pub async fn prepare(
         }
         // The server asks the index on `_id` before any other.
         proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
-        let shard_key = deployment.shard_key(client, namespace).await?;
-        let collection = Protected {
+        let protected = Protected {
             namespace: namespace.clone(),
             constraints: proxies,
-            shard_key,
+            shard_key: deployment.shard_key(client, namespace).await?,
             is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
             is_collated: default.is_some(),
         };
-        prepare_collection(client, &deployment, &collection, lease).await?;
-        protected.push(collection);
+        collections.push((protected, uuid));
     }
-    Ok(Catalog::new(protected))
+    Ok((deployment, collections))
 }
 
+/// Makes the constraints of a collection hold; gives the reports of those that documents violate.
 async fn prepare_collection(
     client: &Client,
     deployment: &Deployment,
     protected: &Protected,
     lease: Duration,
-) -> Result<(), PrepareError> {
+    uuid: Option<&Bson>,
+) -> Result<Vec<Report>, PrepareError> {
     results::create(client, &protected.namespace.database).await?;
     let definitions = Definitions::of(client, &protected.namespace);
+    let mut reports = Vec::new();
     for (position, proxy) in protected.constraints.iter().enumerate() {
         let constraint = &proxy.constraint;
         proxy
@@ -170,27 +237,38 @@ async fn prepare_collection(
         if state == State::Enforced {
             continue;
         }
-        let report = backfill::backfill(client, protected, position, lease).await?;
-        if !report.is_empty() {
-            return Err(PrepareError::Duplicates(report));
+        loop {
+            let report = backfill::backfill(client, protected, position, lease, uuid.cloned()).await?;
+            if !report.is_empty() {
+                reports.push(report);
+                break;
+            }
+            if definitions.enforce(constraint).await? {
+                tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
+                break;
+            }
         }
-        definitions.enforce(constraint).await?;
-        tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
     }
-    Ok(())
+    Ok(reports)
 }
 
-/// The collection's default collation; none if it has none, or isn't there yet.
-async fn default_collation(client: &Client, namespace: &Namespace) -> Result<Option<Document>, PrepareError> {
+/// The collection's default collation, if it has one, and its uuid, if it is there.
+async fn collation_and_uuid(
+    client: &Client,
+    namespace: &Namespace,
+) -> Result<(Option<Document>, Option<Bson>), PrepareError> {
     let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
     let reply = client.database(&namespace.database).run_command(command).await?;
     let batch = reply
         .get_document("cursor")
         .and_then(|cursor| cursor.get_array("firstBatch"));
     let batch = batch.map_err(|_| StoreError::Unexpected("the list of collections"))?;
-    let collection = batch.first().and_then(|collection| collection.as_document());
-    let options = collection.and_then(|collection| collection.get_document("options").ok());
-    Ok(options.and_then(|options| options.get_document("collation").ok().cloned()))
+    let Some(collection) = batch.first().and_then(|collection| collection.as_document()) else {
+        return Ok((None, None));
+    };
+    let nested = |document: &str, field: &str| collection.get_document(document).ok()?.get(field).cloned();
+    let collation = nested("options", "collation").and_then(|collation| collation.as_document().cloned());
+    Ok((collation, nested("info", "uuid")))
 }
 
 /// The constraint as `createIndex` would make it on a collection with this default collation.

@@ -12,13 +12,15 @@ mod queue;
 mod reading;
 mod reservation;
 mod reserving;
+mod snapshot;
 mod sort_keys;
+mod walk;
 mod young;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{RawDocumentBuf, cstr, rawdoc};
+use bson::{RawDocumentBuf, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -32,13 +34,15 @@ use crate::reservation::Token;
 use deleting::Deleting;
 use find::Finder;
 use queue::{Queue, Work};
-use reading::{Reading, key_of, now_of};
+use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
 
 pub use placeholder::TakenOver;
 pub use reading::Read;
 pub use reservation::{Owner, Reservation};
 pub use reserving::Reserved;
+pub use snapshot::Moment;
+pub use walk::{Entry, Unreadable, id_of};
 
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
 const KEYS_MAX: usize = 1_000;
@@ -198,40 +202,22 @@ impl ProxyCollection {
         reading.run(vec![key.clone()]).await.pop().unwrap_or(Ok(None))
     }
 
-    /// Reads at most `limit` reservations after the `_id` `after`, in the order of their keys, each with its `_id`.
+    /// Reads what stands in the places of `keys`, whether it is a reservation or not, in no order.
     ///
     /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer, or a document isn't a reservation.
-    pub async fn page(
-        &self,
-        after: Option<&RawDocumentBuf>,
-        limit: i64,
-    ) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
-        let mut filter = RawDocumentBuf::new();
-        if let Some(after) = after {
-            filter.append(cstr!("_id"), rawdoc! { "$gt": after.clone() });
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(KEYS_MAX) {
+            let found = self
+                .find(find_keys(self.reservations.name(), keys.iter().copied()))
+                .await?;
+            let now = now_of(&found)?;
+            for document in &found.documents {
+                entries.push(self.entry(document, now)?);
+            }
         }
-        let command =
-            rawdoc! { "find": self.reservations.name(), "filter": filter, "sort": { "_id": 1 }, "limit": limit };
-        self.reads(&self.find(command).await?)
-    }
-
-    /// What a `find` of whole reservations gave, each with its `_id`.
-    fn reads(&self, found: &find::Found) -> Result<Vec<(RawDocumentBuf, Key, Read)>, StoreError> {
-        let now = now_of(found)?;
-        let read = |document: &RawDocumentBuf| {
-            let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"))?;
-            let unexpected = StoreError::Unexpected("a reservation's _id");
-            let key = key_of(&self.constraint, document).ok_or(unexpected.clone())?;
-            let id = document.get_document("_id").map_err(|_| unexpected)?.to_owned();
-            let read = Read {
-                reservation,
-                now,
-                is_own_time: false,
-            };
-            Ok((id, key, read))
-        };
-        found.documents.iter().map(read).collect()
+        Ok(entries)
     }
 
     /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`.

@@ -3,10 +3,11 @@
 //! "Holds" is judged on the value: the documents found are run through the constraint itself. A document that has the
 //! owner's `_id` but another key is no owner.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
+use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
@@ -29,6 +30,39 @@ impl ProxyCollection {
     }
 
     async fn look_up_some(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
+        let held = self.keys_of(&self.owners(claims, scope).await?)?;
+        Ok(claims.iter().map(|(key, _)| held.contains(*key)).collect())
+    }
+
+    /// As [`ProxyCollection::look_up`], but the owner itself has to hold the key: that another one does, which happens to be
+    /// looked for, too, doesn't count.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn look_up_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
+        let mut held = Vec::with_capacity(claims.len());
+        for claims in claims.chunks(KEYS_MAX) {
+            let mut holders: HashMap<Key, Vec<RawBson>> = HashMap::new();
+            for document in self.owners(claims, scope).await? {
+                let id = id_of(&document)?;
+                for key in self.keys_of(&[document])? {
+                    holders.entry(key).or_default().push(id.clone());
+                }
+            }
+            let is_held = |(key, owner): &(&Key, &Owner)| {
+                let mut holders = holders.get(*key).into_iter().flatten();
+                holders.any(|id| owner.has_id(id))
+            };
+            held.extend(claims.iter().map(is_held));
+        }
+        Ok(held)
+    }
+
+    /// The documents that have the `_id`s of these owners, as far as `scope` reaches.
+    async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        if claims.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut owners = RawArrayBuf::new();
         claims
             .iter()
@@ -36,7 +70,7 @@ impl ProxyCollection {
         let mut command = rawdoc! {
             "find": self.protected.name(),
             "filter": { "$or": owners },
-            "projection": self.projection()?,
+            "projection": self.projection(&[])?,
             // A default collation of the collection must not make one `_id` match another.
             "collation": { "locale": "simple" },
         };
@@ -44,9 +78,7 @@ impl ProxyCollection {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
             command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
         }
-        let found = self.find(command).await?;
-        let held = self.keys_of(&found.documents)?;
-        Ok(claims.iter().map(|(key, _)| held.contains(*key)).collect())
+        Ok(self.find(command).await?.documents)
     }
 
     /// Those of the reservations whose owner doesn't hold the key.
@@ -66,12 +98,13 @@ impl ProxyCollection {
         Ok(reservations)
     }
 
-    /// The top-level fields that the constraint reads, so that large documents don't travel whole.
-    fn projection(&self) -> Result<RawDocumentBuf, StoreError> {
+    /// The top-level fields that the constraint reads, and those of `more`, so that large documents don't travel whole.
+    pub(super) fn projection(&self, more: &[String]) -> Result<RawDocumentBuf, StoreError> {
         let root = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         let mut fields: Document = self
             .constraint
             .paths()
+            .chain(more.iter().map(String::as_str))
             .map(|path| (root(path), Bson::Int32(1)))
             .collect();
         fields.insert("_id", 1);
@@ -101,7 +134,7 @@ pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
 
 /// The condition that a field has this value. The server compares nothing with undefined; as an `_id` it refuses it, but a
 /// reservation is there before it does.
-fn equal_to(value: RawBson) -> RawDocumentBuf {
+pub(super) fn equal_to(value: RawBson) -> RawDocumentBuf {
     match value {
         RawBson::Undefined => rawdoc! { "$type": "undefined" },
         value => rawdoc! { "$eq": value },

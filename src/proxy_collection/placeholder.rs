@@ -44,8 +44,8 @@ const COMMITS: u32 = 5;
 enum Proof {
     /// A placeholder; the paths are those of unique indexes, where it must not be like another document.
     Placeholder { filled: Vec<String> },
-    /// There is a document with the owner's `_id` that holds another key: it is written to, so that it can't be deleted
-    /// to make way for the owner meanwhile.
+    /// There are documents with the owner's `_id` that hold other keys: they are written to, so that none can be deleted to
+    /// make way for the owner meanwhile.
     Touch,
     /// The server takes no document with such an `_id` or shard key.
     Needless,
@@ -184,9 +184,9 @@ impl ProxyCollection {
 
     async fn touch(&self, session: &mut ClientSession, key: &Key, owner: &Owner) -> Result<Next, StoreError> {
         let name = self.protected.name();
-        // As the collection compares `_id`s: that is what is in the way.
-        let filter = owner_filter(owner, Scope::Route);
-        let find = rawdoc! { "find": name, "filter": filter.clone(), "limit": 1, "singleBatch": true };
+        // As the collection compares `_id`s, and wherever it lies: that is what is in the way.
+        let filter = owner_filter(owner, Scope::Everywhere);
+        let find = rawdoc! { "find": name, "filter": filter.clone() };
         let documents = find_within(session, &self.database, find).await?.documents;
         if documents.is_empty() {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
@@ -199,9 +199,10 @@ impl ProxyCollection {
             let change = RawDocumentBuf::try_from(&doc! { operator: { TOUCHED: 1 } })
                 .map_err(|_| StoreError::Unexpected("an update"))?;
             let update = rawdoc! {
-                "update": name, "updates": [{ "q": filter.clone(), "u": change }], "bypassDocumentValidation": true,
+                "update": name, "updates": [{ "q": filter.clone(), "u": change, "multi": true }],
+                "bypassDocumentValidation": true,
             };
-            if count(&self.in_transaction(session, update).await?)? != 1 {
+            if usize::try_from(count(&self.in_transaction(session, update).await?)?) != Ok(documents.len()) {
                 return Err(StoreError::Unexpected("a document that was read"));
             }
         }

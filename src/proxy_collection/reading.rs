@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bson::{RawArrayBuf, RawDocument, Timestamp, rawdoc};
+use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, rawdoc};
 
 use super::find::{Finder, Found};
 use super::queue::Work;
@@ -41,9 +41,7 @@ impl Work for Reading {
     }
 
     async fn run(&self, keys: Vec<Key>) -> Vec<Self::Answer> {
-        let mut ids = RawArrayBuf::new();
-        keys.iter().for_each(|key| ids.push(key.reservation_id()));
-        let command = rawdoc! { "find": &*self.name, "filter": { "_id": { "$in": ids } } };
+        let command = find_keys(&self.name, keys.iter());
         let by_key = self
             .finder
             .find(command)
@@ -63,7 +61,8 @@ impl Reading {
         let now = now_of(found)?;
         let mut by_key = HashMap::with_capacity(found.documents.len());
         for document in &found.documents {
-            let key = key_of(&self.constraint, document).ok_or(StoreError::Unexpected("a reservation's _id"))?;
+            let unexpected = |_| StoreError::Unexpected("a reservation's _id");
+            let key = key_of(&self.constraint, document).map_err(unexpected)?;
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"));
             let read = reservation.map(|reservation| Read {
                 reservation,
@@ -84,7 +83,15 @@ pub(super) fn now_of(found: &Found) -> Result<Timestamp, StoreError> {
         .ok_or(StoreError::Unexpected("a reply without operationTime"))
 }
 
-/// The key that a reservation is about.
-pub(super) fn key_of(constraint: &Constraint, reservation: &RawDocument) -> Option<Key> {
-    Key::from_reservation_id(constraint, reservation.get_document("_id").ok()?).ok()
+/// The `find` of what stands in the places of `keys`.
+pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>) -> RawDocumentBuf {
+    let mut ids = RawArrayBuf::new();
+    keys.for_each(|key| ids.push(key.reservation_id()));
+    rawdoc! { "find": collection, "filter": { "_id": { "$in": ids } } }
+}
+
+/// The key that a reservation is about; or why its `_id` stands for none.
+pub(super) fn key_of(constraint: &Constraint, reservation: &RawDocument) -> Result<Key, String> {
+    let id = reservation.get_document("_id").map_err(|error| error.to_string())?;
+    Key::from_reservation_id(constraint, id).map_err(|error| error.to_string())
 }

@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use bson::{Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, spec::BinarySubtype};
+use bson::{Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc, spec::BinarySubtype};
 use tokio::time::Instant;
 
 use crate::constraint::Key;
 use crate::reservation::Token;
 
 /// The document that a reservation belongs to.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Owner {
     /// The document's `_id`.
     pub id: RawBson,
@@ -34,6 +34,25 @@ pub struct Reservation {
     pub lease: Duration,
     /// When this process first saw it.
     pub seen: Instant,
+}
+
+impl Owner {
+    /// Whether both have the same `_id`, byte for byte: not a number is itself here.
+    pub fn is_namesake_of(&self, other: &Owner) -> bool {
+        self.has_id(&other.id)
+    }
+
+    /// Whether this is its `_id`, byte for byte.
+    pub fn has_id(&self, id: &RawBson) -> bool {
+        let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
+        self.id == *id || bytes(&self.id) == bytes(id)
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Owner) -> bool {
+        self.route == other.route && self.is_namesake_of(other)
+    }
 }
 
 /// The reservation of `key` for `owner`, ready to be inserted or to replace another.
@@ -77,5 +96,20 @@ impl Reservation {
     /// Whether both are the same write of the same reservation: every write has a time of its own.
     pub fn is_same_write(&self, other: &Reservation) -> bool {
         self.token == other.token && self.at == other.at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_without_a_number_is_itself() {
+        let owner = |id: f64| Owner {
+            id: RawBson::Double(id),
+            route: Some(rawdoc! { "a": id }),
+        };
+        assert_eq!(owner(f64::NAN), owner(f64::NAN));
+        assert_ne!(owner(f64::NAN), owner(1.0));
     }
 }

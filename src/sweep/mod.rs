@@ -1,6 +1,6 @@
 //! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them.
 //!
-//! It walks each proxy collection slowly, in the order of its keys, and looks at what is older than the lease: where no
+//! It walks each proxy collection slowly, key by key, and looks at what is older than the lease: where no
 //! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still is the
 //! one that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
 //! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.
@@ -10,7 +10,6 @@ mod turn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
@@ -21,7 +20,7 @@ use crate::reservation::{Age, Scope};
 use turn::Turn;
 
 /// So many reservations are looked at together.
-const PAGE: i64 = 200;
+const PAGE: i32 = 200;
 /// How long to rest after each page: at most 2,000 reservations a second.
 const REST: Duration = Duration::from_millis(100);
 
@@ -54,12 +53,21 @@ async fn sweep(
     };
     loop {
         let page = proxy.page(turn.after(), PAGE).await?;
-        let Some((last, _, _)) = page.last() else {
+        let Some(last) = page.last().map(|entry| entry.id.clone()) else {
             proxy.metrics.sweeps.inc();
             return turn.end(pause).await;
         };
-        let last = last.clone();
-        settle(protected, proxy, &page, lease).await?;
+        let mut readable = Vec::with_capacity(page.len());
+        for entry in page {
+            match entry.read {
+                Ok(read) => readable.push(read),
+                Err(reason) => {
+                    let constraint = proxy.constraint.name();
+                    tracing::warn!(%reason, constraint, "not a reservation; `keyward verify` lists them all");
+                }
+            }
+        }
+        settle(protected, proxy, &readable, lease).await?;
         if !turn.go_on(last).await? {
             return Ok(());
         }
@@ -67,42 +75,53 @@ async fn sweep(
     }
 }
 
-/// Deletes the reservations of a page that are nobody's.
+/// Deletes those of a page that are past their lease and nobody's.
 async fn settle(
     protected: &Protected,
     proxy: &ProxyCollection,
-    page: &[(RawDocumentBuf, Key, Read)],
+    page: &[(Key, Read)],
     lease: Duration,
 ) -> Result<(), StoreError> {
     let is_old = |read: &Read| age(read, lease) == Age::Expired;
-    let old = page.iter().filter(|(_, _, read)| is_old(read));
-    let old = old.map(|(_, key, read)| (key, &read.reservation)).collect();
-    let unheld = proxy.unheld(old, Scope::Route).await?;
+    let old = page.iter().filter(|(_, read)| is_old(read));
+    let old = old.map(|(key, read)| (key, &read.reservation)).collect();
     let mut suspects = Vec::new();
-    for (key, _) in unheld {
+    for (key, _) in proxy.unheld(old, Scope::Route).await? {
         // Only its own shard knows how old it is; its owner is looked for again after that.
         let alone = proxy.read_alone(key).await?;
         suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
     }
-    let suspects: Vec<_> = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
-    let abandoned = proxy.unheld(suspects, Scope::Fenced).await?;
-    if abandoned.is_empty() {
-        return Ok(());
+    let suspects = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
+    let count = free(protected, proxy, suspects).await?;
+    if count > 0 {
+        proxy.metrics.swept.inc_by(count);
+        tracing::info!(
+            constraint = proxy.constraint.name(),
+            count,
+            "reservations without owner deleted"
+        );
     }
-    let count = match protected.is_strict() {
-        true => delete_absent(protected, proxy, &abandoned).await?,
-        false => {
-            proxy.delete_seen(&abandoned).await?;
-            abandoned.len() as u64
-        }
-    };
-    proxy.metrics.swept.inc_by(count);
-    tracing::info!(
-        constraint = proxy.constraint.name(),
-        count,
-        "reservations without owner deleted"
-    );
     Ok(())
+}
+
+/// Deletes those reservations, all of them past their lease, whose owner doesn't hold the key; how many.
+///
+/// # Errors
+/// [`StoreError`] if the cluster gave no sure answer; what isn't deleted then is in nobody's way.
+pub async fn free(
+    protected: &Protected,
+    proxy: &ProxyCollection,
+    suspects: Vec<(&Key, &Reservation)>,
+) -> Result<u64, StoreError> {
+    let abandoned = proxy.unheld(suspects, Scope::Fenced).await?;
+    match (abandoned.is_empty(), protected.is_strict()) {
+        (true, _) => Ok(0),
+        (false, true) => delete_absent(protected, proxy, &abandoned).await,
+        (false, false) => {
+            proxy.delete_seen(&abandoned).await?;
+            Ok(abandoned.len() as u64)
+        }
+    }
 }
 
 /// Deletes reservations one by one, each so that its owner can't come any more; how many.

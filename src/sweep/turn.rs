@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use bson::{Bson, Document, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawBson, RawDocumentBuf, doc};
 use mongodb::options::ReturnDocument;
 use mongodb::{Client, Collection};
 
@@ -22,7 +22,7 @@ pub(super) struct Turn<'a> {
     definitions: Collection<Document>,
     id: Document,
     sweeper: &'a str,
-    after: Option<RawDocumentBuf>,
+    after: Option<RawBson>,
 }
 
 impl<'a> Turn<'a> {
@@ -51,15 +51,15 @@ impl<'a> Turn<'a> {
     }
 
     /// Where the walk goes on.
-    pub(super) fn after(&self) -> Option<&RawDocumentBuf> {
+    pub(super) fn after(&self) -> Option<&RawBson> {
         self.after.as_ref()
     }
 
     /// Notes that everything up to `last` is settled, and renews the turn; false if another Keyward has it now.
-    pub(super) async fn go_on(&mut self, last: RawDocumentBuf) -> Result<bool, StoreError> {
+    pub(super) async fn go_on(&mut self, last: RawBson) -> Result<bool, StoreError> {
         let mut set = doc! { "until": until(TURN) };
         // A key that no map of fields can hold isn't noted: whoever goes on begins a little earlier.
-        if let Ok(last) = Document::try_from(&last) {
+        if let Some(Ok(last)) = last.as_document().map(Document::try_from) {
             // A literal: a key may hold what looks like an expression.
             set.insert("after", doc! { "$literal": last });
         }
@@ -94,7 +94,7 @@ fn until(time: Duration) -> Document {
     doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
 }
 
-fn after(definition: &Document) -> Option<RawDocumentBuf> {
+fn after(definition: &Document) -> Option<RawBson> {
     let after = definition.get_document("sweep").ok()?.get_document("after").ok()?;
-    RawDocumentBuf::try_from(after).ok()
+    RawDocumentBuf::try_from(after).ok().map(RawBson::Document)
 }

@@ -202,6 +202,12 @@ pub fn shard_on_two(cluster: &testbed::Cluster, namespace: &str, key: Document, 
     cluster
         .run("admin", doc! { "shardCollection": namespace, "key": key })
         .unwrap();
+    spread_on_two(cluster, namespace, at);
+}
+
+/// Splits a sharded collection at `at` and moves the upper half to another shard.
+pub fn spread_on_two(cluster: &testbed::Cluster, namespace: &str, at: Document) {
+    let database = namespace.split('.').next().unwrap();
     cluster
         .run("admin", doc! { "split": namespace, "middle": at.clone() })
         .unwrap();

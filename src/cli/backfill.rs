@@ -1,0 +1,30 @@
+//! `keyward backfill`: makes constraints hold for the documents that are there, as `keyward run` does before it opens its
+//! port, and ends. Killed, it goes on where it stopped when it is started again, and so does `keyward run`.
+
+use super::failure::Failure;
+use super::task::Task;
+use super::{ConfigFile, Exit, OneCollection};
+use crate::instance::StartError;
+use crate::prepare;
+
+/// Takes in the documents of the collections in the configuration, or of one of them.
+pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
+    match take_in(file, only) {
+        Ok(()) => Exit::Success,
+        Err(error) => {
+            error.tell();
+            error.exit()
+        }
+    }
+}
+
+fn take_in(file: &ConfigFile, only: &OneCollection) -> Result<(), Failure> {
+    let task = Task::new(file, only)?;
+    task.runtime.block_on(async {
+        let client = task.connect().await?;
+        prepare::prepare(&client, &task.constraints, task.config.lease, &task.metrics)
+            .await
+            .map_err(StartError::from)?;
+        Ok(())
+    })
+}

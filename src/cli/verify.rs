@@ -1,0 +1,124 @@
+//! `keyward verify`: what documents and reservations say of each other, one finding a line.
+//!
+//! Findings go to standard output as they are found, and a summary after them; progress and what couldn't be told go to
+//! standard error. It reads only, but for `--repair`.
+
+use std::fmt::Display;
+use std::io::Write;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::task::Task;
+use super::{ConfigFile, Exit, OneCollection};
+use crate::instance::StartError;
+use crate::prepare::{self, PrepareError};
+use crate::verify::{Finding, Settings, Tally, verify};
+
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// One JSON object a line: each finding, then a summary
+    #[arg(long)]
+    json: bool,
+    /// Repair what is safe to repair, and report it all
+    #[arg(long)]
+    repair: bool,
+    /// How many documents and reservations to read in a second, at most
+    #[arg(long, value_name = "NUMBER", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+}
+
+/// Verifies the collections in the configuration, or one of them.
+pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &Options) -> Exit {
+    match verified(file, only, options) {
+        Ok(exit) => exit,
+        Err(error) => {
+            error.tell();
+            match error.exit() {
+                Exit::Config => Exit::Config,
+                _ => Exit::Unsure,
+            }
+        }
+    }
+}
+
+fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Result<Exit, Failure> {
+    let task = Task::new(file, only)?;
+    task.runtime.block_on(async {
+        let client = task.connect().await?;
+        let lease = task.config.lease;
+        let collections = prepare::prepared(&client, &task.constraints, lease, &task.metrics);
+        let collections = collections.await.map_err(StartError::from)?;
+        let settings = Settings {
+            lease,
+            rate: options.rate,
+            repair: options.repair,
+        };
+        let mut total = Tally::default();
+        let mut untold = 0;
+        for protected in &collections {
+            for (position, proxy) in protected.constraints.iter().enumerate() {
+                let mut tally = Tally::default();
+                let mut report = |finding: &Finding| show(options, finding);
+                let told = match prepare::check_enforced(&client, protected, position).await {
+                    Ok(()) => verify(protected, position, settings, &mut tally, &mut report)
+                        .await
+                        .map_err(PrepareError::from),
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = told {
+                    untold += 1;
+                    let (namespace, name) = (&protected.namespace, proxy.constraint.name());
+                    eprintln!("keyward: {namespace} {name} could not be verified to the end: {error}");
+                }
+                total.add(&tally);
+            }
+        }
+        match options.json {
+            true => say(&summary(&total, untold)),
+            false => say(&sentence(&total, untold)),
+        }
+        Ok(match (total.left(), untold) {
+            (0, 0) => Exit::Success,
+            (0, _) => Exit::Unsure,
+            _ => Exit::Findings,
+        })
+    })
+}
+
+fn show(options: &Options, finding: &Finding) {
+    match options.json {
+        true => say(&finding.to_json()),
+        false => say(finding),
+    }
+}
+
+/// Says it on standard output. Where nobody listens any more, there is nothing left to do.
+fn say(what: &dyn Display) {
+    if writeln!(std::io::stdout(), "{what}").is_err() {
+        std::process::exit(Exit::Unsure as i32);
+    }
+}
+
+fn summary(total: &Tally, untold: usize) -> Value {
+    let of_kind = |(kind, (found, repaired)): (&crate::verify::Kind, &(u64, u64))| {
+        (kind.name().to_owned(), json!({ "found": found, "repaired": repaired }))
+    };
+    let kinds: serde_json::Map<String, Value> = total.findings.iter().map(of_kind).collect();
+    json!({ "summary": {
+        "documents": total.documents, "reservations": total.reservations, "findings": kinds,
+        "left": total.left(), "constraintsNotVerified": untold,
+    } })
+}
+
+fn sentence(total: &Tally, untold: usize) -> String {
+    let found: u64 = total.findings.values().map(|(found, _)| found).sum();
+    let repaired = found - total.left();
+    let untold = match untold {
+        0 => String::new(),
+        count => format!("; {count} constraints could not be verified to the end"),
+    };
+    let (documents, reservations) = (total.documents, total.reservations);
+    format!("{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{untold}")
+}

@@ -1,0 +1,93 @@
+//! How far a constraint's documents are taken in: in its own document in `keyward.constraints`, so that whoever starts
+//! next goes on from there.
+//!
+//! Every position that was ever noted is true: whatever lies before it is reserved. So several Keywards may take a
+//! constraint in at once; only the one that began last notes how far it has come. A position never passes a duplicate:
+//! who goes on finds it again, and its report is whole. And once a report was given, nothing is noted any more:
+//! documents will be changed then, anywhere.
+
+use bson::{Bson, Document, RawBson, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
+use mongodb::{Collection, Database};
+
+use crate::proxy_collection::StoreError;
+
+/// The position of one constraint, as this process has it.
+pub(super) struct Position {
+    database: Database,
+    definitions: Collection<RawDocumentBuf>,
+    constraint: Document,
+    by: ObjectId,
+    collection: Option<Bson>,
+    /// The `_id` up to which all is done.
+    pub after: Option<RawBson>,
+    /// About how many documents that is.
+    pub done: u64,
+}
+
+impl Position {
+    /// Takes over from whoever went before. `constraint` is the `_id` of its document, `collection` the protected
+    /// collection's uuid: where it has another one than then, all begins anew.
+    pub(super) async fn resume(
+        database: Database,
+        constraint: Document,
+        collection: Option<Bson>,
+    ) -> Result<Position, StoreError> {
+        let mut position = Position {
+            definitions: database.collection("keyward.constraints"),
+            database,
+            constraint,
+            by: ObjectId::new(),
+            collection,
+            after: None,
+            done: 0,
+        };
+        let there = position.definitions.find_one(position.filter()).await?;
+        let backfill = there.as_ref().and_then(|there| there.get_document("backfill").ok());
+        let is_of_it = |uuid: RawBson| Bson::try_from(uuid).ok() == position.collection;
+        if let Some(backfill) = backfill
+            && let Ok(Some(uuid)) = backfill.get("collection")
+            && is_of_it(uuid.into())
+        {
+            position.after = backfill.get("after").ok().flatten().map(RawBson::from);
+            position.done = backfill
+                .get_i64("done")
+                .ok()
+                .and_then(|done| done.try_into().ok())
+                .unwrap_or(0);
+        }
+        let taken = doc! { "$set": { "backfill.by": position.by } };
+        position.definitions.update_one(position.filter(), taken).await?;
+        Ok(position)
+    }
+
+    /// Notes that everything up to `after` is done; not if somebody else has taken over, or given a report.
+    pub(super) async fn go_on(&self, after: &RawBson, done: u64) -> Result<(), StoreError> {
+        let Some(collection) = self.collection.clone().and_then(|uuid| RawBson::try_from(uuid).ok()) else {
+            return Ok(());
+        };
+        let mut backfill = rawdoc! { "by": self.by, "collection": collection };
+        backfill.append(cstr!("after"), after.clone());
+        backfill.append(cstr!("done"), i64::try_from(done).unwrap_or(i64::MAX));
+        let mut query = RawDocumentBuf::try_from(&self.filter()).map_err(|_| StoreError::Unexpected("a query"))?;
+        query.append(cstr!("backfill.by"), self.by);
+        // In bytes: an `_id` may hold the same name twice, which no map of fields can.
+        let update = rawdoc! { "q": query, "u": { "$set": { "backfill": backfill } } };
+        let command = rawdoc! { "update": self.definitions.name(), "updates": [update] };
+        let reply = self.database.run_raw_command(command).await?;
+        match reply.contains_key("writeErrors") {
+            true => Err(StoreError::Unexpected("the reply to a note of a position")),
+            false => Ok(()),
+        }
+    }
+
+    /// Sees to it that the next one, whoever it is, begins at the first document.
+    pub(super) async fn forget(&self) -> Result<(), StoreError> {
+        let forgotten = doc! { "$unset": { "backfill": 1 } };
+        self.definitions.update_one(self.filter(), forgotten).await?;
+        Ok(())
+    }
+
+    fn filter(&self) -> Document {
+        doc! { "_id": self.constraint.clone() }
+    }
+}

@@ -1,0 +1,128 @@
+//! What documents and reservations said of keys at one and the same moment.
+//!
+//! A document arrives after its reservation and goes before it. Read one after the other, a document and a reservation may
+//! seem to contradict each other while both are right; in one snapshot of all shards they can't.
+
+use std::time::Duration;
+
+use bson::{RawArrayBuf, cstr, rawdoc};
+use mongodb::ClientSession;
+use mongodb::error::TRANSIENT_TRANSACTION_ERROR;
+use mongodb::options::{ReadConcern, WriteConcern};
+
+use super::find::find_within;
+use super::owner::owner_filter;
+use super::walk::Entry;
+use super::{Owner, ProxyCollection, StoreError, find_keys, now_of};
+use crate::constraint::Key;
+use crate::raw::Doc;
+use crate::reservation::Scope;
+
+/// How often a snapshot is asked for: while chunks move it may not be had.
+const TRIES: u32 = 8;
+/// How long to leave it in between.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What was true of one key at one moment.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    /// The documents that hold it, of those that were looked at: the owner asked about, the reservation's, and the others'.
+    pub holders: Vec<Owner>,
+    /// What stands in the place of its reservation.
+    pub entry: Option<Entry>,
+}
+
+impl ProxyCollection {
+    /// Looks at each key's reservation, at the owner that is given and at the one that the reservation names, all at one
+    /// moment, which a majority knows. `owner_of` says where a document lies.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn at_one_moment(
+        &self,
+        claims: &[(&Key, &Owner)],
+        shard_key: &[String],
+        owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
+    ) -> Result<Vec<Moment>, StoreError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let mut session = self.client.start_session().await?;
+            session
+                .start_transaction()
+                .read_concern(ReadConcern::snapshot())
+                .write_concern(WriteConcern::majority())
+                .await?;
+            let mut outcome = self.look(&mut session, claims, shard_key, &owner_of).await;
+            match outcome {
+                // What a primary says that isn't one any more doesn't count.
+                Ok(_) => {
+                    if let Err(error) = session.commit_transaction().await {
+                        outcome = Err(error.into());
+                    }
+                }
+                Err(_) => {
+                    let _ = session.abort_transaction().await;
+                }
+            }
+            match outcome {
+                Err(StoreError::Driver(error))
+                    if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => {}
+                outcome => return outcome,
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn look(
+        &self,
+        session: &mut ClientSession,
+        claims: &[(&Key, &Owner)],
+        shard_key: &[String],
+        owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
+    ) -> Result<Vec<Moment>, StoreError> {
+        let keys: Vec<&Key> = claims.iter().map(|(key, _)| *key).collect();
+        let found = find_within(
+            session,
+            &self.database,
+            find_keys(self.reservations.name(), keys.iter().copied()),
+        )
+        .await?;
+        let now = now_of(&found).unwrap_or(bson::Timestamp { time: 0, increment: 0 });
+        let entries = found.documents.iter().map(|document| self.entry(document, now));
+        let entries: Vec<Entry> = entries.collect::<Result<_, _>>()?;
+        let reserved = |key: &Key| {
+            let of_key = |entry: &&Entry| match &entry.read {
+                Ok((other, _)) => other == key,
+                Err(_) => entry.id.as_document().is_some_and(|id| *id == *key.reservation_id()),
+            };
+            entries.iter().find(of_key).cloned()
+        };
+        let mut owners = RawArrayBuf::new();
+        let named = entries.iter().filter_map(|entry| entry.read.as_ref().ok());
+        for owner in named
+            .map(|(_, read)| &read.reservation.owner)
+            .chain(claims.iter().map(|(_, owner)| *owner))
+        {
+            owners.push(owner_filter(owner, Scope::Everywhere));
+        }
+        let mut command = rawdoc! { "find": self.protected.name(), "filter": { "$or": owners } };
+        command.append(cstr!("projection"), self.projection(shard_key)?);
+        command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
+        let mut holders: Vec<(Owner, Vec<Key>)> = Vec::new();
+        for document in find_within(session, &self.database, command).await?.documents {
+            let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
+            let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
+            holders.push((owner, self.constraint.keys(document).unwrap_or_default()));
+        }
+        let moment = |key: &Key| Moment {
+            holders: holders
+                .iter()
+                .filter(|(_, keys)| keys.contains(key))
+                .map(|(owner, _)| owner.clone())
+                .collect(),
+            entry: reserved(key),
+        };
+        Ok(keys.into_iter().map(moment).collect())
+    }
+}

@@ -1,0 +1,156 @@
+//! Walks reservations, and the documents that they are for, from the last `_id` to the first: page by page.
+//!
+//! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a
+//! reply, and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that
+//! was moved has left behind.
+
+use bson::raw::{RawBsonRef, RawDocument};
+use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
+
+use super::owner::equal_to;
+use super::{ProxyCollection, Read, Reservation, StoreError, key_of, now_of};
+use crate::constraint::Key;
+
+/// A document of a proxy collection.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its `_id`.
+    pub id: RawBson,
+    /// The reservation that it is; or why it is none.
+    pub read: Result<(Key, Read), Unreadable>,
+}
+
+/// Why a document of a proxy collection isn't a reservation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// Fields are missing, or are what they can't be.
+    #[error("a field of it is missing, or isn't what it must be")]
+    Fields,
+    /// Its `_id` is none that Keyward writes: nobody will ever look there.
+    #[error("its _id isn't the form of a key: {0}")]
+    Key(String),
+}
+
+impl ProxyCollection {
+    /// Reads at most `limit` reservations that come after `after`, and whatever else is among them.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<Entry>, StoreError> {
+        let Some(command) = page(self.reservations.name(), after, limit) else {
+            return Ok(Vec::new());
+        };
+        let found = self.find(command).await?;
+        let now = now_of(&found)?;
+        found
+            .documents
+            .iter()
+            .map(|document| self.entry(document, now))
+            .collect()
+    }
+
+    pub(super) fn entry(&self, document: &RawDocument, now: bson::Timestamp) -> Result<Entry, StoreError> {
+        let read = match (Reservation::from_document(document), key_of(&self.constraint, document)) {
+            (_, Err(reason)) => Err(Unreadable::Key(reason)),
+            (None, _) => Err(Unreadable::Fields),
+            (Some(reservation), Ok(key)) => Ok((
+                key,
+                Read {
+                    reservation,
+                    now,
+                    is_own_time: false,
+                },
+            )),
+        };
+        let id = id_of(document)?;
+        Ok(Entry { id, read })
+    }
+
+    /// What stands in the proxy collection under `id`, if it still isn't a reservation.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn unreadable(&self, id: &RawBson) -> Result<Option<Unreadable>, StoreError> {
+        let filter = rawdoc! { "_id": equal_to(id.clone()) };
+        let found = self
+            .find(rawdoc! { "find": self.reservations.name(), "filter": filter })
+            .await?;
+        let Some(document) = found.documents.first() else {
+            return Ok(None);
+        };
+        Ok(self.entry(document, now_of(&found)?)?.read.err())
+    }
+
+    /// Reads at most `limit` documents of the protected collection that come after `after`, and those that have the last
+    /// one's `_id` on other shards: no more of them than what the constraint and `shard_key` read.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn documents(
+        &self,
+        after: Option<&RawBson>,
+        limit: i32,
+        shard_key: &[String],
+    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let Some(mut command) = page(self.protected.name(), after, limit) else {
+            return Ok(Vec::new());
+        };
+        command.append(cstr!("projection"), self.projection(shard_key)?);
+        let mut documents = self.find(command).await?.documents;
+        if let (Some(last), false) = (documents.last(), shard_key.is_empty()) {
+            let namesakes = self.namesakes(&id_of(last)?, shard_key).await?;
+            let others = namesakes.into_iter().filter(|other| !documents.contains(other));
+            documents.extend(others.collect::<Vec<_>>());
+        }
+        Ok(documents)
+    }
+
+    /// Every document of the protected collection with this `_id`: on different shards there may be several.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn namesakes(&self, id: &RawBson, shard_key: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let command = rawdoc! {
+            "find": self.protected.name(), "filter": { "_id": equal_to(id.clone()) },
+            "projection": self.projection(shard_key)?,
+        };
+        Ok(self.find(command).await?.documents)
+    }
+
+    /// About how many documents and how many reservations there are.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no answer.
+    pub async fn estimate(&self) -> Result<(u64, u64), StoreError> {
+        let documents = self.protected.estimated_document_count().await?;
+        Ok((documents, self.reservations.estimated_document_count().await?))
+    }
+}
+
+/// The `_id` of a stored document.
+///
+/// # Errors
+/// [`StoreError::Unexpected`] if it has none.
+pub fn id_of(document: &RawDocument) -> Result<RawBson, StoreError> {
+    let id: Option<RawBsonRef<'_>> = document.get("_id").ok().flatten();
+    id.map(RawBson::from).ok_or(StoreError::Unexpected("a document"))
+}
+
+/// The `find` of the page after the `_id` `after`; none if nothing can come after it. Where it goes on is a bound of the index,
+/// not a condition: `$lt` would only find values of its own kind. Of an index's range the lower end belongs to it and the
+/// upper end doesn't, stated or not: upwards, `MaxKey` would be left out.
+fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocumentBuf> {
+    let mut command = rawdoc! { "find": collection };
+    match after {
+        None => {}
+        // The server refuses a range without anything in it.
+        Some(RawBson::MinKey) => return None,
+        Some(after) => command.append(cstr!("max"), rawdoc! { "_id": after.clone() }),
+    }
+    command.append(cstr!("hint"), rawdoc! { "_id": 1 });
+    command.append(cstr!("sort"), rawdoc! { "_id": -1 });
+    command.append(cstr!("limit"), limit);
+    command.append(cstr!("batchSize"), limit);
+    command.append(cstr!("singleBatch"), true);
+    Some(command)
+}

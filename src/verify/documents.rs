@@ -1,0 +1,260 @@
+//! From the documents to their reservations.
+
+use std::collections::HashMap;
+
+use bson::RawDocumentBuf;
+use tokio::time::Instant;
+
+use super::finding::value_as_json;
+use super::repair::Repaired;
+use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use crate::claims::owner_of;
+use crate::constraint::Key;
+use crate::proxy_collection::{Moment, Owner, Reservation, StoreError, id_of};
+use crate::raw::Doc;
+
+/// A key of a document that seems not to be reserved for it.
+#[derive(Debug, Clone)]
+struct Suspect {
+    key: Key,
+    owner: Owner,
+}
+
+/// What is the matter with a suspect.
+pub(super) enum Fault {
+    Missing,
+    Foreign(Reservation),
+    Misrouted(Reservation),
+    /// These hold the key, too; whether it is reserved for any of them.
+    Duplicate(Vec<Owner>, bool),
+}
+
+/// What waits for its second look.
+struct Suspects {
+    keys: Vec<Suspect>,
+    unindexable: Vec<Owner>,
+    /// When the last of them was seen.
+    since: Instant,
+}
+
+impl Verification<'_> {
+    /// Walks the documents.
+    pub(super) async fn documents(&mut self) -> Result<(), StoreError> {
+        let mut after = None;
+        let mut suspects = Suspects {
+            keys: Vec::new(),
+            unindexable: Vec::new(),
+            since: Instant::now(),
+        };
+        loop {
+            let page = self
+                .proxy
+                .documents(after.as_ref(), PAGE, &self.protected.shard_key)
+                .await?;
+            let Some(last) = page.last() else { break };
+            after = Some(id_of(last)?);
+            self.tally.documents += page.len() as u64;
+            self.suspect(&page, &mut suspects).await?;
+            if suspects.keys.len() + suspects.unindexable.len() >= SUSPECTS_MAX {
+                self.settle(&mut suspects).await?;
+            }
+            self.have_read(page.len()).await;
+        }
+        self.settle(&mut suspects).await
+    }
+
+    /// Adds those of a page that are wrong at one and the same moment, too.
+    async fn suspect(&self, page: &[RawDocumentBuf], suspects: &mut Suspects) -> Result<(), StoreError> {
+        let mut wanted = Vec::new();
+        for document in page {
+            let malformed = |_| StoreError::Unexpected("a document");
+            let document = Doc::new(document.as_bytes()).map_err(malformed)?;
+            let owner = owner_of(self.protected, document).map_err(malformed)?;
+            match self.proxy.constraint.keys(document) {
+                Ok(keys) => wanted.extend(keys.into_iter().map(|key| Suspect {
+                    key,
+                    owner: owner.clone(),
+                })),
+                Err(_) => {
+                    suspects.unindexable.push(owner);
+                    suspects.since = Instant::now();
+                }
+            }
+        }
+        let keys: Vec<&Key> = wanted.iter().map(|suspect| &suspect.key).collect();
+        let mut reserved = HashMap::with_capacity(keys.len());
+        for entry in self.proxy.entries(&keys).await? {
+            if let Ok((key, read)) = entry.read {
+                reserved.insert(key, read.reservation.owner);
+            }
+        }
+        wanted.retain(|suspect| reserved.get(&suspect.key) != Some(&suspect.owner));
+        let faulty = self.faulty(&wanted).await?;
+        if !faulty.is_empty() {
+            suspects.since = Instant::now();
+        }
+        suspects.keys.extend(faulty.into_iter().map(|(suspect, _)| suspect));
+        Ok(())
+    }
+
+    /// Looks at all suspects once more, a lease after they were found, and reports what is wrong still.
+    async fn settle(&mut self, suspects: &mut Suspects) -> Result<(), StoreError> {
+        if suspects.keys.is_empty() && suspects.unindexable.is_empty() {
+            return Ok(());
+        }
+        let mut looks = Looks::until(suspects.since + self.settings.lease);
+        let mut faulty = Vec::new();
+        while (!suspects.keys.is_empty() || !suspects.unindexable.is_empty()) && looks.next().await {
+            faulty = self.faulty(&suspects.keys).await?;
+            suspects.keys = faulty.iter().map(|(suspect, _)| suspect.clone()).collect();
+        }
+        suspects.keys.clear();
+        for owner in std::mem::take(&mut suspects.unindexable) {
+            self.report_unindexable(&owner).await?;
+        }
+        // Of the documents of one key the first may have its place; the others are told with it, once.
+        let mut by_key: HashMap<Key, usize> = HashMap::new();
+        let mut faults: Vec<(Suspect, Fault)> = Vec::new();
+        for (suspect, fault) in faulty {
+            if let Some(first) = by_key.get(&suspect.key) {
+                let (first, fault) = &mut faults[*first];
+                *fault = also_held_by(fault, first, suspect.owner);
+                continue;
+            }
+            let fault = match (fault, self.unreserved.get(&suspect.key)) {
+                (Fault::Missing | Fault::Foreign(_), Some(other)) if *other != suspect.owner => {
+                    Fault::Duplicate(vec![other.clone()], false)
+                }
+                (fault, _) => fault,
+            };
+            by_key.insert(suspect.key.clone(), faults.len());
+            faults.push((suspect, fault));
+        }
+        for (suspect, fault) in faults {
+            self.report_fault(&suspect, fault).await?;
+        }
+        Ok(())
+    }
+
+    /// Those of the suspects that are wrong at one moment, and how.
+    async fn faulty(&self, suspects: &[Suspect]) -> Result<Vec<(Suspect, Fault)>, StoreError> {
+        let mut faulty = Vec::new();
+        for suspects in suspects.chunks(LOOK) {
+            let claims: Vec<_> = suspects.iter().map(|suspect| (&suspect.key, &suspect.owner)).collect();
+            let moments = self
+                .proxy
+                .at_one_moment(&claims, &self.protected.shard_key, self.owner_of())
+                .await?;
+            for (suspect, moment) in suspects.iter().zip(moments) {
+                faulty.extend(self.fault(suspect, moment));
+            }
+        }
+        Ok(faulty)
+    }
+
+    fn fault(&self, suspect: &Suspect, moment: Moment) -> Option<(Suspect, Fault)> {
+        // It may have moved to another shard since.
+        let (mut namesakes, mut others): (Vec<Owner>, Vec<Owner>) = moment
+            .holders
+            .into_iter()
+            .partition(|holder| holder.is_namesake_of(&suspect.owner));
+        let position = namesakes.iter().position(|namesake| *namesake == suspect.owner);
+        let owner = match namesakes.is_empty() {
+            true => return None,
+            false => namesakes.swap_remove(position.unwrap_or(0)),
+        };
+        others.append(&mut namesakes);
+        let read = match moment.entry {
+            None => None,
+            // What isn't a reservation is found when the reservations are walked.
+            Some(entry) => Some(entry.read.ok()?.1.reservation),
+        };
+        let fault = match read {
+            None if others.is_empty() => Fault::Missing,
+            None => Fault::Duplicate(others, false),
+            Some(reservation) if reservation.owner == owner => return None,
+            Some(reservation) if others.contains(&reservation.owner) => Fault::Duplicate(others, true),
+            Some(reservation) if reservation.owner.is_namesake_of(&owner) => {
+                // Before the collection was sharded as it is now, it had another form.
+                if !self.has_present_route(&reservation.owner) {
+                    return None;
+                }
+                Fault::Misrouted(reservation)
+            }
+            Some(reservation) => match others.iter().any(|other| other.is_namesake_of(&reservation.owner)) {
+                true => Fault::Duplicate(others, true),
+                false => Fault::Foreign(reservation),
+            },
+        };
+        let key = suspect.key.clone();
+        Some((Suspect { key, owner }, fault))
+    }
+
+    fn has_present_route(&self, owner: &Owner) -> bool {
+        let paths = owner.route.iter().flat_map(|route| route.iter().flatten());
+        paths
+            .map(|(path, _)| path.as_str())
+            .eq(self.protected.shard_key.iter().map(String::as_str))
+    }
+
+    async fn report_fault(&mut self, suspect: &Suspect, fault: Fault) -> Result<(), StoreError> {
+        let Suspect { key, owner } = suspect;
+        let constraint = &self.proxy.constraint;
+        let finding = |kind| Finding::new(kind, constraint, Some(key)).about([owner]);
+        let mut found = match &fault {
+            Fault::Missing => finding(Kind::Missing),
+            Fault::Foreign(reservation) => Finding {
+                reservation: Some(value_as_json(&reservation.owner.id)),
+                ..finding(Kind::Foreign)
+            },
+            Fault::Misrouted(_) => finding(Kind::Misrouted),
+            Fault::Duplicate(others, _) => finding(Kind::Duplicate).about(others),
+        };
+        if self.unreserved.len() < KEYS_REMEMBERED {
+            self.unreserved.insert(key.clone(), owner.clone());
+        }
+        if self.settings.repair {
+            match self.repair(key, owner, &fault).await {
+                Ok(Repaired::Yes) => found.repaired = true,
+                Ok(Repaired::No) => {}
+                Ok(Repaired::Duplicate(other)) => found = finding(Kind::Duplicate).about([&other]),
+                // One that can't be repaired is in the way of no other.
+                Err(error) => found.reason = Some(format!("not repaired: {error}")),
+            }
+        }
+        self.note(&found);
+        Ok(())
+    }
+
+    async fn report_unindexable(&mut self, owner: &Owner) -> Result<(), StoreError> {
+        let shard_key = &self.protected.shard_key;
+        for document in self.proxy.namesakes(&owner.id, shard_key).await? {
+            let malformed = |_| StoreError::Unexpected("a document");
+            let document = Doc::new(document.as_bytes()).map_err(malformed)?;
+            if owner_of(self.protected, document).map_err(malformed)? != *owner {
+                continue;
+            }
+            if let Err(error) = self.proxy.constraint.keys(document) {
+                let found = Finding {
+                    reason: Some(error.to_string()),
+                    ..Finding::new(Kind::Unindexable, &self.proxy.constraint, None).about([owner])
+                };
+                self.note(&found);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fault of the first document of a key, when `owner` turns out to hold it, too.
+fn also_held_by(fault: &Fault, first: &Suspect, owner: Owner) -> Fault {
+    let (mut others, is_reserved) = match fault {
+        Fault::Duplicate(others, is_reserved) => (others.clone(), *is_reserved),
+        Fault::Missing | Fault::Foreign(_) => (Vec::new(), false),
+        Fault::Misrouted(_) => (Vec::new(), true),
+    };
+    if owner != first.owner && !others.contains(&owner) {
+        others.push(owner);
+    }
+    Fault::Duplicate(others, is_reserved)
+}

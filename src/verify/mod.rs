@@ -1,0 +1,191 @@
+//! Reads everything both ways: does every document have its keys reserved, and every reservation its document?
+//!
+//! Writes go on meanwhile, so what looks wrong is looked at again: at once, document and reservation in one snapshot, and
+//! once more when it can have settled, a lease later. Only what is wrong then, too, is reported. It reads page by page, at a
+//! limited rate, and remembers suspects and findings only. Killed anywhere, it has changed nothing, or repaired what it
+//! had found.
+
+mod documents;
+mod finding;
+mod repair;
+mod reservations;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::catalog::Protected;
+use crate::claims::owner_of;
+use crate::constraint::Key;
+use crate::progress::Progress;
+use crate::proxy_collection::{Owner, ProxyCollection, StoreError};
+use crate::raw::Doc;
+
+pub use finding::{Finding, Kind};
+
+/// So many documents, or reservations, are read together.
+const PAGE: i32 = 1_000;
+/// So many suspects are looked at in one snapshot.
+const LOOK: usize = 200;
+/// So many suspects are remembered until they are looked at again: then the walk waits for them.
+const SUSPECTS_MAX: usize = 10_000;
+/// So many keys are remembered that were found without a reservation of their own; what else holds one of them is found
+/// to be a duplicate.
+const KEYS_REMEMBERED: usize = 100_000;
+
+/// How to go about it.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// How long a reservation may be in flight, at least.
+    pub lease: Duration,
+    /// How many documents, or reservations, to read in a second.
+    pub rate: u32,
+    /// Whether to repair what is safe to.
+    pub repair: bool,
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// Documents read.
+    pub documents: u64,
+    /// Reservations read.
+    pub reservations: u64,
+    /// Findings of each kind, and how many of them are repaired.
+    pub findings: BTreeMap<Kind, (u64, u64)>,
+}
+
+impl Tally {
+    /// How many findings there are that aren't repaired.
+    pub fn left(&self) -> u64 {
+        self.findings.values().map(|(found, repaired)| found - repaired).sum()
+    }
+
+    /// Adds another collection's.
+    pub fn add(&mut self, other: &Tally) {
+        self.documents += other.documents;
+        self.reservations += other.reservations;
+        for (kind, (found, repaired)) in &other.findings {
+            let sum = self.findings.entry(*kind).or_default();
+            *sum = (sum.0 + found, sum.1 + repaired);
+        }
+    }
+}
+
+/// Verifies the constraint at `position` of a collection; each finding goes to `report` as it is found, and counts in `tally`.
+///
+/// # Errors
+/// [`StoreError`] if the cluster gave no sure answer: what wasn't read may be right or wrong.
+pub async fn verify(
+    protected: &Protected,
+    position: usize,
+    settings: Settings,
+    tally: &mut Tally,
+    report: &mut dyn FnMut(&Finding),
+) -> Result<(), StoreError> {
+    let proxy = &protected.constraints[position];
+    let (documents, reservations) = proxy.estimate().await?;
+    let what = format!("{} {}", protected.namespace, proxy.constraint.name());
+    let mut verification = Verification {
+        protected,
+        position,
+        proxy,
+        settings,
+        pace: Pace::start(settings.rate),
+        progress: Progress::start("verifying", what, 0, documents + reservations),
+        unreserved: HashMap::new(),
+        tally,
+        report,
+    };
+    verification.documents().await?;
+    verification.reservations().await
+}
+
+/// One constraint being verified.
+struct Verification<'a> {
+    protected: &'a Protected,
+    position: usize,
+    proxy: &'a ProxyCollection,
+    settings: Settings,
+    pace: Pace,
+    progress: Progress,
+    /// Keys that were found without a reservation of their own, with a document that holds them.
+    unreserved: HashMap<Key, Owner>,
+    tally: &'a mut Tally,
+    report: &'a mut dyn FnMut(&Finding),
+}
+
+impl Verification<'_> {
+    fn note(&mut self, finding: &Finding) {
+        let count = self.tally.findings.entry(finding.kind).or_default();
+        count.0 += 1;
+        count.1 += u64::from(finding.repaired);
+        let report = &mut self.report;
+        self.progress.aside(|| report(finding));
+    }
+
+    async fn have_read(&mut self, documents: usize) {
+        self.progress.advance(documents as u64);
+        self.pace.keep(documents as u64).await;
+    }
+
+    fn owner_of(&self) -> impl Fn(Doc<'_>) -> Option<Owner> {
+        |document| owner_of(self.protected, document).ok()
+    }
+}
+
+/// When to look at suspects again: soon, since most of them settle at once, then ever more seldom, and for the last time when
+/// nothing of them can be in flight any more.
+#[derive(Debug)]
+struct Looks {
+    last: Instant,
+    pause: Duration,
+}
+
+impl Looks {
+    fn until(last: Instant) -> Looks {
+        let pause = Duration::from_millis(100);
+        Looks { last, pause }
+    }
+
+    /// Waits for the next look; false once the last one is over.
+    async fn next(&mut self) -> bool {
+        let now = Instant::now();
+        if self.pause.is_zero() {
+            return false;
+        }
+        match now + self.pause < self.last {
+            true => {
+                tokio::time::sleep(self.pause).await;
+                self.pause *= 2;
+            }
+            false => {
+                tokio::time::sleep_until(self.last).await;
+                self.pause = Duration::ZERO;
+            }
+        }
+        true
+    }
+}
+
+/// Keeps to a rate.
+#[derive(Debug)]
+struct Pace {
+    rate: u32,
+    next: Instant,
+}
+
+impl Pace {
+    fn start(rate: u32) -> Pace {
+        let next = Instant::now();
+        Pace { rate, next }
+    }
+
+    /// Waits until so many more documents may have been read. What wasn't used of the rate isn't made up for.
+    async fn keep(&mut self, documents: u64) {
+        let earned = Duration::from_secs_f64(documents as f64 / f64::from(self.rate.max(1)));
+        tokio::time::sleep_until(self.next).await;
+        self.next = self.next.max(Instant::now()) + earned;
+    }
+}

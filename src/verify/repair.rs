@@ -1,0 +1,113 @@
+//! Repairs what is safe to repair, by the means that writes and the sweeper have, so that it doesn't get into their way.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::Verification;
+use super::documents::Fault;
+use crate::claims::{Candidate, ConstrainedKey, InFlight};
+use crate::constraint::Key;
+use crate::prepare::{Outcome, take_in};
+use crate::proxy_collection::{Owner, Read, Reservation, StoreError, TakenOver};
+use crate::reservation::{AttemptId, Scope, Token};
+use crate::sweep;
+
+/// How long to leave a reservation whose lease may still run.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// What became of a repair.
+pub(super) enum Repaired {
+    /// It is as it must be, or what was wrong is gone.
+    Yes,
+    /// It isn't safe.
+    No,
+    /// Another document holds the key, too.
+    Duplicate(Owner),
+}
+
+impl Verification<'_> {
+    /// Repairs what is the matter with the key of `owner`.
+    pub(super) async fn repair(&self, key: &Key, owner: &Owner, fault: &Fault) -> Result<Repaired, StoreError> {
+        match fault {
+            Fault::Missing | Fault::Foreign(_) => self.reserve(key, owner).await,
+            Fault::Misrouted(reservation) => self.redirect(key, owner, reservation).await,
+            Fault::Duplicate(_, true) => Ok(Repaired::No),
+            Fault::Duplicate(_, false) => {
+                // Nobody else may join them.
+                self.reserve(key, owner).await?;
+                Ok(Repaired::No)
+            }
+        }
+    }
+
+    /// Reserves a document's key, as backfill does.
+    async fn reserve(&self, key: &Key, owner: &Owner) -> Result<Repaired, StoreError> {
+        let under_way = InFlight::default().begin();
+        let attempt = under_way.attempt();
+        let keys = vec![ConstrainedKey {
+            constraint: self.position,
+            key: key.clone(),
+        }];
+        let candidate = Candidate::of_keys(token(attempt), Cow::Borrowed(&[]), owner.clone(), keys);
+        let outcomes = take_in(self.protected, self.settings.lease, attempt, vec![candidate]).await?;
+        match outcomes.into_iter().next() {
+            Some((_, Outcome::Reserved | Outcome::Gone)) => Ok(Repaired::Yes),
+            Some((_, Outcome::Duplicate(other))) => Ok(Repaired::Duplicate(other)),
+            None => Err(StoreError::Unexpected("an attempt at a key")),
+        }
+    }
+
+    /// Writes the reservation of a document anew, with the place where it lies; not if it isn't the one that was `seen` any
+    /// more, or a namesake of the document may still come to the place that it names.
+    async fn redirect(&self, key: &Key, owner: &Owner, seen: &Reservation) -> Result<Repaired, StoreError> {
+        loop {
+            match self.proxy.read_alone(key).await? {
+                Some(read) if !read.reservation.is_same_write(seen) => return Ok(Repaired::No),
+                Some(read) if self.is_over(seen, &read) => break,
+                Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
+                None => return Ok(Repaired::No),
+            }
+        }
+        let under_way = InFlight::default().begin();
+        let token = token(under_way.attempt());
+        let taken = match self.protected.is_strict() {
+            // There no lease says that a write can't come any more.
+            true => {
+                let anew = self.proxy.reservation(key, owner, token);
+                let shard_key = &self.protected.shard_key;
+                self.proxy.settle_absent(key, seen, Some(anew), shard_key).await?
+            }
+            false => self.proxy.take_over(key, seen, owner, token).await?,
+        };
+        if taken != TakenOver::Done {
+            return Ok(Repaired::No);
+        }
+        // It may have gone meanwhile, and with it only the reservation that it had.
+        let there = self.proxy.look_up_owners(&[(key, owner)], Scope::Everywhere).await?;
+        if there != [true] {
+            self.proxy.release(&[(key, token)]).await?;
+        }
+        Ok(Repaired::Yes)
+    }
+
+    /// Deletes reservations as the sweeper does; which of them are gone.
+    pub(super) async fn free(&self, abandoned: &[(Key, Reservation)]) -> Result<Vec<bool>, StoreError> {
+        let seen = abandoned.iter().map(|(key, reservation)| (key, reservation)).collect();
+        sweep::free(self.protected, self.proxy, seen).await?;
+        let keys: Vec<&Key> = abandoned.iter().map(|(key, _)| key).collect();
+        let left = self.proxy.read(&keys).await?;
+        let is_gone = |((_, seen), read): (&(Key, Reservation), Option<Read>)| {
+            read.is_none_or(|read| !read.reservation.is_same_write(seen))
+        };
+        Ok(abandoned.iter().zip(left).map(is_gone).collect())
+    }
+}
+
+/// The token of an attempt at one key.
+fn token(attempt: AttemptId) -> Token {
+    Token {
+        attempt,
+        position: 0,
+        operation: None,
+    }
+}

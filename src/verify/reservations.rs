@@ -1,0 +1,155 @@
+//! From the reservations to their documents.
+
+use bson::RawBson;
+use tokio::time::Instant;
+
+use super::finding::value_as_json;
+use super::{Finding, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use crate::claims::age;
+use crate::constraint::Key;
+use crate::proxy_collection::{Read, Reservation, StoreError};
+use crate::reservation::{Age, Scope};
+
+/// What waits for its second look.
+struct Suspects {
+    reservations: Vec<(Key, Reservation)>,
+    unreadable: Vec<RawBson>,
+    /// When they will have settled.
+    settled: Instant,
+}
+
+impl Verification<'_> {
+    /// Walks the reservations.
+    pub(super) async fn reservations(&mut self) -> Result<(), StoreError> {
+        let mut after = None;
+        let mut suspects = Suspects {
+            reservations: Vec::new(),
+            unreadable: Vec::new(),
+            settled: Instant::now(),
+        };
+        loop {
+            let page = self.proxy.page(after.as_ref(), PAGE).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.id.clone());
+            let count = page.len();
+            self.tally.reservations += count as u64;
+            let mut readable = Vec::with_capacity(count);
+            for entry in page {
+                match entry.read {
+                    Ok((key, Read { reservation, .. })) => readable.push((key, reservation)),
+                    Err(_) => suspects.unreadable.push(entry.id),
+                }
+            }
+            self.suspect_reservations(readable, &mut suspects).await?;
+            if suspects.reservations.len() + suspects.unreadable.len() >= SUSPECTS_MAX {
+                self.settle_reservations(&mut suspects).await?;
+            }
+            self.have_read(count).await;
+        }
+        self.settle_reservations(&mut suspects).await
+    }
+
+    /// Adds those of a page whose owner doesn't hold the key, at one and the same moment, too.
+    async fn suspect_reservations(
+        &self,
+        reservations: Vec<(Key, Reservation)>,
+        suspects: &mut Suspects,
+    ) -> Result<(), StoreError> {
+        let claims: Vec<_> = reservations
+            .iter()
+            .map(|(key, reservation)| (key, &reservation.owner))
+            .collect();
+        let held = self.proxy.look_up_owners(&claims, Scope::Route).await?;
+        let mut held = held.into_iter();
+        let mut missed = reservations;
+        missed.retain(|_| !held.next().unwrap_or(true));
+        for (key, reservation) in self.abandoned(missed).await? {
+            let lease = self.settings.lease.max(reservation.lease);
+            suspects.settled = suspects.settled.max(Instant::now() + lease);
+            suspects.reservations.push((key, reservation));
+        }
+        Ok(())
+    }
+
+    /// Those whose owner doesn't hold the key at one moment, while the very same reservation is there.
+    async fn abandoned(&self, seen: Vec<(Key, Reservation)>) -> Result<Vec<(Key, Reservation)>, StoreError> {
+        let mut abandoned = Vec::new();
+        for seen in seen.chunks(LOOK) {
+            let claims: Vec<_> = seen
+                .iter()
+                .map(|(key, reservation)| (key, &reservation.owner))
+                .collect();
+            let moments = self
+                .proxy
+                .at_one_moment(&claims, &self.protected.shard_key, self.owner_of())
+                .await?;
+            for ((key, reservation), moment) in seen.iter().zip(moments) {
+                let there = moment.entry.and_then(|entry| entry.read.ok());
+                let is_same = there.is_some_and(|(_, read)| read.reservation.is_same_write(reservation));
+                let mut holders = moment.holders.iter();
+                if is_same && !holders.any(|holder| holder.is_namesake_of(&reservation.owner)) {
+                    abandoned.push((key.clone(), reservation.clone()));
+                }
+            }
+        }
+        Ok(abandoned)
+    }
+
+    /// Looks at all suspects once more, after their leases, and reports what is wrong still.
+    async fn settle_reservations(&mut self, suspects: &mut Suspects) -> Result<(), StoreError> {
+        let mut looks = Looks::until(suspects.settled);
+        while !suspects.reservations.is_empty() && looks.next().await {
+            suspects.reservations = self.abandoned(std::mem::take(&mut suspects.reservations)).await?;
+        }
+        for id in std::mem::take(&mut suspects.unreadable) {
+            if let Some(reason) = self.proxy.unreadable(&id).await? {
+                let found = Finding {
+                    reservation: Some(value_as_json(&id)),
+                    reason: Some(reason.to_string()),
+                    ..Finding::new(Kind::Unreadable, &self.proxy.constraint, None)
+                };
+                self.note(&found);
+            }
+        }
+        for seen in std::mem::take(&mut suspects.reservations).chunks(LOOK) {
+            self.report_abandoned(seen).await?;
+        }
+        Ok(())
+    }
+
+    async fn report_abandoned(&mut self, seen: &[(Key, Reservation)]) -> Result<(), StoreError> {
+        // By a read that a deposed primary can't answer. A document that holds the key and isn't the owner is a finding of
+        // the walk over the documents.
+        let claims: Vec<_> = seen
+            .iter()
+            .map(|(key, reservation)| (key, &reservation.owner))
+            .collect();
+        let held = self.proxy.look_up_owners(&claims, Scope::Fenced).await?;
+        let told = |key: &Key| self.unreserved.contains_key(key);
+        let abandoned: Vec<(Key, Reservation)> = seen
+            .iter()
+            .zip(held)
+            .filter(|((key, _), held)| !held && !told(key))
+            .map(|(seen, _)| seen.clone())
+            .collect();
+        let freed = match self.settings.repair {
+            true => self.free(&abandoned).await?,
+            false => vec![false; abandoned.len()],
+        };
+        for ((key, reservation), repaired) in abandoned.iter().zip(freed) {
+            let found = Finding {
+                reservation: Some(value_as_json(&reservation.owner.id)),
+                repaired,
+                ..Finding::new(Kind::Abandoned, &self.proxy.constraint, Some(key))
+            };
+            self.note(&found);
+        }
+        Ok(())
+    }
+
+    /// Whether a reservation's lease is over, by its shard's clock (it was read alone) or by how long this process has seen it.
+    pub(super) fn is_over(&self, reservation: &Reservation, read: &Read) -> bool {
+        let lease = self.settings.lease;
+        age(read, lease) == Age::Expired || reservation.seen.elapsed() > lease.max(reservation.lease)
+    }
+}

@@ -113,9 +113,9 @@ impl<'a> Candidate<'a> {
     /// Gives everything back and begins anew; the releases come first.
     pub fn restart(&mut self) {
         let token = self.attempt.token();
+        self.withdraw();
         let (attempt, effects) = Attempt::begin(token, self.keys.len());
-        let withdrawn = std::mem::replace(&mut self.attempt, attempt);
-        self.effects = withdrawn.withdraw();
+        self.attempt = attempt;
         self.effects.extend(effects);
         self.since = None;
     }

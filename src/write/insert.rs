@@ -108,6 +108,10 @@ impl<'a> Insert<'a, '_> {
                 false => Vec::new(),
             };
             let forwarded = self.forward_ready(&mut pending, strict.as_ref(), upstream).await;
+            if self.command.ordered {
+                // In strict mode one may have lost its keys again: what comes after it isn't refused before it is there.
+                rest.splice(0..0, after_first_undecided(&mut pending));
+            }
             // An ordered command that has just failed attempts nothing after that.
             if self.stopped.is_none() {
                 self.note_what_is_not_held(&mut pending).await;
@@ -440,7 +444,16 @@ fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
 
 /// Takes away what an ordered command may not attempt before the first candidate that isn't ready.
 fn after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    match pending.iter().position(|candidate| !candidate.attempt.may_forward()) {
+    after_first(pending, |candidate| !candidate.attempt.may_forward())
+}
+
+/// Takes away what an ordered command may say nothing of before the first candidate that nothing has become of yet.
+fn after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
+    after_first(pending, |candidate| candidate.attempt.ended().is_none())
+}
+
+fn after_first<'a>(pending: &mut Vec<Candidate<'a>>, is_it: impl Fn(&Candidate<'a>) -> bool) -> Vec<Candidate<'a>> {
+    match pending.iter().position(is_it) {
         Some(first) => pending.split_off(first + 1),
         None => Vec::new(),
     }

@@ -118,3 +118,35 @@ async fn compensating_its_insert_would_take_effect() {
     assert_eq!(outcome.stopped.get_i32("n").unwrap(), 1, "{}", outcome.stopped);
     assert_eq!(documents(database).await.len(), 2);
 }
+
+/// The first document of an ordered batch loses its key before it is there, and the second one is a duplicate: the first one
+/// gets its key again, and only then the error is told. Told at once, the driver takes the first one to be inserted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_loses_its_key_is_not_passed_over_for_the_error_behind_it() {
+    let database = "lost_before_an_error";
+    let cluster = users(database);
+    let constraint = EMAIL.replace("DB", database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), LEASE, &constraint);
+    let other = Keyward::start_with_lease(&cluster.uri(), LEASE, &constraint);
+    let user = |id: i32, email: &str| doc! { "_id": id, "region": "a", "email": email };
+    send(&other.address, database, insert(vec![user(9, "b@x")], true)).unwrap();
+    let held = forwarder.hold(&first_of_transaction());
+    let address = first.address.clone();
+    let batch = insert(vec![user(1, "a@x"), user(2, "b@x"), user(3, "c@x")], true);
+    let inserting = std::thread::spawn(move || send(&address, database, batch).unwrap());
+    held.wait();
+    // After the lease the other one takes the key over, and frees it.
+    let reply = send(&other.address, database, insert(vec![user(8, "a@x")], true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 8, "region": "a" }, "limit": 1 }] };
+    assert_eq!(send(&other.address, database, delete).unwrap().get_i32("n").unwrap(), 1);
+    drop(held);
+    let reply = inserting.join().unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_eq!(write_errors(&reply), [(1, 11000)], "{reply}");
+    let mut there = documents(database).await;
+    there.sort_unstable();
+    assert_eq!(there, [1, 9]);
+    assert_agreement(cluster, database, "email").await;
+}

@@ -8,12 +8,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::error::ErrorKind;
+use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 use tokio::net::TcpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::Admin;
+use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError};
@@ -27,6 +28,21 @@ use crate::write;
 
 /// How long to leave a deployment that gave no answer.
 const RETRY: Duration = Duration::from_secs(1);
+/// What a server, or a router on its behalf, says while it can't be reached, ends, or isn't primary.
+const NOT_NOW: [i32; 12] = [
+    6,     // HostUnreachable
+    7,     // HostNotFound
+    89,    // NetworkTimeout
+    91,    // ShutdownInProgress
+    133,   // FailedToSatisfyReadPreference
+    189,   // PrimarySteppedDown
+    9001,  // SocketException
+    10107, // NotWritablePrimary
+    11600, // InterruptedAtShutdown
+    11602, // InterruptedDueToReplStateChange
+    13435, // NotPrimaryNoSecondaryOk
+    13436, // NotPrimaryOrSecondary
+];
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -80,7 +96,7 @@ impl Instance {
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let upstream = Upstream::new(config.upstream.uri()).await?;
         await_answer(&upstream, config, &readiness).await?;
-        let catalog = prepare::prepare(upstream.client(), &config.constraints, config.lease, &metrics).await?;
+        let catalog = prepared(&upstream, config, &readiness, &metrics).await?;
         for constraint in &config.constraints {
             metrics.set_ready(constraint, true);
         }
@@ -210,16 +226,52 @@ async fn await_answer(upstream: &Upstream, config: &Config, readiness: &Readines
             }
             Err(error) if is_refusal(&error) => return Err(StartError::Refused(error)),
             Err(error) => {
-                tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
-                readiness.block(Obstacle::Upstream, error.to_string());
-                tokio::time::sleep(RETRY).await;
+                wait_after(&error, config, readiness).await;
             }
         }
     }
 }
 
+/// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:
+/// nothing is begun that a later try wouldn't finish.
+async fn prepared(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+    metrics: &Metrics,
+) -> Result<Catalog, StartError> {
+    loop {
+        match prepare::prepare(upstream.client(), &config.constraints, config.lease, metrics).await {
+            Ok(catalog) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(catalog);
+            }
+            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) {
+    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
+    readiness.block(Obstacle::Upstream, error.to_string());
+    tokio::time::sleep(RETRY).await;
+}
+
 /// Whether asking again would only get the same answer: the user, the password or the rights are wrong.
 fn is_refusal(error: &StoreError) -> bool {
+    let StoreError::Driver(driver) = error else {
+        return false;
+    };
+    matches!(*driver.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_)) && !may_pass(error)
+}
+
+/// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
+fn may_pass(error: &StoreError) -> bool {
     let StoreError::Driver(error) = error else { return false };
-    matches!(*error.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_))
+    match &*error.kind {
+        ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
+        ErrorKind::Command(refused) => NOT_NOW.contains(&refused.code),
+        _ => error.contains_label(RETRYABLE_WRITE_ERROR),
+    }
 }

@@ -7,6 +7,7 @@ use bson::{Bson, Document, doc};
 use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
+use crate::forwarder::{Forwarder, wait_until};
 use crate::support::{Keyward, on_each_shard, run};
 use crate::{EMAIL, assert_agreement, insert, keyward, reservations, users, write_errors};
 
@@ -207,4 +208,23 @@ async fn an_ordered_command_tells_its_first_error_only() {
     assert_eq!(write_errors(&reply), [(1, 121)], "{reply}");
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_whose_connection_breaks_in_the_middle_goes_on() {
+    for step in ["listShards", "shardCollection"] {
+        let database = format!("start_without_{step}");
+        let forwarder = Forwarder::start(users(&database).router_address());
+        let lost = forwarder.lose_reply_to(format!("{step}\0").into_bytes());
+        let upstream = format!("mongodb://{}/", forwarder.address);
+        let keyward = Keyward::start_with_lease(&upstream, "10s", &EMAIL.replace("DB", &database));
+        wait_until(&lost);
+        let reply = run(
+            &keyward.client().await,
+            &database,
+            insert(vec![user(1), user(2), doc! { "region": "a", "email": "1@x" }], true),
+        )
+        .await;
+        assert_eq!(write_errors(&reply), [(2, 11000)], "{reply}");
+    }
 }

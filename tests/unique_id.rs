@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 #[path = "conflicts/forwarder.rs"]
-#[allow(dead_code)]
 mod forwarder;
 mod support;
 

@@ -1,5 +1,7 @@
-//! A TCP forwarder that can lose a reply (the request gets through and is carried out, the answer never arrives), and that
-//! can hold a request back.
+//! A TCP forwarder that can lose a reply (the request gets through and is carried out, the answer never arrives), hold a
+//! request back, and close a connection in the middle of a message.
+
+#![allow(dead_code, reason = "every test binary uses its own part")]
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,8 +15,17 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Passes messages on in both directions.
 pub struct Forwarder {
     pub address: String,
+    target: Arc<Mutex<String>>,
+    tears: Arc<Tears>,
     victim: Arc<Mutex<Option<Victim>>>,
     hold: Arc<Mutex<Option<Hold>>>,
+}
+
+/// Which direction's next message only its first half gets through of, if any.
+#[derive(Default)]
+struct Tears {
+    request: Mutex<Option<mpsc::Sender<()>>>,
+    reply: Mutex<Option<mpsc::Sender<()>>>,
 }
 
 /// The request to be held back: the next one that holds these bytes.
@@ -35,6 +46,11 @@ impl Held {
     pub fn wait(&self) {
         wait_until(&self.has_arrived);
     }
+
+    /// Whether it comes within `time`.
+    pub fn arrives_within(&self, time: Duration) -> bool {
+        self.has_arrived.recv_timeout(time).is_ok()
+    }
 }
 
 /// The request whose reply is to be lost: the next one that holds these bytes.
@@ -52,17 +68,46 @@ impl Forwarder {
         let address = listener.local_addr().unwrap().to_string();
         let victim: Arc<Mutex<Option<Victim>>> = Arc::default();
         let hold: Arc<Mutex<Option<Hold>>> = Arc::default();
-        let (shared, shared_hold) = (victim.clone(), hold.clone());
+        let tears: Arc<Tears> = Arc::default();
+        let target = Arc::new(Mutex::new(target));
+        let (shared, shared_hold, shared_tears, current) =
+            (victim.clone(), hold.clone(), tears.clone(), target.clone());
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, victim, hold) = (client.unwrap(), shared.clone(), shared_hold.clone());
+                let target = current.lock().unwrap().clone();
                 // A target that is gone closes the client's connection, as it would itself.
-                if let Ok(server) = TcpStream::connect(&target) {
-                    forward(client, server, victim, hold);
+                if let Ok(server) = TcpStream::connect(target) {
+                    forward(client, server, victim, hold, shared_tears.clone());
                 }
             }
         });
-        Forwarder { address, victim, hold }
+        Forwarder {
+            address,
+            target,
+            tears,
+            victim,
+            hold,
+        }
+    }
+
+    /// Connects new clients to `target` from now on.
+    pub fn retarget(&self, target: String) {
+        *self.target.lock().unwrap() = target;
+    }
+
+    /// Lets only a half of the next request through, and closes its connection; tells once it has.
+    pub fn tear_request(&self) -> mpsc::Receiver<()> {
+        let (torn, is_torn) = mpsc::channel();
+        *self.tears.request.lock().unwrap() = Some(torn);
+        is_torn
+    }
+
+    /// Lets only a half of the next reply through, and closes its connection; tells once it has.
+    pub fn tear_reply(&self) -> mpsc::Receiver<()> {
+        let (torn, is_torn) = mpsc::channel();
+        *self.tears.reply.lock().unwrap() = Some(torn);
+        is_torn
     }
 
     /// Holds the next request back that holds these bytes, and what comes after it on its connection.
@@ -105,9 +150,25 @@ pub fn wait_until(is_lost: &mpsc::Receiver<()>) {
     is_lost.recv_timeout(LONGEST_WAIT).expect("no such request came");
 }
 
-fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim>>>, hold: Arc<Mutex<Option<Hold>>>) {
+/// What becomes of a message.
+pub enum Fate {
+    Passed,
+    /// Half of it is passed on; then the connection is closed.
+    Torn,
+    /// It isn't passed on, and the connection is closed.
+    Lost,
+}
+
+fn forward(
+    client: TcpStream,
+    server: TcpStream,
+    victim: Arc<Mutex<Option<Victim>>>,
+    hold: Arc<Mutex<Option<Hold>>>,
+    tears: Arc<Tears>,
+) {
     let doomed: Arc<Mutex<Option<Doomed>>> = Arc::default();
     let (from, to, noted) = (client.try_clone().unwrap(), server.try_clone().unwrap(), doomed.clone());
+    let torn = tears.clone();
     std::thread::spawn(move || {
         pass(&from, &to, |message| {
             let is_it = |hold: &mut Hold| message.windows(hold.bytes.len()).any(|bytes| bytes == hold.bytes);
@@ -122,7 +183,7 @@ fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim
                 let request_id = i32::from_le_bytes(message[4..8].try_into().unwrap());
                 *noted.lock().unwrap() = victim.take().map(|victim| (request_id, victim.lost));
             }
-            true
+            tear(&torn.request)
         })
     });
     std::thread::spawn(move || {
@@ -131,18 +192,31 @@ fn forward(client: TcpStream, server: TcpStream, victim: Arc<Mutex<Option<Victim
             match &*doomed.lock().unwrap() {
                 Some((request_id, lost)) if *request_id == answers => {
                     let _ = lost.send(());
-                    false
+                    Fate::Lost
                 }
-                _ => true,
+                _ => tear(&tears.reply),
             }
         })
     });
 }
 
-/// Passes whole messages on until `goes_on` says no or a side closes; then closes both.
-pub fn pass(mut from: &TcpStream, mut to: &TcpStream, mut goes_on: impl FnMut(&[u8]) -> bool) {
+fn tear(asked: &Mutex<Option<mpsc::Sender<()>>>) -> Fate {
+    match asked.lock().unwrap().take() {
+        // Nobody waits for it any more: it was called off.
+        Some(torn) if torn.send(()).is_ok() => Fate::Torn,
+        _ => Fate::Passed,
+    }
+}
+
+/// Passes whole messages on until one isn't to be, or a side closes; then closes both.
+pub fn pass(mut from: &TcpStream, mut to: &TcpStream, mut fate: impl FnMut(&[u8]) -> Fate) {
     while let Ok(message) = read_message(&mut from) {
-        if !goes_on(&message) || to.write_all(&message).is_err() {
+        let (part, goes_on) = match fate(&message) {
+            Fate::Passed => (&message[..], true),
+            Fate::Torn => (&message[..message.len() / 2], false),
+            Fate::Lost => (&message[..0], false),
+        };
+        if to.write_all(part).is_err() || !goes_on {
             break;
         }
     }

@@ -8,7 +8,6 @@ mod abandoned;
 mod collated;
 mod crash;
 mod failing;
-#[allow(dead_code)]
 mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]

@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "../conflicts/forwarder.rs"]
-#[allow(dead_code)]
 mod forwarder;
 mod page;
 mod relay;

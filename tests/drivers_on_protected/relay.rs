@@ -9,7 +9,7 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use crate::forwarder::pass;
+use crate::forwarder::{Fate, pass};
 
 const LOSE_THE_REPLY: &[u8] = b"lose the reply ";
 const HANG_UP: &[u8] = b"hang up ";
@@ -54,15 +54,18 @@ fn relay(client: TcpStream, server: TcpStream, seen: Arc<Mutex<HashSet<Vec<u8>>>
             match order {
                 Some(order) if order.starts_with(HANG_UP) => {
                     let _ = (&to).write_all(message);
-                    false
+                    Fate::Lost
                 }
-                _ => true,
+                _ => Fate::Passed,
             }
         })
     });
     std::thread::spawn(move || {
         pass(&server, &client, |message| {
-            !lost.lock().unwrap().contains(&number(message, 8))
+            match lost.lock().unwrap().contains(&number(message, 8)) {
+                true => Fate::Lost,
+                false => Fate::Passed,
+            }
         });
     });
 }

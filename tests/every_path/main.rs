@@ -6,7 +6,6 @@
 mod crossing;
 mod cut;
 #[path = "../conflicts/forwarder.rs"]
-#[allow(dead_code)]
 mod forwarder;
 mod scissors;
 #[path = "../support/mod.rs"]
@@ -15,8 +14,8 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use bson::{Bson, Document, doc};
-use support::{on_each_shard, shard_on_two};
+use bson::doc;
+use support::{index_values as values, on_each_shard, shard_on_two};
 use testbed::Cluster;
 
 /// Each of these tests loads the machine: beside another one, leases would measure that.
@@ -31,16 +30,6 @@ fn users(database: &str) -> &'static Cluster {
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
     cluster
-}
-
-/// The values that a document holds in `field`, each once, as an index has them; none if the field isn't there.
-fn values(document: &Document, field: &str) -> BTreeSet<String> {
-    match document.get(field) {
-        Some(Bson::Array(elements)) if elements.is_empty() => [format!("{:?}", Bson::Undefined)].into(),
-        Some(Bson::Array(elements)) => elements.iter().map(|element| format!("{element:?}")).collect(),
-        Some(value) => [format!("{value:?}")].into(),
-        None => BTreeSet::new(),
-    }
 }
 
 /// What documents hold in `field` and what is reserved for it, as (key, owner).

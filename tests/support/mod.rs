@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, reason = "every test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
@@ -242,6 +243,16 @@ pub async fn on_each_shard(cluster: &testbed::Cluster, database: &str, collectio
         all.push(collection.find(doc! {}).await.unwrap().try_collect().await.unwrap());
     }
     all
+}
+
+/// The values that a document holds in `field`, each once, as an index has them; none if the field isn't there.
+pub fn index_values(document: &Document, field: &str) -> BTreeSet<String> {
+    match document.get(field) {
+        Some(Bson::Array(elements)) if elements.is_empty() => [format!("{:?}", Bson::Undefined)].into(),
+        Some(Bson::Array(elements)) => elements.iter().map(|element| format!("{element:?}")).collect(),
+        Some(value) => [format!("{value:?}")].into(),
+        None => BTreeSet::new(),
+    }
 }
 
 /// Every document holds its keys, and nothing else is reserved: compares `key_of` of all documents with the reserved

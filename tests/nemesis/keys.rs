@@ -1,0 +1,35 @@
+//! Which keys a document of the workload holds, and which key a reservation is for, in one form.
+
+use std::collections::BTreeSet;
+
+use bson::{Bson, Document};
+
+use crate::support::index_values;
+
+/// A unique key: the field and its value as the index has it.
+pub type Held = (String, String);
+
+/// The fields that are unique by a constraint of Keyward's.
+pub const FIELDS: [&str; 2] = ["email", "tags"];
+
+/// The keys that a document holds; its `_id` is one, too: every shard's own index sees to that.
+pub fn keys_of(document: &Document) -> BTreeSet<Held> {
+    let of = |field: &str| {
+        let values = index_values(document, field).into_iter();
+        let field = field.to_owned();
+        values.map(move |value| (field.clone(), value))
+    };
+    FIELDS.iter().flat_map(|field| of(field)).collect()
+}
+
+/// The key of an index with this field that has this value.
+pub fn key(field: &str, value: &Bson) -> Held {
+    (field.to_owned(), format!("{value:?}"))
+}
+
+/// The key that a reservation is for.
+pub fn reserved(reservation: &Document) -> Option<Held> {
+    let key = reservation.get_document("_id").ok()?.get_document("k").ok()?;
+    let (field, value) = key.iter().next()?;
+    Some(self::key(field, value))
+}

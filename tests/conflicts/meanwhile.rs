@@ -1,8 +1,11 @@
 //! What others do to a document while a plain statement about it is under way.
 
-use bson::{Binary, Document, doc, spec::BinarySubtype};
+use std::thread::JoinHandle;
 
-use crate::forwarder::{Forwarder, send};
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+use testbed::Cluster;
+
+use crate::forwarder::{Forwarder, Held, send};
 use crate::support::Keyward;
 use crate::{EMAIL, PHONE, assert_agreement, insert, keyward, users, write_errors};
 
@@ -46,11 +49,16 @@ async fn a_key_that_is_still_held_is_not_given_up_for_another_that_is_not() {
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
 }
 
-/// Two clients set the same value in the same document, one by a statement that takes a transaction: the second one finds
-/// it set, and is no duplicate of the very document.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
-    let database = "itself";
+/// A statement that sets `b@x` where document 2 has `a@x`, held back on its way.
+struct Changing {
+    second: Keyward,
+    held: Held,
+    statement: JoinHandle<Document>,
+    _first: Keyward,
+}
+
+/// Sends it through a Keyward of its own until a request with `bytes` is held back; the other Keyward is free.
+fn changing(database: &'static str, bytes: &[u8]) -> Changing {
     let cluster = users(database);
     let constraints = EMAIL.replace("DB", database);
     let forwarder = Forwarder::start(cluster.router_address());
@@ -58,11 +66,33 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
     let second = keyward(cluster, database, "60s", &[EMAIL]);
     let there = doc! { "_id": 2, "region": "a", "email": "a@x" };
     send(&second.address, database, insert(vec![there], true)).unwrap();
-    let held = forwarder.hold(b"$literal");
+    let held = forwarder.hold(bytes);
     let address = first.address.clone();
-    let plain = update(doc! { "email": "b@x" });
-    let plain = std::thread::spawn(move || send(&address, database, plain).unwrap());
+    let statement = std::thread::spawn(move || send(&address, database, update(doc! { "email": "b@x" })).unwrap());
     held.wait();
+    Changing {
+        second,
+        held,
+        statement,
+        _first: first,
+    }
+}
+
+impl Changing {
+    /// Lets it go on; its reply, and the other Keyward.
+    fn go_on(self) -> (Document, Keyward) {
+        drop(self.held);
+        (self.statement.join().unwrap(), self.second)
+    }
+}
+
+/// Two clients set the same value in the same document, one by a statement that takes a transaction: the second one finds
+/// it set, and is no duplicate of the very document.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
+    let database = "itself";
+    let changing = changing(database, b"$literal");
+    let second = &changing.second;
     let pipeline = doc! { "q": { "_id": 2, "region": "a" }, "u": [{ "$set": { "email": "b@x" } }] };
     let address = second.address.clone();
     let in_transaction = doc! { "update": "users", "updates": [pipeline] };
@@ -76,13 +106,12 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
     while !waits(second.metrics()) && !in_transaction.is_finished() {
         tokio::task::yield_now().await;
     }
-    drop(held);
-    let reply = plain.join().unwrap();
+    let (reply, _second) = changing.go_on();
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     let reply = in_transaction.join().unwrap();
     assert_eq!(write_errors(&reply), [], "{reply}");
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
-    assert_agreement(cluster, database, "email").await;
+    assert_agreement(Cluster::shared(), database, "email").await;
 }
 
 /// Between a statement's look at its document and its write somebody changes the key that it is to replace: it looks again,
@@ -90,24 +119,14 @@ async fn the_document_itself_is_no_duplicate_of_what_it_comes_to_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_was_changed_since_the_look_is_not_left_reserved() {
     let database = "changed_before_the_write";
-    let cluster = users(database);
-    let constraints = EMAIL.replace("DB", database);
-    let forwarder = Forwarder::start(cluster.router_address());
-    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), "60s", &constraints);
-    let second = keyward(cluster, database, "60s", &[EMAIL]);
-    let there = doc! { "_id": 2, "region": "a", "email": "a@x" };
-    send(&second.address, database, insert(vec![there], true)).unwrap();
-    let held = forwarder.hold(b"updates\0");
-    let address = first.address.clone();
-    let changing = std::thread::spawn(move || send(&address, database, update(doc! { "email": "b@x" })).unwrap());
-    held.wait();
-    let reply = send(&second.address, database, update(doc! { "email": "c@x" })).unwrap();
+    let changing = changing(database, b"updates\0");
+    let address = changing.second.address.clone();
+    let reply = send(&address, database, update(doc! { "email": "c@x" })).unwrap();
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
-    drop(held);
-    let reply = changing.join().unwrap();
+    let (reply, _second) = changing.go_on();
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
-    assert_agreement(cluster, database, "email").await;
+    assert_agreement(Cluster::shared(), database, "email").await;
     let freed = ["a@x", "c@x"].map(|email| doc! { "region": "z", "email": email });
-    let reply = send(&second.address, database, insert(freed.to_vec(), true)).unwrap();
+    let reply = send(&address, database, insert(freed.to_vec(), true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
 }

@@ -11,7 +11,6 @@ use bson::raw::CString;
 use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
-use mongodb::options::{ReadConcern, WriteConcern};
 
 use super::find::find_within;
 use super::owner::owner_filter;
@@ -75,12 +74,7 @@ impl ProxyCollection {
         }
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
-            let mut session = self.client.start_session().await?;
-            session
-                .start_transaction()
-                .read_concern(ReadConcern::snapshot())
-                .write_concern(WriteConcern::majority())
-                .await?;
+            let mut session = self.begin().await?;
             let next = self.try_settling(&mut session, key, seen, &anew, proof.clone()).await;
             match next {
                 Ok(Next::Done(TakenOver::Done)) => match commit(&mut session).await {

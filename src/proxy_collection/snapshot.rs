@@ -47,12 +47,7 @@ impl ProxyCollection {
         let mut tries = 0;
         loop {
             tries += 1;
-            let mut session = self.client.start_session().await?;
-            session
-                .start_transaction()
-                .read_concern(ReadConcern::snapshot())
-                .write_concern(WriteConcern::majority())
-                .await?;
+            let mut session = self.begin().await?;
             let mut outcome = self.look(&mut session, claims, shard_key, &owner_of).await;
             match outcome {
                 // What a primary says that isn't one any more doesn't count.
@@ -72,6 +67,17 @@ impl ProxyCollection {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// A transaction that sees all shards as of one moment, and counts once a majority has it.
+    pub(super) async fn begin(&self) -> Result<ClientSession, StoreError> {
+        let mut session = self.client.start_session().await?;
+        session
+            .start_transaction()
+            .read_concern(ReadConcern::snapshot())
+            .write_concern(WriteConcern::majority())
+            .await?;
+        Ok(session)
     }
 
     async fn look(

@@ -23,7 +23,7 @@ use super::reserve::{Reserved, reserve};
 use super::transaction::Refused;
 use super::{BackOff, count_in_doubt};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
-use crate::proxy_collection::Reservation;
+use crate::proxy_collection::{Reservation, StoreError};
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
@@ -207,19 +207,17 @@ async fn settle(
             .iter()
             .filter(|key| case.operation.is_some() && is_free(key));
         let not_come: Vec<_> = new.map(|key| (&key.key, candidate.attempt.token())).collect();
-        let count = given_up.len() + elsewhere.len() + not_come.len();
-        if count == 0 {
+        if given_up.len() + elsewhere.len() + not_come.len() == 0 {
             continue;
         }
         let released = async {
+            let given_up = [given_up, proxy.unheld(elsewhere, Scope::Fenced).await?].concat();
             proxy.delete_seen(&given_up).await?;
-            proxy
-                .delete_seen(&proxy.unheld(elsewhere, Scope::Fenced).await?)
-                .await?;
-            proxy.release(&not_come).await
+            proxy.release(&not_come).await?;
+            Ok::<_, StoreError>(given_up.len() + not_come.len())
         };
         match released.await {
-            Ok(()) => proxy.metrics.released.inc_by(count as u64),
+            Ok(count) => proxy.metrics.released.inc_by(count as u64),
             Err(error) => tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release"),
         }
     }

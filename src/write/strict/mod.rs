@@ -134,10 +134,27 @@ impl<'a, 'c> Strict<'a, 'c> {
         let Some(record) = &self.record else {
             return Ok(HashSet::new());
         };
-        let mut transaction = Transaction::own(self.command.body, upstream)?;
-        let Step { database, command, .. } = record.find();
-        let found = transaction.run(upstream, database, command, None).await?;
-        transaction.abort(upstream).await?;
+        let mut back_off = BackOff::default();
+        let found = loop {
+            let mut transaction = Transaction::own(self.command.body, upstream)?;
+            let Step { database, command, .. } = record.find();
+            match transaction.run(upstream, database, command, None).await {
+                Ok(found) => {
+                    transaction.abort(upstream).await?;
+                    break found;
+                }
+                // Its session is that of the command's first try, which may still be at work.
+                Err(Failure::Refused(refused))
+                    if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < self.give_up =>
+                {
+                    tokio::time::sleep(back_off.next()).await;
+                }
+                Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
+                    return Err(Failure::Refused(refused.in_doubt(true)));
+                }
+                Err(failure) => return Err(failure),
+            }
+        };
         let statements = InsertRecord::statements(Doc::new(&found)?)?;
         let is_inserted = |position: &usize| self.statement(*position).is_some_and(|own| statements.contains(&own));
         let positions = candidates.iter().map(|candidate| candidate.position);

@@ -53,7 +53,12 @@ impl<'a> Candidate<'a> {
         let doc = Doc::new(&document)?;
         let keys = keys_of_new(protected, doc)?;
         let owner = owner_of(protected, doc)?;
-        Ok(Candidate::of_keys(token, document, owner, keys))
+        let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
+        let begin = match keys.iter().any(is_likely_taken) {
+            true => Attempt::begin_looking,
+            false => Attempt::begin,
+        };
+        Ok(Candidate::beginning(begin, token, document, owner, keys))
     }
 
     /// One attempt for each key that a document, which is there already, gives the constraint at position `constraint`.
@@ -77,7 +82,17 @@ impl<'a> Candidate<'a> {
 
     /// An attempt at these keys for a document that is there already.
     pub fn of_keys(token: Token, document: Cow<'a, [u8]>, owner: Owner, keys: Vec<ConstrainedKey>) -> Self {
-        let (attempt, effects) = Attempt::begin(token, keys.len());
+        Candidate::beginning(Attempt::begin, token, document, owner, keys)
+    }
+
+    fn beginning(
+        begin: impl Fn(Token, usize) -> (Attempt, Vec<Effect>),
+        token: Token,
+        document: Cow<'a, [u8]>,
+        owner: Owner,
+        keys: Vec<ConstrainedKey>,
+    ) -> Self {
+        let (attempt, effects) = begin(token, keys.len());
         Candidate {
             position: token.position as usize,
             document,

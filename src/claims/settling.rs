@@ -62,9 +62,13 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
 
 /// Counts what an event says of the constraint of the candidate's key.
 fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &Event) {
-    let metrics = &protected.constraints[candidate.keys[key].constraint].metrics;
+    let ProxyCollection { metrics, outlook, .. } = &protected.constraints[candidate.keys[key].constraint];
     match event {
-        Event::Reserved(_) => metrics.reservations.inc(),
+        Event::Reserved(_) => {
+            metrics.reservations.inc();
+            outlook.note(false);
+        }
+        Event::OwnerHolds(_) => outlook.note(true),
         Event::TookOver(_) => {
             metrics.reservations.inc();
             metrics.takeovers.inc();

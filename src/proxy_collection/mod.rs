@@ -6,6 +6,7 @@
 
 mod deleting;
 mod find;
+mod outlook;
 mod owner;
 mod placeholder;
 mod queue;
@@ -33,6 +34,7 @@ use crate::reservation::Token;
 
 use deleting::Deleting;
 use find::Finder;
+use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
@@ -74,6 +76,8 @@ pub struct ProxyCollection {
     pub constraint: Arc<Constraint>,
     /// What is counted of it.
     pub metrics: ConstraintMetrics,
+    /// Whether the next key that is wanted is likely to be taken.
+    pub outlook: Arc<Outlook>,
     client: Client,
     database: Database,
     reservations: Collection<RawDocumentBuf>,
@@ -127,6 +131,7 @@ impl ProxyCollection {
             database,
             constraint,
             metrics,
+            outlook: Arc::default(),
         }
     }
 

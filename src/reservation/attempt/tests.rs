@@ -46,6 +46,17 @@ fn without_keys_it_forwards_at_once() {
 }
 
 #[test]
+fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
+    let (looking, effects) = Attempt::begin_looking(token(1), 2);
+    assert_eq!(effects, [Effect::Read(0), Effect::Read(1)]);
+    let (refused, _) = run(2, &[Event::Taken(0), Event::Taken(1)]);
+    assert_eq!(looking, refused);
+    let (_, effects) = looking.step(&Event::Vacant(1));
+    assert_eq!(effects, [Effect::Reserve(1)]);
+    assert_eq!(Attempt::begin_looking(token(1), 0), run(0, &[]));
+}
+
+#[test]
 fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
     let held = [Event::Reserved(0), Event::Reserved(1)];
     let (attempt, _) = run(2, &held);

@@ -1,4 +1,5 @@
-//! The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts, watches and routes.
+//! The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts, watches and routes, `/status` for
+//! people.
 //!
 //! It shows and changes nothing, and asks nobody who they are: it belongs on the loopback interface or behind a
 //! network policy. `/livez` says only that this process answers; what the deployment does is for `/readyz`.
@@ -7,13 +8,14 @@ use std::future::Future;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
+use crate::status::{About, Status};
 
 /// What the pages show.
 #[derive(Debug, Clone)]
@@ -22,6 +24,8 @@ pub struct Admin {
     pub metrics: Metrics,
     /// For `/readyz`.
     pub readiness: Readiness,
+    /// For `/status`.
+    pub about: About,
 }
 
 impl Admin {
@@ -42,6 +46,7 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/livez", get(|| async { "alive\n" }))
             .route("/readyz", get(readyz))
+            .route("/status", get(status))
             .with_state(self)
     }
 }
@@ -63,6 +68,20 @@ async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
         .iter()
         .map(|(obstacle, reason)| format!("{obstacle}: {reason}\n"));
     (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
+}
+
+/// A page for browsers, lines for everybody else; [`Status::is_ready`] is in the code, as for `/readyz`.
+async fn status(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    let status = Status::of(&admin);
+    let code = match status.is_ready() {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
+    match accepted.is_some_and(|accepted| accepted.contains("text/html")) {
+        true => (code, Html(status.page())).into_response(),
+        false => (code, status.lines()).into_response(),
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +109,7 @@ mod tests {
         Admin {
             metrics: Metrics::new(&[]),
             readiness: Readiness::starting(),
+            about: About::new("mongodb://a/"),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::server;
 use crate::session::Service;
+use crate::status::About;
 use crate::sweep;
 use crate::upstream::{SetupError, Upstream};
 use crate::write;
@@ -91,7 +92,12 @@ impl Instance {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
-        let pages = Pages::open(config.admin, &metrics, &readiness)?;
+        let admin = Admin {
+            metrics: metrics.clone(),
+            readiness: readiness.clone(),
+            about: About::new(&config.upstream),
+        };
+        let pages = Pages::open(config.admin, admin)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let upstream = Upstream::new(config.upstream.uri()).await?;
@@ -174,16 +180,12 @@ struct Pages {
 }
 
 impl Pages {
-    fn open(address: SocketAddr, metrics: &Metrics, readiness: &Readiness) -> Result<Self, StartError> {
+    fn open(address: SocketAddr, admin: Admin) -> Result<Self, StartError> {
         let refused = || not_listening("admin", address);
         let listener = bound(address)
             .and_then(|socket| socket.listen(BACKLOG))
             .map_err(refused())?;
         let address = listener.local_addr().map_err(refused())?;
-        let admin = Admin {
-            metrics: metrics.clone(),
-            readiness: readiness.clone(),
-        };
         let serving = tokio::spawn(admin.serve(listener, std::future::pending()));
         Ok(Pages { address, serving })
     }

@@ -34,4 +34,5 @@ pub mod instance;
 pub mod metrics;
 pub mod progress;
 pub mod readiness;
+pub mod status;
 pub mod telemetry;

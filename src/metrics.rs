@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::constraint::Constraint;
@@ -13,6 +14,11 @@ use crate::constraint::Constraint;
 /// From half a millisecond, below which no majority write gets, to past the longest lease.
 const SECONDS_BUCKETS: [f64; 13] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 600.0,
+];
+
+/// From what the shortest write takes of a processor, to what only a starved one takes.
+const OWN_SECONDS_BUCKETS: [f64; 10] = [
+    0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.1, 1.0,
 ];
 
 /// Every metric of one process; clones count together.
@@ -54,6 +60,8 @@ pub struct Commands {
     pub refused: IntCounter,
     /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
     pub protected_seconds: Histogram,
+    /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
+    pub protected_own_seconds: Histogram,
 }
 
 /// The metrics of one constraint.
@@ -118,6 +126,12 @@ impl Metrics {
                 protected_seconds: make.histogram(
                     "client_protected_writes_seconds",
                     "Time from a protected write's turn to its reply.",
+                    &SECONDS_BUCKETS,
+                ),
+                protected_own_seconds: make.histogram(
+                    "client_protected_writes_own_seconds",
+                    "What of a protected write's time Keyward worked itself; the rest it waited for others.",
+                    &OWN_SECONDS_BUCKETS,
                 ),
             },
             reservations: make.of_constraint("reservations_total", "Reservations written."),
@@ -141,8 +155,11 @@ impl Metrics {
 
     /// The metrics of `constraint`.
     pub fn constraint(&self, constraint: &Constraint) -> ConstraintMetrics {
-        let name = constraint_label(constraint);
-        let of = |counters: &IntCounterVec| counters.with_label_values(&[&name]);
+        self.named(&constraint_label(constraint))
+    }
+
+    fn named(&self, name: &str) -> ConstraintMetrics {
+        let of = |counters: &IntCounterVec| counters.with_label_values(&[name]);
         ConstraintMetrics {
             reservations: of(&self.reservations),
             released: of(&self.released),
@@ -153,6 +170,21 @@ impl Metrics {
             sweeps: of(&self.sweeps),
             swept: of(&self.swept),
         }
+    }
+
+    /// The constraints that there are metrics of, by the name they have here, with whether each is enforced.
+    pub fn constraints(&self) -> Vec<(String, bool, ConstraintMetrics)> {
+        let families = self.ready.collect();
+        let series = families.iter().flat_map(|family| family.get_metric());
+        let of = |series: &prometheus::proto::Metric| {
+            let name = series.get_label().first()?.value().to_owned();
+            let is_ready = series.get_gauge().get_value() > 0.0;
+            let metrics = self.named(&name);
+            Some((name, is_ready, metrics))
+        };
+        let mut constraints: Vec<_> = series.filter_map(of).collect();
+        constraints.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        constraints
     }
 
     /// Shows whether `constraint` is enforced.
@@ -188,8 +220,8 @@ impl Maker {
         self.register(IntCounter::with_opts(options(name, help)))
     }
 
-    fn histogram(&self, name: &str, help: &str) -> Histogram {
-        let options = HistogramOpts::from(options(name, help)).buckets(SECONDS_BUCKETS.to_vec());
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let options = HistogramOpts::from(options(name, help)).buckets(buckets.to_vec());
         self.register(Histogram::with_opts(options))
     }
 
@@ -213,7 +245,7 @@ impl Maker {
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
     }
 
-    fn register<M: prometheus::core::Collector + Clone + 'static>(&self, metric: prometheus::Result<M>) -> M {
+    fn register<M: Collector + Clone + 'static>(&self, metric: prometheus::Result<M>) -> M {
         let metric = metric.expect("the metric's name and labels are valid");
         self.registry
             .register(Box::new(metric.clone()))

@@ -6,7 +6,9 @@ mod backfill;
 mod check;
 mod failure;
 mod run;
+mod shell;
 mod signals;
+mod status;
 mod task;
 mod verify;
 
@@ -45,6 +47,20 @@ enum Command {
     },
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
+    /// Print what a running Keyward says of itself, as its page `/status` does
+    Status {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        options: status::Options,
+    },
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff: `keyward man | man -l -`
+    Man,
 }
 
 #[derive(Debug, Args)]
@@ -67,9 +83,9 @@ struct OneCollection {
 enum Exit {
     /// All is well.
     Success = 0,
-    /// `verify` has found something, and not repaired it.
+    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready.
     Findings = 1,
-    /// The command line is wrong; or `verify` can't tell.
+    /// The command line is wrong; or `verify` or `status` can't tell.
     Unsure = 2,
     /// Documents that are there violate a constraint.
     Duplicates = 65,
@@ -84,8 +100,8 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired
-   2  the command line is wrong; verify: it could not tell
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready
+   2  the command line is wrong; verify: it could not tell; status: nobody answered
   65  documents that are there violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed
@@ -98,6 +114,9 @@ pub fn main() -> ExitCode {
         Command::Backfill { file, only } => backfill::run(&file, &only),
         Command::Verify { file, only, options } => verify::run(&file, &only, &options),
         Command::Check(file) => check::run(&file.config),
+        Command::Status { file, options } => status::run(&file.config, &options),
+        Command::Completions { shell } => shell::completions(shell),
+        Command::Man => shell::manual(),
     };
     ExitCode::from(exit as u8)
 }

@@ -10,6 +10,7 @@ mod greeting;
 mod replies;
 mod requests;
 mod serve;
+mod work_time;
 
 use std::sync::Arc;
 

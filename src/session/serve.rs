@@ -2,7 +2,7 @@
 //!
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
-use super::{End, forwarded, owed};
+use super::{End, forwarded, owed, work_time};
 use super::{Owed, Requests, Service, Session};
 use crate::classify::{Verdict, classify};
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
@@ -83,9 +83,11 @@ async fn serve_one(
                 Err(rejection) => return turn_down(envelope, &rejection, reply_id),
             };
             let timer = commands.protected_seconds.start_timer();
-            match write::serve(&write, &parsed, &service.writes, upstream).await? {
+            let (served, own) = work_time::measured(write::serve(&write, &parsed, &service.writes, upstream)).await;
+            match served? {
                 Served::Reply(body) => {
                     timer.observe_duration();
+                    commands.protected_own_seconds.observe(own.as_secs_f64());
                     answer(envelope, &body, reply_id)
                 }
                 Served::Untouched => {

@@ -20,5 +20,5 @@ mod error;
 
 pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
-pub use fetch::{NodeProject, node_project, python};
+pub use fetch::{NodeProject, node_project, python, python_with};
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

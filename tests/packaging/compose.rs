@@ -1,21 +1,13 @@
 //! The Dockerfile and docker-compose.yml, as far as they can be checked without a Docker engine: that they are
 //! well-formed, and that everything they name is there and fits together.
 
-#![expect(clippy::unwrap_used, reason = "a file that isn't as it must be fails its test")]
-
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use keyward::config::Config;
 use serde_yaml::Value;
 
-fn repository() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
+use crate::{read, repository};
 
 fn yaml(path: &str) -> Value {
     let mut value: Value = serde_yaml::from_str(&read(path)).unwrap();

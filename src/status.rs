@@ -1,0 +1,196 @@
+//! What an operator wants to see of a running Keyward at one look: the page `/status`, and what `keyward status` prints.
+
+use std::time::{Duration, Instant};
+
+use maud::{DOCTYPE, PreEscaped, html};
+
+use crate::admin::Admin;
+
+/// What a Keyward is, from its start to its end.
+#[derive(Debug, Clone)]
+pub struct About {
+    /// The connection string, without the password.
+    upstream: String,
+    started: Instant,
+}
+
+impl About {
+    /// One that starts now, in front of `upstream`, which is shown as it is.
+    pub fn new(upstream: impl ToString) -> About {
+        About {
+            upstream: upstream.to_string(),
+            started: Instant::now(),
+        }
+    }
+}
+
+/// One look at a Keyward.
+#[derive(Debug)]
+pub struct Status {
+    /// Name and value.
+    facts: Vec<(&'static str, String)>,
+    /// What stands in the way of clients, and why.
+    obstacles: Vec<(String, String)>,
+    /// A row for each constraint, under [`COLUMNS`].
+    constraints: Vec<[String; COLUMNS.len()]>,
+}
+
+/// What is told of each constraint, since the start; the metrics `keyward_constraint_*` say the same.
+const COLUMNS: [&str; 9] = [
+    "constraint",
+    "enforced",
+    "reserved",
+    "duplicates",
+    "waits",
+    "taken over",
+    "given back",
+    "in doubt",
+    "swept",
+];
+
+const STYLE: &str = "body{font:15px system-ui,sans-serif;margin:2em;color:#1b1b1b}table{border-collapse:collapse}\
+td,th{padding:.3em .9em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}\
+.no{color:#a40000}.yes{color:#006b2d}";
+
+impl Status {
+    /// What `admin` knows now.
+    pub fn of(admin: &Admin) -> Status {
+        let (connections, commands) = (&admin.metrics.connections, &admin.metrics.commands);
+        let up = Duration::from_secs(admin.about.started.elapsed().as_secs());
+        let open = connections.opened.get().saturating_sub(connections.closed.get());
+        let mean = |seconds: &prometheus::Histogram| match seconds.get_sample_count() {
+            0 => "none yet".to_owned(),
+            count => format!("{:.2} ms on average", seconds.get_sample_sum() * 1e3 / count as f64),
+        };
+        let facts = vec![
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("up for", humantime::format_duration(up).to_string()),
+            ("upstream", admin.about.upstream.clone()),
+            (
+                "connections",
+                format!("{open} open, {} refused", connections.refused.get()),
+            ),
+            ("forwarded", format!("{} commands", commands.forwarded.get())),
+            ("refused", format!("{} commands", commands.refused.get())),
+            (
+                "protected",
+                format!("{} writes", commands.protected_seconds.get_sample_count()),
+            ),
+            ("their time", mean(&commands.protected_seconds)),
+            ("of it own", mean(&commands.protected_own_seconds)),
+        ];
+        let row = |(name, is_enforced, metrics): (String, bool, crate::metrics::ConstraintMetrics)| {
+            let counted = |counter: &prometheus::IntCounter| counter.get().to_string();
+            [
+                name,
+                if is_enforced { "yes" } else { "no" }.to_owned(),
+                counted(&metrics.reservations),
+                counted(&metrics.duplicates),
+                counted(&metrics.conflicts_waited),
+                counted(&metrics.takeovers),
+                counted(&metrics.released),
+                counted(&metrics.in_doubt),
+                counted(&metrics.swept),
+            ]
+        };
+        let obstacles = admin.readiness.obstacles().into_iter();
+        Status {
+            facts,
+            obstacles: obstacles.map(|(what, why)| (what.to_string(), why)).collect(),
+            constraints: admin.metrics.constraints().into_iter().map(row).collect(),
+        }
+    }
+
+    /// Whether clients are welcome.
+    pub fn is_ready(&self) -> bool {
+        self.obstacles.is_empty()
+    }
+
+    /// In lines, for a terminal.
+    pub fn lines(&self) -> String {
+        let mut lines = match self.is_ready() {
+            true => "ready\n".to_owned(),
+            false => "not ready\n".to_owned(),
+        };
+        for (what, why) in &self.obstacles {
+            lines += &format!("  {what}: {why}\n");
+        }
+        lines += "\n";
+        for (name, value) in &self.facts {
+            lines += &format!("{name:<13}{value}\n");
+        }
+        if self.constraints.is_empty() {
+            return lines + "\nno constraints\n";
+        }
+        let head = COLUMNS.map(str::to_owned);
+        let rows: Vec<&[String; COLUMNS.len()]> = std::iter::once(&head).chain(&self.constraints).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        lines += "\n";
+        for row in &rows {
+            lines += &format!("{:<1$}", row[0], width(0));
+            for (column, cell) in row.iter().enumerate().skip(1) {
+                lines += &format!("  {cell:>0$}", width(column));
+            }
+            lines += "\n";
+        }
+        lines
+    }
+
+    /// As a page that looks again by itself.
+    pub fn page(&self) -> String {
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta http-equiv="refresh" content="5";
+                    title { "Keyward" }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    h1 { "Keyward is " @if self.is_ready() { span.yes { "ready" } } @else { span.no { "not ready" } } }
+                    @if !self.is_ready() {
+                        ul { @for (what, why) in &self.obstacles { li { b { (what) } ": " (why) } } }
+                    }
+                    table { @for (name, value) in &self.facts { tr { th { (name) } td { (value) } } } }
+                    h2 { "Constraints" }
+                    @if self.constraints.is_empty() { p { "none" } } @else {
+                        table {
+                            tr { @for column in COLUMNS { th { (column) } } }
+                            @for row in &self.constraints { tr { @for cell in row { td { (cell) } } } }
+                        }
+                    }
+                }
+            }
+        };
+        page.into_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::readiness::{Obstacle, Readiness};
+
+    #[test]
+    fn both_forms_say_what_stands_in_the_way_and_nothing_is_taken_for_markup() {
+        let admin = Admin {
+            metrics: Metrics::new(&[]),
+            readiness: Readiness::starting(),
+            about: About::new("mongodb://a/"),
+        };
+        admin.readiness.block(Obstacle::Upstream, "<b>gone</b>");
+        let status = Status::of(&admin);
+        assert!(!status.is_ready());
+        let lines = status.lines();
+        assert!(
+            lines.starts_with("not ready\n  startup: starting\n  upstream: <b>gone</b>\n"),
+            "{lines}"
+        );
+        assert!(status.page().contains("&lt;b&gt;gone&lt;/b&gt;"), "{}", status.page());
+        admin.readiness.unblock(&Obstacle::Startup);
+        admin.readiness.unblock(&Obstacle::Upstream);
+        assert!(Status::of(&admin).lines().starts_with("ready\n\nversion "));
+    }
+}

@@ -1,16 +1,16 @@
 //! The uniqueness protocol under a model checker: [`keyward::reservation`], the very code that runs in production, against
 //! a small cluster in which everything that can happen does. What is modelled is said in docs/correctness.md.
 
-mod network;
+mod actions;
 mod properties;
-mod rules;
+#[path = "../protocol/mod.rs"]
+mod protocol;
 mod runs;
-mod store;
+mod size;
+mod state;
 mod system;
-mod task;
-mod words;
 
-use rules::{Broken, Mode, Rules};
+use protocol::rules::{Broken, Mode, Rules};
 use runs::{World, fails, holds};
 
 const COMPENSATING: Mode = Mode::Compensating;

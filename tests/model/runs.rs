@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model, Path};
 
+use crate::actions::Action;
 use crate::properties::UNIQUE;
-use crate::rules::Rules;
-use crate::system::{Action, State, System, once, retryable};
-use crate::words::{A, AB, B, Deed};
+use crate::protocol::rules::Rules;
+use crate::protocol::words::{A, AB, B, Deed};
+use crate::state::State;
+use crate::system::{System, once, retryable};
 
 /// A small world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 
 use keyward::reservation::{Scope, Token};
 
-use crate::store::Reservation;
-use crate::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
+use crate::protocol::store::Reservation;
+use crate::protocol::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Message {
@@ -47,6 +47,8 @@ pub enum Request {
     },
     LookAt {
         id: Id,
+        /// As a majority has it, and not before it has what was done.
+        by_majority: bool,
     },
     /// Whether the operation took effect before.
     AskDone {
@@ -102,6 +104,8 @@ pub enum Reply {
     Missed,
     Lost,
     Obstacle(Option<Key>),
+    /// A reservation keeps a transaction from its end.
+    Clash(Key),
     /// None came.
     Silence,
 }

@@ -53,6 +53,7 @@ pub enum Request {
     /// Whether the operation took effect before.
     AskDone {
         op: OpId,
+        id: Id,
     },
     /// Which of these keys another document holds.
     Obstacle {

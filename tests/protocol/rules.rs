@@ -28,6 +28,8 @@ pub enum Broken {
     WithoutMajority,
     /// A write counts, and old keys are given up, before a majority has it.
     AnswerBeforeMajority,
+    /// What a first try did counts for its retry before a majority has it.
+    AskBeforeMajority,
     /// A strict insert sees the reservations as of one moment and the documents as of another.
     WithoutSnapshot,
     /// A strict takeover looks for the owner, and leaves no placeholder.

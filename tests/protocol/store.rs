@@ -124,7 +124,7 @@ impl Store {
                 Reply::Yes
             }
             Request::LookAt { id, .. } => Reply::Document(self.documents[*id as usize]),
-            Request::AskDone { op } => match self.effects_of(*op) > 0 {
+            Request::AskDone { op, .. } => match self.effects_of(*op) > 0 {
                 true => Reply::Yes,
                 false => Reply::No,
             },

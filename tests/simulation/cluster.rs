@@ -83,7 +83,7 @@ impl Cluster {
             Request::LookUp { owner, .. } => self.of_document(*owner),
             Request::LookAt { id, .. } | Request::Obstacle { id, .. } => self.of_document(*id),
             Request::Write(write) => self.of_document(write.deed.id()),
-            Request::AskDone { .. } => 0,
+            Request::AskDone { id, .. } => self.of_document(*id),
         }
     }
 
@@ -245,10 +245,8 @@ pub fn waits_for_a_majority(request: &Request, rules: &Rules) -> bool {
         Request::Write(_) => !rules.lacks(Broken::AnswerBeforeMajority),
         Request::LookUp { scope, .. } => *scope == Scope::Fenced && !rules.lacks(Broken::LookWithoutFence),
         Request::LookAt { by_majority, .. } => *by_majority,
-        Request::Read { .. }
-        | Request::Release { .. }
-        | Request::DeleteSeen { .. }
-        | Request::AskDone { .. }
-        | Request::Obstacle { .. } => false,
+        // Where nothing was done there is nothing to wait for, but that costs only time.
+        Request::AskDone { .. } => !rules.lacks(Broken::AskBeforeMajority),
+        Request::Read { .. } | Request::Release { .. } | Request::DeleteSeen { .. } | Request::Obstacle { .. } => false,
     }
 }

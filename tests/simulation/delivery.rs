@@ -90,14 +90,9 @@ impl Simulation {
         self.plan.rules.lease_holds && matches!(request, Request::Write(write) if is_forwarded(write))
     }
 
-    /// What is sent again by a driver, or is harmless by itself. A release is sent once, and a write that the server
-    /// doesn't know again, too: they go over connections that never repeat anything.
+    /// A release is never repeated by whoever carries it, nor is a client's write: a driver's second try is a try of its own.
     fn may_come_twice(&self, request: &Request) -> bool {
-        match request {
-            Request::Release { .. } => false,
-            Request::Write(write) => write.retryable && !self.plan.rules.is_strict(),
-            _ => true,
-        }
+        !matches!(request, Request::Release { .. } | Request::Write(_))
     }
 
     fn has_receiver(&self, ticket: Ticket) -> bool {
@@ -259,7 +254,7 @@ impl Simulation {
         self.note_changes(&carried.changes, |op| Happened::TookEffect { op });
         if let Some((shard, up_to)) = carried.unconfirmed {
             let term = self.cluster.shards[shard].term;
-            let at = self.now + self.random.magnitude(self.plan.faults.lag);
+            let at = self.now + 1 + self.random.below(self.plan.faults.lag);
             self.queue.push(at, Event::Confirm { shard, term, up_to });
         }
     }

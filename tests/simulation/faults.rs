@@ -1,5 +1,6 @@
 //! What goes wrong by itself: Keywards die and stop, primaries step down; and the sweeper, which tidies up after it.
 
+use crate::cluster::Shard;
 use crate::history::{Fault, Happened};
 use crate::plan::LEASE;
 use crate::protocol::network::{Message, Phase, Reply, Request};
@@ -41,7 +42,12 @@ impl Simulation {
 
     /// What no majority has may be undone, and who waited for one hears nothing.
     pub fn step_down(&mut self) {
-        let index = self.random.below(self.plan.shards.into()) as usize;
+        let mut index = self.random.below(self.plan.shards.into()) as usize;
+        // It is most telling where there is something to undo.
+        let is_telling = |shard: &Shard| !shard.is_confirmed();
+        if let Some(telling) = self.cluster.shards.iter().position(is_telling) {
+            index = telling;
+        }
         self.note(Happened::Fault(Fault::PrimarySteppedDown));
         let unconfirmed = self.cluster.shards[index].unconfirmed() as u32;
         let kept = self.random.below(unconfirmed + 1) as usize;

@@ -92,6 +92,7 @@ impl Task {
             Deed::Insert { .. } if self.op.retryable => Verdict::Unless(duplicate),
             Deed::Insert { .. } => Verdict::Answer(duplicate),
             _ if self.stage == Stage::Clearing && is_own => Verdict::Repeat,
+            _ if self.stage == Stage::Clearing && self.op.retryable => Verdict::Unless(duplicate),
             _ if self.stage == Stage::Clearing => Verdict::Answer(duplicate),
             _ if is_own => Verdict::Again,
             _ => Verdict::Obstacle,

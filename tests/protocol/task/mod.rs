@@ -101,7 +101,10 @@ impl Task {
         match op.deed {
             Deed::Insert { .. } if rules.is_strict() && op.retryable => {
                 task.stage = Stage::Asking;
-                requests.push(Request::AskDone { op: id.op });
+                requests.push(Request::AskDone {
+                    op: id.op,
+                    id: op.deed.id(),
+                });
             }
             Deed::Insert { keys, .. } => task.claim(Stage::Claiming, keys, &mut requests),
             deed if deed.runs_in_a_transaction(rules) => requests.push(task.write()),
@@ -145,7 +148,10 @@ impl Task {
             }
             Verdict::Unless(outcome) => {
                 self.stage = Stage::AskingDone(outcome);
-                requests.push(Request::AskDone { op: self.id.op });
+                requests.push(Request::AskDone {
+                    op: self.id.op,
+                    id: self.op.deed.id(),
+                });
             }
             Verdict::Obstacle => {
                 self.stage = Stage::AskingObstacle;

@@ -127,11 +127,13 @@ impl Task {
 
     /// Gives up what the document doesn't hold any more, and what it didn't come to hold.
     pub(super) fn settle(&mut self, held: Keys, requests: &mut Requests) {
-        let is_new_held = self.keys.iter().all(|key| held.has(*key));
-        self.step(match is_new_held {
-            true => &Event::Applied,
-            false => &Event::NotApplied,
-        });
+        // It was carried out, so nothing of it is on its way any more: each key is decided by itself.
+        self.step(&Event::Applied);
+        let token = self.attempt.token();
+        for key in self.keys.iter().copied().filter(|key| !held.has(*key)) {
+            requests.push(Request::Release { key, token });
+            self.releasing += 1;
+        }
         let free = self.given_up.drain(..).filter(|(key, _)| !held.has(*key));
         requests.extend(given_up(free));
         self.end(Verdict::Answer(Outcome::Applied), requests);

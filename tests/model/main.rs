@@ -3,6 +3,7 @@
 
 mod actions;
 mod properties;
+#[expect(dead_code, reason = "the simulation needs more of it")]
 #[path = "../protocol/mod.rs"]
 mod protocol;
 mod runs;
@@ -31,11 +32,13 @@ safe! {
     change_compensating: Change, COMPENSATING, 0;
     exchange_compensating: Exchange, COMPENSATING, 0;
     moved_compensating: Moved, COMPENSATING, 0;
+    upsert_compensating: Upsert, COMPENSATING, 1;
     rivals_strict: Rivals, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;
     change_strict: Change, STRICT, 1;
     exchange_strict: Exchange, STRICT, 1;
     moved_strict: Moved, STRICT, 0;
+    upsert_strict: Upsert, STRICT, 1;
 }
 
 /// Too much for every day: `cargo test --test model -- --ignored`.

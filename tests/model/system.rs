@@ -235,6 +235,10 @@ impl Model for System {
                 }
                 self.receive(&mut state, &message, Reply::Silence);
             }
+            Action::Duplicate(message) => {
+                state.faults -= 1;
+                state.network.push(Message { to: None, ..message });
+            }
             Action::Vanish(message) => {
                 state.take(&message);
                 if let Request::Write(write) = &message.request {

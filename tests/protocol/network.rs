@@ -124,6 +124,12 @@ impl Request {
         )
     }
 
+    /// Whether it may come twice. A release is never repeated by whoever carries it, nor is a client's write: a driver's
+    /// second try is a try of its own.
+    pub fn may_come_twice(&self) -> bool {
+        !matches!(self, Request::Release { .. } | Request::Write(_))
+    }
+
     /// Whether it deletes the reservation of this key that was seen.
     pub fn deletes(&self, of: Key) -> bool {
         match self {

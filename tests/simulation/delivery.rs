@@ -40,7 +40,7 @@ impl Simulation {
         if self.befalls(self.plan.faults.drop, Fault::RequestLost) {
             return;
         }
-        if self.may_come_twice(&message.request) && self.befalls(self.plan.faults.duplicate, Fault::Duplicated) {
+        if message.request.may_come_twice() && self.befalls(self.plan.faults.duplicate, Fault::Duplicated) {
             self.put_on_its_way(ticket, message.clone(), way_max);
         }
         self.put_on_its_way(ticket, message, way_max);
@@ -88,11 +88,6 @@ impl Simulation {
             write.since.is_some() && !self.plan.rules.is_strict() && !write.deed.runs_in_a_transaction(&self.plan.rules)
         };
         self.plan.rules.lease_holds && matches!(request, Request::Write(write) if is_forwarded(write))
-    }
-
-    /// A release is never repeated by whoever carries it, nor is a client's write: a driver's second try is a try of its own.
-    fn may_come_twice(&self, request: &Request) -> bool {
-        !matches!(request, Request::Release { .. } | Request::Write(_))
     }
 
     fn has_receiver(&self, ticket: Ticket) -> bool {

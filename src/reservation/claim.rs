@@ -96,7 +96,10 @@ impl Claim {
             (Claim::TakingOver { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
             (Claim::TakingOver { rival, .. }, Event::Busy(_)) => (Claim::Contested { rival }, None),
             (Claim::TakingOver { origin, .. }, Event::Failed(_)) => (Claim::Unsure(origin), None),
-            (claim, Event::Failed(_)) if claim.is_busy() => (Claim::Unsure(Origin::Own), None),
+            (Claim::Reserving, Event::Failed(_)) => (Claim::Unsure(Origin::Own), None),
+            // Under the attempt's token nothing can be there but what it adopted, by a takeover whose reply told otherwise:
+            // that stays, as adopted keys do.
+            (Claim::Reading | Claim::LookingUp { .. }, Event::Failed(_)) => (Claim::Unsure(Origin::Adopted), None),
             (claim, _) => (claim, None),
         }
     }

@@ -248,16 +248,17 @@ async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) ->
 /// A document holds a key that the statement would need, or it couldn't be indexed. Why the server refuses it, which may
 /// be for another reason that comes first, is seen in a transaction that is never committed.
 async fn refused(case: &Case<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
+    let Some(conclusion) = case.obstacle(upstream).await? else {
+        return Ok(Tried::Again);
+    };
+    // Asked last: the first try may have come to its end meanwhile.
     if case.operation.is_some() {
         let first_try = for_nothing(case, upstream).await?;
         if first_try.fate != Fate::Missed {
             return Ok(Tried::Concluded(first_try.into()));
         }
     }
-    Ok(match case.obstacle(upstream).await? {
-        Some(conclusion) => Tried::Concluded(conclusion),
-        None => Tried::Again,
-    })
+    Ok(Tried::Concluded(conclusion))
 }
 
 /// What the server says to the statement where no document matches it.

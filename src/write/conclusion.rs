@@ -99,7 +99,16 @@ impl Case<'_> {
                     transaction.abort(upstream).await?;
                     return Ok(conclusion);
                 }
-                Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut upserts).await?,
+                Ok(Attempted::Clash(clash)) => match self.resolve(&clash, &mut upserts).await? {
+                    // The first try may have come to its end during the wait, and its document have the key.
+                    Some(refusal @ Conclusion::Duplicate(_)) => match self.recorded(upstream).await {
+                        Ok(recorded) => Some(recorded.unwrap_or(refusal)),
+                        Err(Failure::Forward(error)) => return Err(error),
+                        Err(Failure::Refused(refused)) if refused.is_transient() => None,
+                        Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
+                    },
+                    conclusion => conclusion,
+                },
                 Ok(Attempted::Unseen(refused)) => {
                     transaction.abort(upstream).await?;
                     Some(self.unseen(refused, upstream).await?)
@@ -142,12 +151,29 @@ impl Case<'_> {
         Ok(obstacle)
     }
 
+    /// What an earlier try of the statement was answered, if it took effect.
+    async fn recorded(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, Failure> {
+        let Some(operation) = self.operation else {
+            return Ok(None);
+        };
+        let mut transaction = Transaction::own(self.statement.body, upstream)?;
+        let record = Recorded::new(self.protected, operation);
+        let Some(reply) = record.find(&mut transaction, upstream).await? else {
+            transaction.abort(upstream).await?;
+            return Ok(None);
+        };
+        self.commit(&mut transaction, upstream).await?;
+        Ok(Some(Conclusion::Reply(reply)))
+    }
+
     async fn attempt(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
         let record = self.operation.map(|operation| Recorded::new(self.protected, operation));
         if let Some(record) = &record
             && let Some(reply) = record.find(transaction, upstream).await?
         {
-            return Ok(Attempted::Abandoned(Conclusion::Reply(reply)));
+            // It counts once a majority has it, and for that the server waits at the commit.
+            self.commit(transaction, upstream).await?;
+            return Ok(Attempted::Concluded(Conclusion::Reply(reply)));
         }
         let (reply, is_part) = match self.evaluate(transaction, upstream).await? {
             Attempted::Concluded(Conclusion::Reply(reply)) => (reply, false),

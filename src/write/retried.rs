@@ -23,6 +23,8 @@ use crate::wire::Draft;
 ///
 /// It is asked by deletes under the statements' numbers that match nothing: where the number is known, the server says so,
 /// and does nothing; where it isn't, they do nothing and leave no trace. Of who may insert but not delete nothing is known.
+/// What was done counts once a majority has it: until then a step-down may undo it, and the client would have been told
+/// otherwise.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -32,7 +34,29 @@ pub async fn done_before(
     candidates: &[&Candidate<'_>],
     upstream: &mut Connection,
 ) -> Result<HashSet<usize>, ForwardError> {
-    let body = question(protected, command, candidates)?;
+    let done = ask(protected, command, candidates, WriteConcern::Primary, upstream).await?;
+    match done.is_empty() {
+        true => Ok(done),
+        false => ask(protected, command, candidates, WriteConcern::Majority, upstream).await,
+    }
+}
+
+/// Who has to have what the server tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WriteConcern {
+    /// Nothing was done: there is nothing to wait for.
+    Primary,
+    Majority,
+}
+
+async fn ask(
+    protected: &Protected,
+    command: &BatchCommand<'_>,
+    candidates: &[&Candidate<'_>],
+    concern: WriteConcern,
+    upstream: &mut Connection,
+) -> Result<HashSet<usize>, ForwardError> {
+    let body = question(protected, command, candidates, concern)?;
     let reply = upstream.request(&Draft::of_body(&body)).await?;
     positions_done_before(command, candidates.iter().copied(), reply.body()).map_err(Into::into)
 }
@@ -100,6 +124,7 @@ fn question(
     protected: &Protected,
     command: &BatchCommand<'_>,
     candidates: &[&Candidate<'_>],
+    concern: WriteConcern,
 ) -> Result<Vec<u8>, Malformed> {
     let mut question = Builder::new();
     question.string("delete", protected.namespace.collection.as_bytes());
@@ -133,11 +158,12 @@ fn question(
         question.close().int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
-    // There is nothing that a majority would have to confirm.
-    question
-        .open(ElementType::EmbeddedDocument, b"writeConcern")
-        .int32("w", 1)
-        .close();
+    question.open(ElementType::EmbeddedDocument, b"writeConcern");
+    match concern {
+        WriteConcern::Primary => question.int32("w", 1),
+        WriteConcern::Majority => question.string("w", b"majority"),
+    };
+    question.close();
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
         let statement = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;

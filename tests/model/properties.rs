@@ -2,9 +2,10 @@
 
 use stateright::{Model, Property};
 
-use crate::store::{IDS, KEYS};
-use crate::system::{State, System};
-use crate::words::{Id, Key, OpId, Outcome};
+use crate::protocol::words::{Id, Key, OpId, Outcome};
+use crate::size::{IDS, KEYS};
+use crate::state::State;
+use crate::system::System;
 
 pub const UNIQUE: &str = "no two documents hold one key";
 pub const TRUE_DUPLICATE: &str = "a duplicate is reported only of a key that was held during the call";

@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model, Path};
 
+use crate::actions::Action;
 use crate::properties::UNIQUE;
-use crate::rules::Rules;
-use crate::system::{Action, State, System, once, retryable};
-use crate::words::{A, AB, B, Deed};
+use crate::protocol::rules::Rules;
+use crate::protocol::words::{A, AB, B, Deed};
+use crate::state::State;
+use crate::system::{System, once, retryable};
 
 /// A small world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub enum World {
     Exchange,
     /// A document is inserted, deleted by somebody else, and its key wanted by another.
     Moved,
+    /// A document is upserted with a key that another one wants, too.
+    Upsert,
 }
 
 impl World {
@@ -43,6 +47,10 @@ impl World {
                     vec![(0, A), (1, B)],
                     vec![vec![change], vec![once(Deed::Delete { id: 1 })]],
                 )
+            }
+            World::Upsert => {
+                let upsert = retryable(Deed::Upsert { id: 0, keys: A });
+                (vec![], vec![vec![upsert], vec![once(insert(1, A))]])
             }
             World::Moved => {
                 let second = vec![once(Deed::Delete { id: 0 }), once(insert(1, A))];

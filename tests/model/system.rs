@@ -2,12 +2,13 @@
 
 use stateright::Model;
 
-use crate::network::{Message, Phase, Reply, Request};
-use crate::rules::{Broken, Rules};
-use crate::store::{KEYS, Reservation, Store};
-use crate::task::{Requests, Task};
-use crate::words::{At, Deed, Id, Key, Keys, Op, OpId, Outcome, TaskId};
-use keyward::reservation::Scope;
+use crate::actions::{self, Action};
+use crate::protocol::network::{Message, Reply, Request};
+use crate::protocol::rules::Rules;
+use crate::protocol::store::Store;
+use crate::protocol::task::Task;
+use crate::protocol::words::{Deed, Id, Key, Keys, Op, OpId, Outcome, TaskId};
+use crate::state::{Call, Client, State};
 
 /// A run: what there is, who wants what, and how much may go wrong.
 #[derive(Debug, Clone)]
@@ -22,75 +23,8 @@ pub struct System {
     pub faults: u8,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct State {
-    pub store: Store,
-    pub network: Vec<Message>,
-    pub tasks: Vec<Task>,
-    pub clients: Vec<Client>,
-    faults: u8,
-    /// A primary is deposed, and doesn't know.
-    is_deposed: bool,
-    /// A duplicate was reported of a key that nobody held.
-    pub wrong_duplicate: bool,
-    /// A refusal was reported of what had taken effect.
-    pub wrong_refusal: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Client {
-    call: Option<Call>,
-    /// Each with whether the driver had sent it again.
-    pub outcomes: Vec<(Outcome, bool)>,
-}
-
-/// A client's operation under way.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Call {
-    try_number: u8,
-    /// Keys that a document has held at some moment since it began.
-    held: Keys,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    Call {
-        client: u8,
-    },
-    Forward {
-        task: TaskId,
-    },
-    WaitOver {
-        task: TaskId,
-    },
-    Arrive(Message),
-    /// It is answered by a deposed primary.
-    ArriveStale(Message),
-    /// Whoever sent it gives it up; it may still arrive.
-    TimeOut(Message),
-    /// The server ends a transaction whose Keyward is gone.
-    Vanish(Message),
-    LeaseEnds {
-        key: Key,
-    },
-    /// The sweeper finds a reservation whose lease is over and whose owner isn't there: what follows from it is on its way.
-    Sweep {
-        key: Key,
-    },
-    KeywardDies {
-        keyward: u8,
-    },
-    ClientIsCutOff {
-        client: u8,
-    },
-    /// A step-down undoes a reservation that a majority hasn't got.
-    RollBack {
-        key: Key,
-    },
-}
-
 impl System {
-    fn op(&self, id: OpId) -> Op {
+    pub fn op(&self, id: OpId) -> Op {
         self.programs[id.client as usize][id.index as usize]
     }
 
@@ -228,80 +162,6 @@ impl System {
     }
 }
 
-impl State {
-    fn send(&mut self, from: TaskId, requests: Requests) {
-        self.network.extend(requests.into_iter().map(|request| Message {
-            to: Some(from),
-            request,
-        }));
-    }
-
-    fn take(&mut self, message: &Message) {
-        if let Some(index) = self.network.iter().position(|other| other == message) {
-            self.network.remove(index);
-        }
-    }
-
-    /// Nobody waits for these replies any more; what would only have told something is gone.
-    fn forget(&mut self, is_gone: impl Fn(TaskId) -> bool) {
-        for message in &mut self.network {
-            if message.to.is_some_and(&is_gone) {
-                message.to = None;
-            }
-        }
-        self.network
-            .retain(|message| message.to.is_some() || message.request.is_write());
-    }
-
-    fn is_back_at_the_start(&self, message: &Message) -> bool {
-        matches!(&message.request, Request::Write(write) if write.phase == Phase::Sent)
-    }
-
-    fn note_what_is_held(&mut self) {
-        let held = self.store.held();
-        for call in self.clients.iter_mut().filter_map(|client| client.call.as_mut()) {
-            call.held = call.held.and(held);
-        }
-    }
-
-    /// Only the order of times counts, and only of those that somebody knows.
-    fn renumber(&mut self) {
-        fn visit_all(state: &mut State, visit: &mut impl FnMut(&mut At)) {
-            state
-                .store
-                .reservations
-                .iter_mut()
-                .flatten()
-                .for_each(|there| visit(&mut there.at));
-            state
-                .network
-                .iter_mut()
-                .for_each(|message| message.request.times(visit));
-            state.tasks.iter_mut().for_each(|task| task.times(visit));
-        }
-        let mut known = Vec::new();
-        visit_all(self, &mut |at| known.push(*at));
-        known.sort_unstable();
-        known.dedup();
-        let rank = |at: At| At::try_from(known.partition_point(|other| *other < at) + 1).unwrap_or(At::MAX);
-        visit_all(self, &mut |at| *at = rank(*at));
-        self.store.clock = At::try_from(known.len()).unwrap_or(At::MAX);
-        self.network.sort_unstable();
-        self.tasks.sort_unstable_by_key(|task| task.id);
-    }
-
-    /// Nobody is at anything, and nobody wants anything more. What is still on its way may as well never arrive.
-    pub fn is_quiet(&self, system: &System) -> bool {
-        self.tasks.is_empty()
-            && !self.store.locked.iter().any(Option::is_some)
-            && self
-                .clients
-                .iter()
-                .zip(&system.programs)
-                .all(|(client, program)| client.outcomes.len() == program.len())
-    }
-}
-
 impl Model for System {
     type State = State;
     type Action = Action;
@@ -331,105 +191,7 @@ impl Model for System {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        for (number, client) in state.clients.iter().enumerate() {
-            let client_number = u8::try_from(number).unwrap_or(u8::MAX);
-            match &client.call {
-                None if client.outcomes.len() < self.programs[number].len() => {
-                    actions.push(Action::Call { client: client_number });
-                }
-                // A client that won't send it again only stops listening: the same as a late answer.
-                Some(call) if state.faults > 0 && call.try_number == 0 => {
-                    let index = u8::try_from(client.outcomes.len()).unwrap_or(u8::MAX);
-                    if self
-                        .op(OpId {
-                            client: client_number,
-                            index,
-                        })
-                        .retryable
-                    {
-                        actions.push(Action::ClientIsCutOff { client: client_number });
-                    }
-                }
-                _ => {}
-            }
-        }
-        for task in &state.tasks {
-            if task.may_forward() {
-                actions.push(Action::Forward { task: task.id });
-            }
-            if let Some((rival, keys)) = task.waits_for() {
-                let is_undecided = |key: &Key| {
-                    state.store.reservations[*key as usize].is_some_and(|there| {
-                        there.token == rival && !there.is_over && !state.store.holds(there.owner, *key)
-                    })
-                };
-                if !keys.iter().any(is_undecided) {
-                    actions.push(Action::WaitOver { task: task.id });
-                }
-            }
-        }
-        for (index, message) in state.network.iter().enumerate() {
-            if index > 0 && state.network[index - 1] == *message {
-                continue;
-            }
-            let is_blocked = match &message.request {
-                Request::Write(write) if self.rules.is_strict() => {
-                    state.store.is_locked_for(write) || state.store.is_in_the_way(write)
-                }
-                _ => false,
-            };
-            if !is_blocked {
-                actions.push(Action::Arrive(message.clone()));
-            }
-            let is_open = matches!(&message.request, Request::Write(write) if write.phase == Phase::Open);
-            // Anything else that never arrives is like one that hasn't arrived yet.
-            if message.to.is_none() && is_open {
-                actions.push(Action::Vanish(message.clone()));
-            }
-            if message.to.is_some() && state.faults > 0 {
-                actions.push(Action::TimeOut(message.clone()));
-            }
-            let fenced = !self.rules.lacks(Broken::LookWithoutFence);
-            if let Request::LookUp { key, owner, scope } = &message.request
-                && (state.is_deposed || state.faults > 0)
-                && !(*scope == Scope::Fenced && fenced)
-                && state.store.holds(*owner, *key)
-            {
-                actions.push(Action::ArriveStale(message.clone()));
-            }
-        }
-        // Leases are equal: the one that began first ends first.
-        let running = (0..KEYS).filter_map(|key| {
-            let there = state.store.reservations[key].filter(|there| !there.is_over)?;
-            Some((there.at, Key::try_from(key).unwrap_or(Key::MAX)))
-        });
-        if let Some((_, key)) = running.min() {
-            actions.push(Action::LeaseEnds { key });
-        }
-        for key in 0..Key::try_from(KEYS).unwrap_or(Key::MAX) {
-            let is_stale = |there: Reservation| {
-                there.is_over && (!state.store.holds(there.owner, key) || self.rules.lacks(Broken::LookWithoutOwner))
-            };
-            let is_at_it = state
-                .network
-                .iter()
-                .any(|message| message.to.is_none() && message.request.deletes(key));
-            if !is_at_it && state.store.reservations[key as usize].is_some_and(is_stale) {
-                actions.push(Action::Sweep { key });
-            }
-        }
-        if state.faults > 0 {
-            for keyward in 0..2 {
-                if state.tasks.iter().any(|task| task.id.keyward() == keyward) {
-                    actions.push(Action::KeywardDies { keyward });
-                }
-            }
-            if self.rules.lacks(Broken::WithoutMajority) {
-                let keys = 0..Key::try_from(KEYS).unwrap_or(Key::MAX);
-                let there = keys.filter(|key| state.store.reservations[*key as usize].is_some());
-                actions.extend(there.map(|key| Action::RollBack { key }));
-            }
-        }
+        actions::actions(self, state, actions);
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
@@ -473,6 +235,10 @@ impl Model for System {
                 }
                 self.receive(&mut state, &message, Reply::Silence);
             }
+            Action::Duplicate(message) => {
+                state.faults -= 1;
+                state.network.push(Message { to: None, ..message });
+            }
             Action::Vanish(message) => {
                 state.take(&message);
                 if let Request::Write(write) = &message.request {
@@ -495,7 +261,7 @@ impl Model for System {
             }
             Action::KeywardDies { keyward } => {
                 state.faults -= 1;
-                self.lose(&mut state, |id| id.keyward() == keyward);
+                self.lose(&mut state, |id| self::keyward(id) == keyward);
             }
             Action::ClientIsCutOff { client } => {
                 state.faults -= 1;
@@ -523,4 +289,9 @@ pub fn retryable(deed: Deed) -> Op {
 /// One that it doesn't.
 pub fn once(deed: Deed) -> Op {
     Op { deed, retryable: false }
+}
+
+/// A try goes through another Keyward than the one before it.
+pub fn keyward(task: TaskId) -> u8 {
+    (task.op.client + task.try_number) % 2
 }

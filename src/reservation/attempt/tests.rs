@@ -231,6 +231,9 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
     };
     assert_eq!(effects, [adopt]);
     assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
+    // Carried out twice, a takeover may be answered wrongly: what it adopted stays all the same.
+    let (changed, _) = attempt.clone().step(&Event::Changed(0));
+    assert_eq!(changed.step(&Event::Failed(0)).1, []);
     let (attempt, effects) = attempt.step(&Event::TookOver(0));
     assert_eq!(effects, [Effect::Forward]);
     assert_eq!(attempt.step(&Event::NotApplied).1, []);

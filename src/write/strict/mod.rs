@@ -131,18 +131,23 @@ impl<'a, 'c> Strict<'a, 'c> {
         candidates: &[&Candidate<'_>],
         upstream: &mut Connection,
     ) -> Result<HashSet<usize>, Failure> {
+        let statements = self.done_for_good(upstream).await?;
+        let is_inserted = |position: &usize| self.statement(*position).is_some_and(|own| statements.contains(&own));
+        let positions = candidates.iter().map(|candidate| candidate.position);
+        Ok(positions.filter(is_inserted).collect())
+    }
+
+    /// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
+    /// undo them.
+    async fn done_for_good(&self, upstream: &mut Connection) -> Result<BTreeSet<i32>, Failure> {
         let Some(record) = &self.record else {
-            return Ok(HashSet::new());
+            return Ok(BTreeSet::new());
         };
         let mut back_off = BackOff::default();
-        let found = loop {
+        loop {
             let mut transaction = Transaction::own(self.command.body, upstream)?;
-            let Step { database, command, .. } = record.find();
-            match transaction.run(upstream, database, command, None).await {
-                Ok(found) => {
-                    transaction.abort(upstream).await?;
-                    break found;
-                }
+            match self.read(record, &mut transaction, upstream).await {
+                Ok(statements) => return Ok(statements),
                 // Its session is that of the command's first try, which may still be at work.
                 Err(Failure::Refused(refused))
                     if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < self.give_up =>
@@ -154,11 +159,24 @@ impl<'a, 'c> Strict<'a, 'c> {
                 }
                 Err(failure) => return Err(failure),
             }
-        };
+        }
+    }
+
+    async fn read(
+        &self,
+        record: &InsertRecord<'_>,
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<BTreeSet<i32>, Failure> {
+        let Step { database, command, .. } = record.find();
+        let found = transaction.run(upstream, database, command, None).await?;
         let statements = InsertRecord::statements(Doc::new(&found)?)?;
-        let is_inserted = |position: &usize| self.statement(*position).is_some_and(|own| statements.contains(&own));
-        let positions = candidates.iter().map(|candidate| candidate.position);
-        Ok(positions.filter(is_inserted).collect())
+        match statements.is_empty() {
+            true => transaction.abort(upstream).await?,
+            // For a majority to have what was read the server waits here.
+            false => drop(transaction.commit_until_known(upstream).await?),
+        }
+        Ok(statements)
     }
 
     /// Inserts `ready`, whose keys are reserved.
@@ -239,6 +257,14 @@ impl<'a, 'c> Strict<'a, 'c> {
             Ok(Tried::Lost(_)) => {
                 transaction.abort(upstream).await?;
                 Ok(self.lost(these).await)
+            }
+            Ok(Tried::Before(_)) => {
+                transaction.abort(upstream).await?;
+                match self.done_for_good(upstream).await {
+                    Ok(statements) => Ok(Tried::Before(statements)),
+                    Err(Failure::Forward(error)) => Err(error),
+                    Err(Failure::Refused(refused)) => Ok(Tried::Failed(refused.body)),
+                }
             }
             Ok(tried) => {
                 transaction.abort(upstream).await?;

@@ -5,12 +5,10 @@
 
 use keyward::reservation::Token;
 
-use crate::network::{Message, Phase, Reply, Request, Write};
-use crate::rules::{Broken, Rules};
-use crate::words::{At, Deed, Id, Key, Keys, NONE, OpId};
-
-pub const IDS: usize = 3;
-pub const KEYS: usize = 2;
+use crate::protocol::network::{Message, Phase, Reply, Request, Write};
+use crate::protocol::rules::{Broken, Rules};
+use crate::protocol::words::{At, Deed, Id, Key, Keys, NONE, OpId};
+use crate::size::{IDS, KEYS};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reservation {
@@ -75,6 +73,13 @@ impl Store {
         }
     }
 
+    /// A step-down takes it back.
+    pub fn undo_effect(&mut self, op: OpId) {
+        if let Some((_, count)) = self.effects.iter_mut().find(|(of, _)| *of == op) {
+            *count -= 1;
+        }
+    }
+
     /// Whether the server has to say that it did this before.
     fn was_done(&self, write: &Write) -> bool {
         write.retryable && self.effects_of(write.op) > 0
@@ -83,18 +88,6 @@ impl Store {
     /// Whether a strict write of this document has to wait for another transaction's end.
     pub fn is_locked_for(&self, write: &Write) -> bool {
         self.locked[write.deed.id() as usize].is_some_and(|by| by != write.token)
-    }
-
-    /// Whether a reservation whose owner isn't there keeps a strict change from its keys.
-    pub fn is_in_the_way(&self, write: &Write) -> bool {
-        let Deed::Change { id, to } = write.deed else {
-            return false;
-        };
-        let new = to.but(self.documents[id as usize].unwrap_or(to));
-        let is_stale = |key: Key| {
-            self.reservations[key as usize].is_some_and(|there| there.owner != id && !self.holds(there.owner, key))
-        };
-        new.iter().any(is_stale)
     }
 
     /// Carries a request out. `None` if it isn't answered yet: a transaction that goes on, `request` saying how. `others` are
@@ -130,8 +123,8 @@ impl Store {
                 }
                 Reply::Yes
             }
-            Request::LookAt { id } => Reply::Document(self.documents[*id as usize]),
-            Request::AskDone { op } => match self.effects_of(*op) > 0 {
+            Request::LookAt { id, .. } => Reply::Document(self.documents[*id as usize]),
+            Request::AskDone { op, .. } => match self.effects_of(*op) > 0 {
                 true => Reply::Yes,
                 false => Reply::No,
             },
@@ -141,10 +134,14 @@ impl Store {
                 let held = others.fold(NONE, Keys::and).shared(*keys);
                 Reply::Obstacle(held.iter().next())
             }
-            Request::Write(write) if !rules.is_strict() => self.write(write),
+            Request::Write(write) if write.deed.runs_in_a_transaction(rules) => {
+                self.change_in_transaction(write, others)
+            }
             Request::Write(write) => match write.deed {
-                Deed::Insert { id, keys } => return self.insert_strictly(rules, write, id, keys, others),
-                _ => self.change_strictly(write, others),
+                Deed::Insert { id, keys } if rules.is_strict() => {
+                    return self.insert_strictly(rules, write, id, keys, others);
+                }
+                _ => self.write(write),
             },
         })
     }
@@ -195,6 +192,7 @@ impl Store {
             _ if *document != write.pinned => return Reply::Missed,
             Deed::Change { to, .. } => *document = Some(to),
             Deed::Delete { .. } => *document = None,
+            Deed::Upsert { .. } => return Reply::Missed,
         }
         self.takes_effect(write.op);
         Reply::Applied { before: false }
@@ -246,28 +244,24 @@ impl Store {
         None
     }
 
-    /// A transaction that writes document and reservations together. Where a stale reservation is in its way it waits for
-    /// whoever clears it away.
-    fn change_strictly(&mut self, write: &Write, others: &mut [Message]) -> Reply {
+    /// A transaction that writes document and reservations together; it does nothing where a reservation is in its way.
+    fn change_in_transaction(&mut self, write: &Write, others: &mut [Message]) -> Reply {
         if self.was_done(write) {
             return Reply::Applied { before: true };
         }
         let id = write.deed.id();
-        let Some(before) = self.documents[id as usize] else {
-            return Reply::Missed;
+        let before = match (self.documents[id as usize], write.deed) {
+            (Some(before), _) => before,
+            (None, Deed::Upsert { .. }) => NONE,
+            (None, _) => return Reply::Missed,
         };
         let after = match write.deed {
-            Deed::Change { to, .. } => Some(to),
-            _ => None,
+            Deed::Change { to: keys, .. } | Deed::Upsert { keys, .. } | Deed::Insert { keys, .. } => Some(keys),
+            Deed::Delete { .. } => None,
         };
         let (new, old) = (after.unwrap_or(NONE).but(before), before.but(after.unwrap_or(NONE)));
-        for key in new.iter() {
-            if let Some(there) = self.reservations[key as usize] {
-                return match self.holds(there.owner, key) {
-                    true => Reply::Obstacle(Some(key)),
-                    false => Reply::Obstacle(None),
-                };
-            }
+        if let Some(key) = new.iter().find(|key| self.reservations[*key as usize].is_some()) {
+            return Reply::Clash(key);
         }
         for key in old.iter() {
             if self.reservations[key as usize].is_some_and(|there| there.owner == id) {

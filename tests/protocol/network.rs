@@ -5,8 +5,8 @@
 
 use keyward::reservation::{Scope, Token};
 
-use crate::store::Reservation;
-use crate::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
+use crate::protocol::store::Reservation;
+use crate::protocol::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Message {
@@ -47,10 +47,13 @@ pub enum Request {
     },
     LookAt {
         id: Id,
+        /// As a majority has it, and not before it has what was done.
+        by_majority: bool,
     },
     /// Whether the operation took effect before.
     AskDone {
         op: OpId,
+        id: Id,
     },
     /// Which of these keys another document holds.
     Obstacle {
@@ -102,6 +105,8 @@ pub enum Reply {
     Missed,
     Lost,
     Obstacle(Option<Key>),
+    /// A reservation keeps a transaction from its end.
+    Clash(Key),
     /// None came.
     Silence,
 }
@@ -117,6 +122,12 @@ impl Request {
                 | Request::AskDone { .. }
                 | Request::Obstacle { .. }
         )
+    }
+
+    /// Whether it may come twice. A release is never repeated by whoever carries it, nor is a client's write: a driver's
+    /// second try is a try of its own.
+    pub fn may_come_twice(&self) -> bool {
+        !matches!(self, Request::Release { .. } | Request::Write(_))
     }
 
     /// Whether it deletes the reservation of this key that was seen.

@@ -26,6 +26,10 @@ pub enum Broken {
     DeleteWithoutToken,
     /// A reservation counts before a majority has it.
     WithoutMajority,
+    /// A write counts, and old keys are given up, before a majority has it.
+    AnswerBeforeMajority,
+    /// What a first try did counts for its retry before a majority has it.
+    AskBeforeMajority,
     /// A strict insert sees the reservations as of one moment and the documents as of another.
     WithoutSnapshot,
     /// A strict takeover looks for the owner, and leaves no placeholder.
@@ -43,10 +47,10 @@ pub struct Rules {
 
 impl Rules {
     /// As the modes promise it: compensating rests on the lease, strict mode does without.
-    pub fn of(mode: Mode) -> Rules {
+    pub const fn of(mode: Mode) -> Rules {
         Rules {
             mode,
-            lease_holds: mode == Mode::Compensating,
+            lease_holds: matches!(mode, Mode::Compensating),
             broken: None,
         }
     }

@@ -2,14 +2,16 @@
 
 use keyward::reservation::{AttemptId, Operation, Token};
 
+use crate::protocol::rules::Rules;
+
 /// A document's `_id`; its shard key is part of it, so no two documents have the same.
 pub type Id = u8;
 
 /// A key, by its position.
 pub type Key = u8;
 
-/// When a reservation was written: only the order counts.
-pub type At = u8;
+/// When a reservation was written.
+pub type At = u32;
 
 /// Several keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -21,6 +23,11 @@ pub const B: Keys = Keys(2);
 pub const AB: Keys = Keys(3);
 
 impl Keys {
+    /// One.
+    pub fn of(key: Key) -> Keys {
+        Keys(1 << key)
+    }
+
     pub fn has(self, key: Key) -> bool {
         self.0 & (1 << key) != 0
     }
@@ -58,12 +65,26 @@ pub enum Deed {
     Delete {
         id: Id,
     },
+    /// The document gets these keys, or is inserted with them, in a transaction.
+    Upsert {
+        id: Id,
+        keys: Keys,
+    },
 }
 
 impl Deed {
     pub fn id(self) -> Id {
         match self {
-            Deed::Insert { id, .. } | Deed::Change { id, .. } | Deed::Delete { id } => id,
+            Deed::Insert { id, .. } | Deed::Change { id, .. } | Deed::Delete { id } | Deed::Upsert { id, .. } => id,
+        }
+    }
+
+    /// Whether document and reservations are written in one transaction.
+    pub fn runs_in_a_transaction(self, rules: &Rules) -> bool {
+        match self {
+            Deed::Insert { .. } => false,
+            Deed::Change { .. } | Deed::Delete { .. } => rules.is_strict(),
+            Deed::Upsert { .. } => true,
         }
     }
 }
@@ -91,16 +112,12 @@ pub struct TaskId {
 }
 
 impl TaskId {
-    /// A try goes through another Keyward than the one before it.
-    pub fn keyward(self) -> u8 {
-        (self.op.client + self.try_number) % 2
-    }
-
     /// The token of its attempt when it begins for the `round`th time.
     pub fn token(self, round: u8, retryable: bool) -> Token {
-        let number = self.op.client * 64 + self.op.index * 16 + self.try_number * 4 + round + 1;
+        let mut attempt = [0; 16];
+        attempt[..4].copy_from_slice(&[self.op.client, self.op.index, self.try_number, round]);
         Token {
-            attempt: AttemptId([number; 16]),
+            attempt: AttemptId(attempt),
             position: 0,
             operation: retryable.then_some(Operation {
                 session: [self.op.client; 16],

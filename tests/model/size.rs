@@ -1,0 +1,4 @@
+//! How large the modelled world is.
+
+pub const IDS: usize = 3;
+pub const KEYS: usize = 2;

@@ -1,0 +1,4 @@
+//! How large the simulated world is at most.
+
+pub const IDS: usize = 8;
+pub const KEYS: usize = 5;

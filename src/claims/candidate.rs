@@ -127,9 +127,8 @@ impl<'a> Candidate<'a> {
 
     /// Gives everything back and begins anew; the releases come first.
     pub fn restart(&mut self) {
-        let token = self.attempt.token();
-        self.withdraw();
-        let (attempt, effects) = Attempt::begin(token, self.keys.len());
+        self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
+        let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
         self.attempt = attempt;
         self.effects.extend(effects);
         self.since = None;

@@ -5,16 +5,19 @@
 //! that sort before the one waited for, so no two attempts can wait for each other. What a crash leaves at each
 //! point is said at the state; recovery is always the same: whoever meets a reservation looks for its owner.
 
-use super::{
-    Effect, Event, Token,
-    claim::{Claim, Origin},
-};
+use std::collections::BTreeSet;
+
+use super::{Effect, Event, Token, claim::Claim};
 
 /// One document's attempt at its keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attempt {
     token: Token,
     pace: Pace,
+    /// The keys that it took, or tried to take, from an earlier try of the same operation, or from itself at an earlier start.
+    /// It never gives them back: that try's write may still be on its way under the same statement number, and its document
+    /// needs the reservation; the lease settles it.
+    adopted: BTreeSet<usize>,
     state: State,
 }
 
@@ -65,25 +68,35 @@ impl Attempt {
     /// Begins an attempt at `keys` keys (positions `0..keys` of a list that the driver keeps sorted, so that every
     /// attempt takes keys in one order). Without keys the write may be forwarded at once.
     pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        let attempt = Attempt {
-            token,
-            pace: Pace::AllAtOnce,
-            state: State::Claiming(vec![Claim::Unclaimed; keys]),
-        };
-        attempt.settled()
+        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).settled()
     }
 
     /// As [`Attempt::begin`], but reads what stands in the way first: cheaper where a key is probably taken. What it finds it
     /// treats as it would after a reservation that was refused.
     pub fn begin_looking(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        let attempt = Attempt {
+        match keys {
+            0 => Attempt::begin(token, 0),
+            _ => {
+                let attempt = Attempt::claiming(token, BTreeSet::new(), vec![Claim::Reading; keys]);
+                (attempt, (0..keys).map(Effect::Read).collect())
+            }
+        }
+    }
+
+    /// Gives everything back and begins anew, under the same token, at the same `keys` keys; the releases come first.
+    pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
+        let mut effects = self.clone().withdraw();
+        let (attempt, more) = Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys]).settled();
+        effects.extend(more);
+        (attempt, effects)
+    }
+
+    fn claiming(token: Token, adopted: BTreeSet<usize>, claims: Vec<Claim>) -> Attempt {
+        Attempt {
             token,
             pace: Pace::AllAtOnce,
-            state: State::Claiming(vec![Claim::Reading; keys]),
-        };
-        match keys {
-            0 => attempt.settled(),
-            _ => (attempt, (0..keys).map(Effect::Read).collect()),
+            adopted,
+            state: State::Claiming(claims),
         }
     }
 
@@ -117,84 +130,37 @@ impl Attempt {
 
     /// Gives back every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
     pub fn withdraw(self) -> Vec<Effect> {
-        match self.state {
-            State::Claiming(claims) | State::Waiting(claims) | State::Forwarding(claims) => releases(&claims),
+        match &self.state {
+            State::Claiming(claims) | State::Waiting(claims) | State::Forwarding(claims) => self.releases(claims),
             State::Ended(_) => Vec::new(),
         }
     }
 
     /// Takes in what happened; gives the effects that it asks for next.
     pub fn step(self, event: &Event) -> (Attempt, Vec<Effect>) {
-        let Attempt { token, pace, state } = self;
-        match state {
-            State::Claiming(claims) => Attempt {
-                token,
-                pace,
-                state: State::Claiming(claims),
+        match (&self.state, event) {
+            (State::Claiming(_), _) => self.step_claim(event),
+            (State::Waiting(claims), Event::WaitOver) => {
+                let claims = claims.clone();
+                self.with(State::Claiming(claims)).settled()
             }
-            .step_claim(event),
-            State::Waiting(claims) => match event {
-                Event::WaitOver => Attempt {
-                    token,
-                    pace,
-                    state: State::Claiming(claims),
-                }
-                .settled(),
-                Event::Failed(key) if *key < claims.len() => Attempt {
-                    token,
-                    pace,
-                    state: State::Waiting(claims),
-                }
-                .give_up(NotHeld::Unsure(*key)),
-                _ => (
-                    Attempt {
-                        token,
-                        pace,
-                        state: State::Waiting(claims),
-                    },
-                    Vec::new(),
-                ),
-            },
-            State::Forwarding(claims) => {
-                let (ended, effects) = match event {
-                    Event::Applied => (Ended::Applied, Vec::new()),
-                    Event::NotApplied => (Ended::NotApplied, releases(&claims)),
-                    Event::InDoubt => (Ended::InDoubt, Vec::new()),
-                    Event::Lost => {
-                        let mut effects = releases(&claims);
-                        let (attempt, more) = Attempt::begin(token, claims.len());
-                        effects.extend(more);
-                        return (attempt, effects);
-                    }
-                    _ => {
-                        return (
-                            Attempt {
-                                token,
-                                pace,
-                                state: State::Forwarding(claims),
-                            },
-                            Vec::new(),
-                        );
-                    }
-                };
-                (
-                    Attempt {
-                        token,
-                        pace,
-                        state: State::Ended(ended),
-                    },
-                    effects,
-                )
+            (State::Waiting(claims), Event::Failed(key)) if *key < claims.len() => self.give_up(NotHeld::Unsure(*key)),
+            (State::Forwarding(_), Event::Applied) => (self.with(State::Ended(Ended::Applied)), Vec::new()),
+            (State::Forwarding(claims), Event::NotApplied) => {
+                let releases = self.releases(claims);
+                (self.with(State::Ended(Ended::NotApplied)), releases)
             }
-            State::Ended(ended) => (
-                Attempt {
-                    token,
-                    pace,
-                    state: State::Ended(ended),
-                },
-                Vec::new(),
-            ),
+            (State::Forwarding(_), Event::InDoubt) => (self.with(State::Ended(Ended::InDoubt)), Vec::new()),
+            (State::Forwarding(claims), Event::Lost) => {
+                let keys = claims.len();
+                self.begin_again(keys)
+            }
+            (State::Waiting(_) | State::Forwarding(_) | State::Ended(_), _) => (self, Vec::new()),
         }
+    }
+
+    fn with(self, state: State) -> Attempt {
+        Attempt { state, ..self }
     }
 
     fn step_claim(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
@@ -206,6 +172,9 @@ impl Attempt {
         };
         let (claim, effect) = claims[key].step(key, self.token, event);
         claims[key] = claim;
+        if matches!(effect, Some(Effect::TakeOver { from_absent: false, .. })) {
+            self.adopted.insert(key);
+        }
         match effect {
             Some(effect) => (self, vec![effect]),
             None => self.settled(),
@@ -226,7 +195,7 @@ impl Attempt {
                 None => self.give_up(NotHeld::Duplicate(key)),
             };
         }
-        if let Some(key) = claims.iter().position(|claim| matches!(claim, Claim::Unsure(_))) {
+        if let Some(key) = claims.iter().position(|claim| matches!(claim, Claim::Unsure)) {
             return self.give_up(NotHeld::Unsure(key));
         }
         let contested = claims.iter().find_map(|claim| match claim {
@@ -240,25 +209,20 @@ impl Attempt {
     }
 
     fn give_up(self, why: NotHeld) -> (Attempt, Vec<Effect>) {
-        let ended = Attempt {
-            token: self.token,
-            pace: self.pace,
-            state: State::Ended(Ended::NotHeld(why)),
-        };
-        (ended, self.withdraw())
+        let releases = self.clone().withdraw();
+        (self.with(State::Ended(Ended::NotHeld(why))), releases)
     }
 
     /// Waits for `rival`. The first time everything else is given back; one by one, what is held comes before the
     /// contested key, and is kept.
     fn wait_for(self, rival: Token) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(mut claims) = self.state else {
+        let State::Claiming(claims) = &self.state else {
             return (self, Vec::new());
         };
-        let mut effects = Vec::new();
-        if self.pace == Pace::AllAtOnce {
-            effects = releases(&claims);
-            claims.fill(Claim::Unclaimed);
-        }
+        let (mut effects, mut claims) = match self.pace {
+            Pace::AllAtOnce => (self.releases(claims), vec![Claim::Unclaimed; claims.len()]),
+            Pace::OneByOne => (Vec::new(), claims.clone()),
+        };
         for claim in &mut claims {
             if matches!(claim, Claim::Contested { .. }) {
                 *claim = Claim::Unclaimed;
@@ -266,16 +230,16 @@ impl Attempt {
         }
         effects.push(Effect::Wait { rival });
         let waiting = Attempt {
-            token: self.token,
             pace: Pace::OneByOne,
             state: State::Waiting(claims),
+            ..self
         };
         (waiting, effects)
     }
 
     /// Reserves what isn't claimed yet, or lets the write through.
-    fn claim_more(self) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(mut claims) = self.state else {
+    fn claim_more(mut self) -> (Attempt, Vec<Effect>) {
+        let State::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };
         let most = match self.pace {
@@ -289,21 +253,23 @@ impl Attempt {
                 effects.push(Effect::Reserve(key));
             }
         }
-        let state = match effects.is_empty() {
-            true => {
-                effects.push(Effect::Forward);
-                State::Forwarding(claims)
-            }
-            false => State::Claiming(claims),
+        if effects.is_empty() {
+            let claims = std::mem::take(claims);
+            return (self.with(State::Forwarding(claims)), vec![Effect::Forward]);
+        }
+        (self, effects)
+    }
+
+    /// Releases for every key that is the attempt's, or may be, and isn't adopted.
+    fn releases(&self, claims: &[Claim]) -> Vec<Effect> {
+        let is_ours = |claim: &Claim| {
+            matches!(
+                claim,
+                Claim::Held | Claim::Unsure | Claim::Reserving | Claim::TakingOver { .. }
+            )
         };
-        (
-            Attempt {
-                token: self.token,
-                pace: self.pace,
-                state,
-            },
-            effects,
-        )
+        let keys = (0..claims.len()).filter(|key| is_ours(&claims[*key]) && !self.adopted.contains(key));
+        keys.map(Effect::Release).collect()
     }
 }
 
@@ -332,29 +298,6 @@ fn contested_by_earlier_sibling(claims: &[Claim], me: Token) -> Option<Token> {
         Claim::Contested { rival } if rival.attempt == me.attempt && rival.position < me.position => Some(*rival),
         _ => None,
     })
-}
-
-/// Releases for every key that is the attempt's, or may be. An adopted key stays: the first try's write may still be on
-/// its way under the same statement number, and its document needs the reservation; the lease settles it.
-fn releases(claims: &[Claim]) -> Vec<Effect> {
-    let ours = |claim: &Claim| {
-        matches!(
-            claim,
-            Claim::Held(Origin::Own)
-                | Claim::Unsure(Origin::Own)
-                | Claim::Reserving
-                | Claim::TakingOver {
-                    origin: Origin::Own,
-                    ..
-                }
-        )
-    };
-    claims
-        .iter()
-        .enumerate()
-        .filter(|(_, claim)| ours(claim))
-        .map(|(key, _)| Effect::Release(key))
-        .collect()
 }
 
 #[cfg(test)]

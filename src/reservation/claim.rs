@@ -39,16 +39,6 @@ pub enum Scope {
     Fenced,
 }
 
-/// How a key came to be held; decides whether it may be given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Origin {
-    /// Nobody else had it, or its holder's lease was over.
-    Own,
-    /// An earlier try of the same operation had it, or the attempt itself at an earlier start; that try's write may still
-    /// be on its way.
-    Adopted,
-}
-
 /// Where one key stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Claim {
@@ -61,15 +51,15 @@ pub(super) enum Claim {
     /// The rival's owner is being looked for.
     LookingUp { rival: Rival, scope: Scope },
     /// The rival's reservation is being replaced.
-    TakingOver { origin: Origin, rival: Token },
+    TakingOver { rival: Token },
     /// The reservation is the attempt's.
-    Held(Origin),
+    Held,
     /// The rival may still be at it.
     Contested { rival: Token },
     /// A document holds the key.
     Duplicate,
     /// The cluster gave no sure answer; the reservation may be there under the attempt's token.
-    Unsure(Origin),
+    Unsure,
 }
 
 impl Claim {
@@ -85,21 +75,17 @@ impl Claim {
     /// wait for (a late duplicate) changes nothing.
     pub(super) fn step(self, key: usize, me: Token, event: &Event) -> (Claim, Option<Effect>) {
         match (self, event) {
-            (Claim::Reserving, Event::Reserved(_)) => (Claim::Held(Origin::Own), None),
+            (Claim::Reserving, Event::Reserved(_)) => (Claim::Held, None),
             (Claim::Reserving, Event::Taken(_)) => (Claim::Reading, Some(Effect::Read(key))),
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
             (Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
             (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
-            (Claim::TakingOver { origin, .. }, Event::TookOver(_)) => (Claim::Held(origin), None),
+            (Claim::TakingOver { .. }, Event::TookOver(_)) => (Claim::Held, None),
             (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),
             (Claim::TakingOver { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
-            (Claim::TakingOver { rival, .. }, Event::Busy(_)) => (Claim::Contested { rival }, None),
-            (Claim::TakingOver { origin, .. }, Event::Failed(_)) => (Claim::Unsure(origin), None),
-            (Claim::Reserving, Event::Failed(_)) => (Claim::Unsure(Origin::Own), None),
-            // Under the attempt's token nothing can be there but what it adopted, by a takeover whose reply told otherwise:
-            // that stays, as adopted keys do.
-            (Claim::Reading | Claim::LookingUp { .. }, Event::Failed(_)) => (Claim::Unsure(Origin::Adopted), None),
+            (Claim::TakingOver { rival }, Event::Busy(_)) => (Claim::Contested { rival }, None),
+            (claim, Event::Failed(_)) if claim.is_busy() => (Claim::Unsure, None),
             (claim, _) => (claim, None),
         }
     }
@@ -108,7 +94,7 @@ impl Claim {
         // Under the attempt's own token it may be old, and a release of it may still be on its way: written anew it has
         // its whole lease.
         if rival.token == me || rival.same_owner && me.is_retry_of(rival.token) {
-            return Self::take_over(key, rival.token, Origin::Adopted);
+            return Self::take_over(key, rival.token, false);
         }
         let scope = match rival.has_route {
             true => Scope::Route,
@@ -123,16 +109,16 @@ impl Claim {
             (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Fenced),
             (Scope::Route, Age::InLease) => look(Scope::Everywhere),
             (Scope::Everywhere | Scope::Fenced, Age::InLease) => (Claim::Contested { rival: rival.token }, None),
-            (Scope::Fenced, Age::Expired) => Self::take_over(key, rival.token, Origin::Own),
+            (Scope::Fenced, Age::Expired) => Self::take_over(key, rival.token, true),
         }
     }
 
-    fn take_over(key: usize, rival: Token, origin: Origin) -> (Claim, Option<Effect>) {
+    fn take_over(key: usize, rival: Token, from_absent: bool) -> (Claim, Option<Effect>) {
         let effect = Effect::TakeOver {
             key,
             rival,
-            from_absent: origin == Origin::Own,
+            from_absent,
         };
-        (Claim::TakingOver { origin, rival }, Some(effect))
+        (Claim::TakingOver { rival }, Some(effect))
     }
 }

@@ -240,6 +240,23 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
 }
 
 #[test]
+fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
+    let own = Rival {
+        token: token(1),
+        ..rival(Age::InLease)
+    };
+    let (adopted, _) = run(1, &[Event::Taken(0), Event::Found(0, own), Event::TookOver(0)]);
+    let (anew, effects) = adopted.clone().begin_again(1);
+    assert_eq!(effects, [Effect::Reserve(0)]);
+    // Whether the reservation that nobody answered for is the new one or the adopted one isn't known.
+    assert_eq!(anew.clone().step(&Event::Failed(0)).1, []);
+    assert_eq!(anew.step(&Event::Reserved(0)).0.withdraw(), []);
+    let (anew, effects) = adopted.step(&Event::Lost);
+    assert_eq!(effects, [Effect::Reserve(0)]);
+    assert_eq!(anew.step(&Event::Failed(0)).1, []);
+}
+
+#[test]
 fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts() {
     let own = Rival {
         token: token(1),

@@ -16,9 +16,27 @@ impl Task {
         let token = self
             .id
             .token(self.round, self.op.retryable && self.stage == Stage::Claiming);
-        let (attempt, effects) = Attempt::begin(token, self.keys.len());
+        // Who expects a duplicate looks first: of two inserts one does.
+        let looks_first =
+            matches!(self.op.deed, Deed::Insert { .. }) && !(self.id.op.client + self.id.op.index).is_multiple_of(2);
+        let begin = match looks_first {
+            true => Attempt::begin_looking,
+            false => Attempt::begin,
+        };
+        let (attempt, effects) = begin(token, self.keys.len());
         self.attempt = attempt;
         self.queue.extend(effects);
+        self.go_on(requests);
+    }
+
+    /// Gives everything back and begins anew.
+    pub(super) fn claim_again(&mut self, requests: &mut Requests) {
+        self.rivals.fill(None);
+        self.since = None;
+        self.is_late = false;
+        let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
+        self.attempt = attempt;
+        self.queue = effects;
         self.go_on(requests);
     }
 

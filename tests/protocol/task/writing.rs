@@ -13,10 +13,12 @@ impl Task {
     pub fn forward(&mut self, rules: &Rules) -> Requests {
         let mut requests = Vec::new();
         if self.is_late && !rules.is_strict() {
-            self.queue = self.attempt.clone().withdraw();
             match self.op.deed {
-                Deed::Insert { keys, .. } => self.claim(Stage::Claiming, keys, &mut requests),
-                _ => self.end(Verdict::Again, &mut requests),
+                Deed::Insert { .. } => self.claim_again(&mut requests),
+                _ => {
+                    self.queue = self.attempt.clone().withdraw();
+                    self.end(Verdict::Again, &mut requests);
+                }
             }
             return requests;
         }

@@ -201,6 +201,7 @@ impl Group<'_, '_> {
             Reserved::Written => Event::Reserved(key),
             Reserved::Taken => Event::Taken(key),
             Reserved::Unsure => Event::Failed(key),
+            Reserved::Busy => Event::Busy(key),
         })
     }
 

@@ -82,7 +82,8 @@ pub struct ProxyCollection {
     database: Database,
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
-    reserving: Queue<Reserving>,
+    reserving: Reserving,
+    reservings: Queue<Reserving>,
     reading: Queue<Reading>,
     deleting: Queue<Deleting>,
     /// Only where the constraint has a collation.
@@ -109,12 +110,14 @@ impl ProxyCollection {
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
         let finder = Finder::new(client, &database);
+        let reserving = Reserving::new(reservations.clone());
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
                 .collation()
                 .and_then(|collation| sort_keys::SortKeys::new(client, &database, collation)),
-            reserving: Queue::start(Reserving(reservations.clone())),
+            reservings: Queue::start(reserving.clone()),
+            reserving,
             reading: Queue::start(Reading {
                 finder: finder.clone(),
                 name: namespace.collection.clone(),
@@ -176,7 +179,11 @@ impl ProxyCollection {
         let documents = claims
             .iter()
             .map(|(key, owner, token)| reservation::document(key, owner, *token, self.lease));
-        self.reserving.ask(documents.collect()).await
+        let documents: Vec<_> = documents.collect();
+        match self.reserving.is_busy(&documents) {
+            true => Ok(self.reserving.each_alone(&documents).await),
+            false => self.reservings.ask(documents).await,
+        }
     }
 
     /// Reads the reservations of `keys`, in their order; several clients' travel in one command.

@@ -77,6 +77,7 @@ impl Claim {
         match (self, event) {
             (Claim::Reserving, Event::Reserved(_)) => (Claim::Held, None),
             (Claim::Reserving, Event::Taken(_)) => (Claim::Reading, Some(Effect::Read(key))),
+            (Claim::Reserving, Event::Busy(_)) => (Claim::Contested { rival: Token::UNSEEN }, None),
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
             (Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),

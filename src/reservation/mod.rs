@@ -74,7 +74,7 @@ pub enum Event {
     TookOver(usize),
     /// The reservation changed since it was read.
     Changed(usize),
-    /// The rival's write is under way: whether its owner is absent will be known when that has ended.
+    /// A write that is under way keeps the key from being reserved or taken over: more will be known when that has ended.
     Busy(usize),
     /// The cluster gave no sure answer about this key: it may or may not be reserved under the attempt's token.
     Failed(usize),

@@ -34,6 +34,13 @@ const PLAIN: usize = 16 + 4;
 const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
+    /// Stands for whoever has written in a transaction that is still open.
+    pub const UNSEEN: Token = Token {
+        attempt: AttemptId([0; 16]),
+        position: 0,
+        operation: None,
+    };
+
     /// The token as it stands in a reservation: 20 bytes, or 48 with an operation; numbers little-endian.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(RETRYABLE);

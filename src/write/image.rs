@@ -38,8 +38,8 @@ pub struct Seen {
 pub struct Selection<'a> {
     /// The query; everything if there is none.
     pub query: Option<Doc<'a>>,
-    /// `sort`, `collation`, `hint` and `let`, as far as the statement has them.
-    pub options: [Option<Element<'a>>; 4],
+    /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, as far as the statement and its command have them.
+    pub options: [Option<Element<'a>>; 5],
     /// Whether it is about one document only.
     pub is_single: bool,
 }
@@ -113,8 +113,8 @@ pub async fn look_again(
     let query = pin(Doc::empty(), image)?;
     let selection = Selection {
         query: Some(Doc::new(&query)?),
+        options: [None, None, None, None, body.get("maxTimeMS")?],
         is_single: true,
-        ..Selection::default()
     };
     let mut command = find(protected, &selection, 1);
     command.boolean("singleBatch", true);
@@ -144,7 +144,6 @@ async fn one(
     upstream: &mut Connection,
 ) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
     append_fields(&mut command, body, &API)?;
-    append_fields(&mut command, body, &["maxTimeMS"])?;
     command.string("$db", protected.namespace.database.as_bytes());
     let command = command.finish();
     let reply = upstream.request(&Draft::of_body(&command)).await?;

@@ -105,11 +105,21 @@ impl<'a> Statement<'a> {
             self.own.get("collation")?,
             self.own.get("hint")?,
             variables,
+            self.body.get("maxTimeMS")?,
         ];
         Ok(Selection {
             query: self.query()?,
             options,
             is_single: self.is_single,
+        })
+    }
+
+    /// The documents of this query, in the time that the client gives.
+    fn by(self, query: Doc<'a>) -> Result<Selection<'a>, Malformed> {
+        Ok(Selection {
+            query: Some(query),
+            options: [None, None, None, None, self.body.get("maxTimeMS")?],
+            is_single: false,
         })
     }
 
@@ -209,10 +219,7 @@ impl<'a> Statement<'a> {
             .map(|image| image.id.as_slice())
             .chain(inserted.as_deref());
         let query = image::by_ids(ids.clone())?;
-        let touched = Selection {
-            query: Some(Doc::new(&query)?),
-            ..Selection::default()
-        };
+        let touched = self.by(Doc::new(&query)?)?;
         let mut after = match before.is_empty() && inserted.is_none() {
             true => Vec::new(),
             false => image::read(protected, &touched, usize::MAX, transaction, upstream).await?,
@@ -289,10 +296,7 @@ impl<'a> Statement<'a> {
             return Ok(selected);
         }
         let query = image::by_ids(selected.iter().map(|image| image.id.as_slice()))?;
-        let these = Selection {
-            query: Some(Doc::new(&query)?),
-            ..Selection::default()
-        };
+        let these = self.by(Doc::new(&query)?)?;
         let mut all = image::read(protected, &these, usize::MAX, transaction, upstream).await?;
         if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
             all.swap(0, first);

@@ -139,6 +139,44 @@ async fn a_clients_time_limit_holds_while_it_waits_and_nothing_stays_reserved() 
     assert_eq!(reservations(cluster, database, "email").await.len(), 1);
 }
 
+/// A statement waits for another's key as an insert does, whatever way it takes; what it has reserved by then it gives back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statements_time_limit_holds_while_it_waits() {
+    let database = "statement_time_limit";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[PHONE, EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert(vec![user(2, "b@x")], true)).await;
+    Abandoned::of("a@x", NOW).write(cluster, database).await;
+    let both = doc! { "$set": { "email": "a@x", "phone": 1 } };
+    let query = doc! { "_id": 2, "region": "a" };
+    let update = |u: Bson| doc! { "update": "users", "updates": [{ "q": query.clone(), "u": u }] };
+    let upsert = doc! { "q": { "_id": 4, "region": "a" }, "u": both.clone(), "upsert": true };
+    let commands = [
+        update(both.clone().into()),
+        update(vec![both.clone()].into()),
+        doc! { "update": "users", "updates": [upsert] },
+        doc! { "findAndModify": "users", "query": query.clone(), "update": both.clone() },
+    ];
+    for mut command in commands {
+        command.insert("maxTimeMS", 700);
+        let began = Instant::now();
+        let reply = run(&client, database, command.clone()).await;
+        assert_eq!(reply.get_i32("code").ok(), Some(50), "{command}: {reply}");
+        let elapsed = began.elapsed();
+        assert!(
+            elapsed > Duration::from_millis(600) && elapsed < Duration::from_secs(10),
+            "{command}: {elapsed:?}"
+        );
+        assert_eq!(
+            reservations(cluster, database, "phone").await,
+            Vec::<Document>::new(),
+            "{command}"
+        );
+        assert_eq!(reservations(cluster, database, "email").await.len(), 2, "{command}");
+    }
+}
+
 #[tokio::test]
 async fn the_owner_decides_wherever_it_is() {
     let database = "owners";

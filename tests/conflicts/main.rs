@@ -15,6 +15,7 @@ mod generate;
 mod meanwhile;
 mod namesakes;
 mod odd_values;
+mod open_transaction;
 mod opposites;
 mod reservations;
 mod retries;

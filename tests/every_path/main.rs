@@ -1,13 +1,14 @@
-//! Each way that a write can take through Keyward, put to the test: the connections cut at each of its steps and the write
+//! Each way that a write can take through Keyward, put to the test: its Keyward killed at each of its steps and the write
 //! sent again, and many clients at once through two Keywards. In the end documents and reservations agree.
 
 #![allow(clippy::unwrap_used)]
 
 mod crossing;
-mod cut;
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
-mod scissors;
+mod gate;
+mod killed;
+mod paths;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -188,6 +188,14 @@ fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
 }
 
 #[test]
+fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
+    let (waiting, effects) = run(2, &[Event::Busy(0), Event::Reserved(1)]);
+    assert_eq!(effects, [Effect::Release(1), Effect::Wait { rival: Token::UNSEEN }]);
+    assert!(waiting.is_waiting());
+    assert_eq!(waiting.step(&Event::WaitOver).1, [Effect::Reserve(0)]);
+}
+
+#[test]
 fn who_lost_a_key_gives_back_the_others_and_begins_anew() {
     let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
     let (attempt, effects) = attempt.step(&Event::Lost);

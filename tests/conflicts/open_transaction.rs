@@ -1,0 +1,84 @@
+//! A transaction that is open holds a key: the server lets whoever reserves it wait until that transaction ends. Nobody else
+//! waits for it, and who does waits no longer than the client's time limit.
+
+use std::time::{Duration, Instant};
+
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+
+use crate::forwarder::send;
+use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+
+fn user(id: i32, email: &str) -> Document {
+    doc! { "_id": id, "region": "a", "email": email }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_key_is_waited_for_and_no_other() {
+    let database = "open_transaction";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "10s", &[EMAIL]);
+    let (address, began) = (&keyward.address, Instant::now());
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let lsid = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
+    let transaction = doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false };
+    let mut first = insert(vec![user(1, "a@x")], true);
+    first.extend(transaction.clone());
+    first.insert("startTransaction", true);
+    assert_eq!(send(address, database, first).unwrap().get_i32("n").unwrap(), 1);
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            scope.spawn(move || {
+                let mut same = insert(vec![user(10 + client, "a@x")], true);
+                same.insert("maxTimeMS", 4_000);
+                let began = Instant::now();
+                let reply = send(address, database, same).unwrap();
+                let elapsed = began.elapsed();
+                assert_eq!(reply.get_i32("code").ok(), Some(50), "{reply}");
+                let limit = Duration::from_secs(4)..Duration::from_secs(10);
+                assert!(limit.contains(&elapsed), "{elapsed:?}");
+            });
+            scope.spawn(move || {
+                for number in 0..10 {
+                    let id = 100 * (client + 1) + number;
+                    let reply = send(address, database, insert(vec![user(id, &format!("{id}@x"))], true)).unwrap();
+                    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+                }
+            });
+        }
+    });
+    // The transaction could have lived for a minute.
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let mut commit = doc! { "commitTransaction": 1 };
+    commit.extend(transaction);
+    let reply = send(address, "admin", commit).unwrap();
+    assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
+    let reply = send(address, database, insert(vec![user(20, "a@x")], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// Keyward's own look at the documents of a statement takes no longer than the client allows, in either way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_that_takes_long_ends_with_the_clients_time_limit() {
+    let database = "long_look";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    send(&keyward.address, database, insert(vec![user(2, "a@x")], true)).unwrap();
+    let slow = doc! { "_id": 2, "region": "a", "$where": "sleep(4000) || true" };
+    let set = doc! { "$set": { "email": "b@x" } };
+    let plain = doc! { "q": slow.clone(), "u": set.clone() };
+    let pipeline = doc! { "q": slow, "u": [set] };
+    for statement in [plain, pipeline] {
+        let command = doc! { "update": "users", "updates": [statement], "maxTimeMS": 300 };
+        let began = Instant::now();
+        let reply = send(&keyward.address, database, command.clone()).unwrap();
+        let elapsed = began.elapsed();
+        let code = reply
+            .get_i32("code")
+            .ok()
+            .or(write_errors(&reply).first().map(|error| error.1));
+        assert_eq!(code, Some(50), "{command}: {reply}");
+        assert!(elapsed < Duration::from_millis(3_500), "{command}: {elapsed:?}");
+    }
+    assert_agreement(cluster, database, "email").await;
+}

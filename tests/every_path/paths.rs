@@ -1,0 +1,193 @@
+//! The ways that a write can take, each as a write about documents of its own: those with the `_id`s from `base` to
+//! `base + 9`.
+
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
+
+/// A way.
+pub struct Path {
+    pub name: &'static str,
+    /// What is to be sent, one command after the other.
+    pub write: fn(i32) -> Vec<Document>,
+    pub kind: Kind,
+}
+
+/// Who sends it again when its Keyward has died, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The driver: the same command with the same number.
+    Retryable,
+    /// The application: it may find that a part was done.
+    Plain,
+    /// The driver's `withTransaction`: the commit is asked for again; everything else begins anew.
+    Transaction,
+}
+
+/// The document that is there before the write.
+pub fn there(base: i32) -> Document {
+    doc! { "_id": base, "region": "a", "email": old(base), "group": base, "count": 0 }
+}
+
+pub fn old(base: i32) -> String {
+    format!("old{base}@x")
+}
+
+pub fn new(base: i32) -> String {
+    format!("new{base}@x")
+}
+
+fn update(base: i32, update: impl Into<Bson>) -> Document {
+    let one = doc! { "q": { "_id": base, "region": "a" }, "u": update.into() };
+    doc! { "update": "users", "updates": [one] }
+}
+
+fn find_and_modify(base: i32, update: impl Into<Bson>) -> Document {
+    doc! { "findAndModify": "users", "query": { "_id": base, "region": "a" }, "update": update.into(), "new": true }
+}
+
+fn insert(base: i32, documents: Vec<Document>, ordered: bool) -> Document {
+    let number = |(offset, mut document): (i32, Document)| {
+        document.insert("_id", base + offset);
+        document
+    };
+    let documents: Vec<Document> = (1..).zip(documents).map(number).collect();
+    doc! { "insert": "users", "documents": documents, "ordered": ordered }
+}
+
+fn set_and_count(base: i32) -> Document {
+    doc! { "$set": { "email": new(base) }, "$inc": { "count": 1 } }
+}
+
+fn retryable(mut command: Document) -> Vec<Document> {
+    command.insert("lsid", session());
+    command.insert("txnNumber", 1_i64);
+    vec![command]
+}
+
+fn session() -> Document {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } }
+}
+
+const fn retried(name: &'static str, write: fn(i32) -> Vec<Document>) -> Path {
+    Path {
+        name,
+        write,
+        kind: Kind::Retryable,
+    }
+}
+
+pub const PATHS: [Path; 18] = [
+    retried("insert", |base| {
+        retryable(insert(base, vec![doc! { "region": "z", "email": new(base) }], true))
+    }),
+    retried("insert of several, ordered", |base| {
+        let more = doc! { "region": "a", "email": format!("more{base}@x") };
+        retryable(insert(
+            base,
+            vec![doc! { "region": "z", "email": new(base) }, more],
+            true,
+        ))
+    }),
+    retried("insert of several, unordered", |base| {
+        let more = doc! { "region": "a", "email": format!("more{base}@x") };
+        retryable(insert(
+            base,
+            vec![doc! { "region": "z", "email": new(base) }, more],
+            false,
+        ))
+    }),
+    retried("insert with keys of two constraints", |base| {
+        let both = doc! { "region": "z", "email": new(base), "phone": base };
+        retryable(insert(base, vec![both], true))
+    }),
+    retried("update that sets a value", |base| {
+        retryable(update(base, set_and_count(base)))
+    }),
+    retried("update of two statements", |base| {
+        let one = |email: String| {
+            let set = doc! { "$set": { "email": email }, "$inc": { "count": 1 } };
+            doc! { "q": { "_id": base, "region": "a" }, "u": set }
+        };
+        let both = [one(format!("between{base}@x")), one(new(base))];
+        retryable(doc! { "update": "users", "updates": both.to_vec() })
+    }),
+    retried("replacement", |base| {
+        retryable(update(base, doc! { "region": "a", "email": new(base), "count": 7 }))
+    }),
+    retried("update by a pipeline", |base| {
+        let stage = doc! { "$set": { "email": { "$concat": [new(base), ""] }, "count": { "$add": ["$count", 1] } } };
+        retryable(update(base, vec![stage]))
+    }),
+    retried("update that moves the document to another shard", |base| {
+        let moved = doc! { "$set": { "region": "z", "email": new(base) }, "$inc": { "count": 1 } };
+        retryable(update(base, moved))
+    }),
+    retried("upsert", |base| {
+        let one = doc! { "q": { "_id": base + 1, "region": "z" }, "u": set_and_count(base), "upsert": true };
+        retryable(doc! { "update": "users", "updates": [one] })
+    }),
+    retried("delete", |base| {
+        retryable(doc! { "delete": "users", "deletes": [{ "q": { "_id": base, "region": "a" }, "limit": 1 }] })
+    }),
+    Path {
+        name: "delete of many",
+        write: |base| vec![doc! { "delete": "users", "deletes": [{ "q": { "group": base }, "limit": 0 }] }],
+        kind: Kind::Plain,
+    },
+    retried("findAndModify that sets a value", |base| {
+        retryable(find_and_modify(base, set_and_count(base)))
+    }),
+    retried("findAndModify by a pipeline", |base| {
+        let stage = doc! { "$set": { "email": new(base), "count": { "$add": ["$count", 1] } } };
+        retryable(find_and_modify(base, vec![stage]))
+    }),
+    retried("findAndModify that removes", |base| {
+        retryable(doc! { "findAndModify": "users", "query": { "_id": base, "region": "a" }, "remove": true })
+    }),
+    Path {
+        name: "insert without retries",
+        write: |base| vec![insert(base, vec![doc! { "region": "z", "email": new(base) }], true)],
+        kind: Kind::Plain,
+    },
+    Path {
+        name: "update without retries",
+        write: |base| vec![update(base, set_and_count(base))],
+        kind: Kind::Plain,
+    },
+    Path {
+        name: "transaction of the client's",
+        write: |base| {
+            let mut update = update(base, set_and_count(base));
+            let more = doc! { "region": "z", "email": format!("more{base}@x") };
+            let mut insert = insert(base, vec![more], true);
+            let mut commit = doc! { "commitTransaction": 1 };
+            let lsid = session();
+            for command in [&mut update, &mut insert, &mut commit] {
+                command.extend(doc! { "lsid": lsid.clone(), "txnNumber": 1_i64, "autocommit": false });
+            }
+            update.insert("startTransaction", true);
+            vec![update, insert, commit]
+        },
+        kind: Kind::Transaction,
+    },
+];
+
+/// The command with its first `count` statements only.
+pub fn first_statements(command: &Document, count: usize) -> Option<Document> {
+    let mut command = command.clone();
+    let list = ["documents", "updates", "deletes"]
+        .into_iter()
+        .find(|list| command.contains_key(list));
+    match list {
+        Some(list) => {
+            let statements = command.get_array_mut(list).unwrap();
+            if count > statements.len() {
+                return None;
+            }
+            statements.truncate(count);
+        }
+        None if count > 1 => return None,
+        None => {}
+    }
+    Some(command)
+}

@@ -137,15 +137,21 @@ impl Share {
         }
         self.bytes = wanted;
     }
-}
 
-impl Drop for Share {
-    fn drop(&mut self) {
+    /// Gives all of it back.
+    pub fn release(&mut self) {
         if let Some(memory) = &self.memory
             && self.bytes > 0
         {
             give_back(memory, self.bytes);
         }
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 

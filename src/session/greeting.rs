@@ -85,7 +85,7 @@ async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
 async fn tell(client_in: &Incoming, client_out: &mut Outgoing, none: &NoConnection) -> Result<(), End> {
     let mut scratch = Vec::new();
     let message = client_in.inbox.message()?.unwrap_or_default();
-    let envelope = Request::read(message, &mut scratch)?.envelope;
+    let envelope = Request::read(message, None, &mut scratch)?.envelope;
     let error = ServerError {
         code: 6,
         code_name: "HostUnreachable",

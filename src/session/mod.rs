@@ -16,6 +16,7 @@ mod replies;
 mod requests;
 mod serve;
 mod timer;
+mod unpacking;
 mod work_time;
 
 use std::pin::Pin;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tracing::{debug, warn};
 
@@ -37,7 +38,7 @@ use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::upstream::{Connection, Upstream};
-use crate::wire::{Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
+use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
 use crate::write::{self, Era};
 use notice::{Notice, Notices};
 use outline::Outline;
@@ -63,6 +64,8 @@ pub struct Service {
     limits: ArcSwap<Limits>,
     /// The memory for their messages.
     memory: Arc<Memory>,
+    /// How many large messages may be unpacked at once.
+    unpacking: Semaphore,
     /// Whether clients have to authenticate.
     is_secured: bool,
     /// Names this process to drivers.
@@ -84,6 +87,7 @@ impl Service {
             memory: Memory::new(limits.max_buffered_bytes, metrics.buffered_bytes.clone()),
             limits: ArcSwap::from_pointee(limits),
             metrics,
+            unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             is_secured,
             process: ObjectId::new(),
         };
@@ -115,8 +119,10 @@ struct Session {
     replies: Replies,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
-    /// The memory that the request takes there while it is served.
-    unpacked: Share,
+    /// Set while a large request is there, unpacked already.
+    unpacked_by: Option<Compressor>,
+    /// The memory that it takes.
+    unpacked_share: Share,
     /// The number of the last reply that Keyward itself composed.
     last_reply_id: i32,
     limits: Limits,
@@ -182,7 +188,8 @@ impl Session {
         let session = Session {
             era: eras.borrow_and_update().clone(),
             next_era: None,
-            unpacked: Share::of(service.memory.clone()),
+            unpacked_by: None,
+            unpacked_share: Share::of(service.memory.clone()),
             service,
             client_in,
             client_out,
@@ -262,7 +269,11 @@ impl Session {
             () = sleep, if is_set => return Ok(Stepped::Rang),
         }
         if has_arrived {
+            self.unpack_large().await?;
             self.requests = self.decide()?;
+            if self.requests != Requests::Waiting {
+                self.forget_unpacked();
+            }
         }
         Ok(Stepped::On)
     }
@@ -278,7 +289,7 @@ impl Session {
     /// Looks at the message that has arrived: it goes on at once, or waits until it can be served.
     fn decide(&mut self) -> Result<Requests, End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
-        let request = match Request::read(message, &mut self.scratch) {
+        let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(Rejection::NestedCompression) => return Ok(Requests::Waiting),
             Err(rejection) => return Err(rejection.into()),
@@ -293,7 +304,7 @@ impl Session {
             Some(drain) => drain::forwarded(&drain, &request, &outline, &**catalog),
             None => forwarded(&request, &outline, &**catalog),
         };
-        let next = match forwarded {
+        Ok(match forwarded {
             None => Requests::Waiting,
             Some(reply) => {
                 self.service.metrics.commands.forwarded.inc();
@@ -303,11 +314,7 @@ impl Session {
                 }
                 Requests::Sending { left: message.len() }
             }
-        };
-        if self.scratch.capacity() > SCRATCH_KEPT_BYTES_MAX {
-            self.scratch = Vec::new();
-        }
-        Ok(next)
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::{Drain, End, Outline, Owed, Requests, Service, Session, drain, forwarded, owed, work_time};
 use crate::classify::{Verdict, classify};
-use crate::wire::{Envelope, Header, Message, OpCode, OpMsg, Rejection, Request, Treatment, stated_bytes};
+use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::{self, Served};
 
 /// What to do once the message has been dealt with.
@@ -22,10 +22,8 @@ impl Session {
     pub(super) async fn serve_waiting(&mut self) -> Result<(), End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let length = message.len();
-        // Unpacked, it may be much longer than it came, and stays for as long as it is served.
-        self.unpacked.cover(unpacked_bytes(message)).await;
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
-        let outcome = match Request::read(message, &mut self.scratch) {
+        let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => {
                 let drain = self.drain.as_ref();
                 serve_one(&request, self.last_reply_id, &self.service, drain, &mut self.upstream).await?
@@ -36,10 +34,7 @@ impl Session {
         if !self.upstream.is_in_step() {
             return Err(End::OutOfStep);
         }
-        if self.scratch.capacity() > super::SCRATCH_KEPT_BYTES_MAX {
-            self.scratch = Vec::new();
-        }
-        self.unpacked.cover(0).await;
+        self.forget_unpacked();
         self.requests = Requests::Reading;
         match outcome {
             Outcome::Forward(reply) => {
@@ -116,14 +111,6 @@ async fn serve_one(
             Some(reply) => Ok(Outcome::Forward(reply)),
             None => Err(End::OutOfStep),
         },
-    }
-}
-
-/// The bytes that a message takes once it is unpacked, if it has to be.
-fn unpacked_bytes(message: &[u8]) -> usize {
-    match Header::read(message) {
-        Ok(Some(header)) if header.op_code == OpCode::COMPRESSED => stated_bytes(message).unwrap_or(0),
-        _ => 0,
     }
 }
 

@@ -21,7 +21,7 @@ const CONNECTIONS: usize = 10_000;
 const HOSTILE: usize = 1_000;
 const GOOD: usize = 32;
 /// What good clients do each, while the others are there.
-const OPERATIONS: usize = 40;
+const OPERATIONS: usize = 20;
 
 fn message(body: &Document, flags: u32) -> Vec<u8> {
     let body = body.to_vec().unwrap();
@@ -172,9 +172,10 @@ fn memory(pid: nix::unistd::Pid) -> (usize, usize) {
 async fn a_thousand_of_ten_thousand_clients_are_hostile() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-    let connections = CONNECTIONS.min((usize::try_from(hard).unwrap_or(usize::MAX) - 200) / 2);
+    let connections = CONNECTIONS.min(usize::try_from(hard).unwrap_or(usize::MAX) / 2);
     let hostile = HOSTILE.min(connections / 10);
-    let idle = connections - hostile - GOOD;
+    // A driver has a connection to work with, and some to monitor with.
+    let idle = connections - hostile - 4 * GOOD;
     let set = tokio::task::spawn_blocking(ReplicaSet::shared).await.unwrap();
     set.client().database("many").drop().await.unwrap();
     let upstream = relay(set.addresses().remove(0)).await;
@@ -227,6 +228,6 @@ async fn a_thousand_of_ten_thousand_clients_are_hostile() {
     );
     assert!(sent.load(Ordering::Relaxed) >= hostile);
     assert!(mib(with_idle - empty) < 300, "{} MiB", mib(with_idle));
-    assert!(mib(highest) < 900, "{} MiB", mib(highest));
+    assert!(mib(highest) < 500, "{} MiB", mib(highest));
     assert!(slowest < Duration::from_secs(20), "{slowest:?}");
 }

@@ -1,5 +1,5 @@
 //! The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts, watches and routes, `/status` for
-//! people.
+//! people, `/reload` for whoever has changed the configuration.
 //!
 //! It shows and changes nothing, and asks nobody who they are: it belongs on the loopback interface or behind a
 //! network policy. `/livez` says only that this process answers; what the deployment does is for `/readyz`.
@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
+use crate::reload::Reloads;
 use crate::status::{About, Status};
 
 /// What the pages show.
@@ -26,6 +27,8 @@ pub struct Admin {
     pub readiness: Readiness,
     /// For `/status`.
     pub about: About,
+    /// For `/reload`.
+    pub reloads: Reloads,
 }
 
 impl Admin {
@@ -47,6 +50,7 @@ impl Admin {
             .route("/livez", get(|| async { "alive\n" }))
             .route("/readyz", get(readyz))
             .route("/status", get(status))
+            .route("/reload", get(reload))
             .with_state(self)
     }
 }
@@ -84,6 +88,12 @@ async fn status(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     }
 }
 
+/// What became of the last reload, as JSON.
+async fn reload(State(admin): State<Admin>) -> Response {
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (json, format!("{}\n", admin.reloads.last())).into_response()
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -110,6 +120,7 @@ mod tests {
             metrics: Metrics::new(&[]),
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
+            reloads: Reloads::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::classify::Protection;
-use crate::constraint::{PROXY_PREFIX, Strategy};
+use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::reply::Times;
@@ -98,6 +98,16 @@ impl Catalog {
             }
         });
         Catalog::of(renewed)
+    }
+
+    /// The same without the constraints that `is_gone` names.
+    pub fn without(&self, is_gone: impl Fn(&Constraint) -> bool) -> Catalog {
+        let left = self.all().filter_map(|protected| {
+            let mut left = Protected::clone(protected);
+            left.constraints.retain(|proxy| !is_gone(&proxy.constraint));
+            (!left.constraints.is_empty()).then(|| Arc::new(left))
+        });
+        Catalog::of(left)
     }
 
     fn of(protected: impl Iterator<Item = Arc<Protected>>) -> Catalog {

@@ -16,14 +16,17 @@ use tokio::task::JoinHandle;
 use crate::admin::Admin;
 use crate::catalog::Catalog;
 use crate::config::Config;
+use crate::config::Problems;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
+use crate::reload::{self, ReloadError, Reloads};
 use crate::server;
-use crate::session::Service;
+use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
+use crate::telemetry::Level;
 use crate::upstream::{SetupError, Upstream};
 use crate::write;
 
@@ -51,10 +54,15 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Instance {
     address: SocketAddr,
+    /// What holds now.
+    config: Config,
+    service: Arc<Service>,
     readiness: Readiness,
-    stop: watch::Sender<bool>,
+    reloads: Reloads,
+    stage: watch::Sender<Stage>,
     serving: JoinHandle<()>,
-    background: [Background; 2],
+    sweeping: Background,
+    _following: Background,
     pages: Pages,
 }
 
@@ -92,10 +100,12 @@ impl Instance {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
+        let reloads = Reloads::default();
         let admin = Admin {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             about: About::new(&config.upstream),
+            reloads: reloads.clone(),
         };
         let pages = Pages::open(config.admin, admin)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
@@ -108,35 +118,67 @@ impl Instance {
         }
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
-        let catalog = Arc::new(catalog);
-        let client = upstream.client().clone();
-        let sweeping = tokio::spawn(sweep::run(client, catalog.clone(), config.lease, config.sweep));
-        let writes = write::Context::new(catalog, config.lease);
-        let service = Arc::new(Service {
-            upstream,
-            writes,
-            metrics,
-        });
+        let is_secured = upstream.has_credential();
+        let writes = write::Context::new(Arc::new(catalog), config.lease);
+        let service = Arc::new(Service::new(upstream, writes, metrics, config.limits, is_secured));
         let following = tokio::spawn({
             let service = service.clone();
             async move { service.writes.follow_shard_keys().await }
         });
-        let limits = server::Limits {
-            connections_max: config.limits.max_connections,
-            drain: config.drain,
-        };
-        let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(server::run(listener, service, limits, stopped));
+        let stage = watch::Sender::new(Stage::Serving);
+        let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
         tracing::info!(listen = %address, "ready");
         Ok(Instance {
             address,
+            sweeping: sweeping(&service, config),
+            config: config.clone(),
+            service,
             readiness,
-            stop,
+            reloads,
+            stage,
             serving,
-            background: [Background(sweeping), Background(following)],
+            _following: Background(following),
             pages,
         })
+    }
+
+    /// Has another configuration hold, or says why not: in the log, in the metrics, and on the admin pages.
+    ///
+    /// Cancel: constraints that are new may reserve already, and enforce nothing; only to stop is of use then.
+    pub async fn reload(&mut self, wanted: Result<Config, Problems>, level: &Level) {
+        self.reloads.begin();
+        let metrics = self.service.metrics.config.clone();
+        let applied = match wanted {
+            Ok(wanted) => reload::apply(&self.service, &mut self.config, wanted).await,
+            Err(problems) => Err(ReloadError::Config(problems)),
+        };
+        match applied {
+            Ok(changes) => {
+                level.set(&self.config.log);
+                self.sweeping = sweeping(&self.service, &self.config);
+                metrics.applied.inc();
+                metrics.generation.inc();
+                metrics.is_refused.set(0);
+                let (added, removed) = (&changes.added, &changes.removed);
+                tracing::info!(?added, ?removed, "configuration reloaded");
+                for setting in &changes.needs_restart {
+                    tracing::warn!(setting, "changed, but stays as it is until the next start");
+                }
+                self.reloads.applied(metrics.generation.get(), &changes);
+            }
+            Err(error) => {
+                metrics.refused.inc();
+                metrics.is_refused.set(1);
+                tracing::error!(%error, "configuration refused; the one before still holds");
+                self.reloads.refused(metrics.generation.get(), &error);
+            }
+        }
+    }
+
+    /// How often to look whether the configuration has changed; zero is never.
+    pub fn reload_interval(&self) -> Duration {
+        self.config.reload_interval
     }
 
     /// Where clients connect to.
@@ -149,17 +191,26 @@ impl Instance {
         self.pages.address
     }
 
-    /// Accepts no more clients, and waits until those that are there have their answers, `drain` at most.
+    /// Says at once that clients aren't welcome any more; goes on for `drain_delay`, and then sends them away, in `drain` at
+    /// most.
     pub async fn stop(self) {
         self.readiness.block(Obstacle::Draining, "stopping");
-        self.stop.send_replace(true);
-        drop(self.background);
+        tokio::time::sleep(self.config.drain_delay).await;
+        self.stage
+            .send_replace(Stage::Draining(Drain::begin(self.config.drain)));
+        drop(self.sweeping);
         if let Err(error) = self.serving.await {
             tracing::error!(%error, "serving ended before it was told to");
         }
         // The pages close last: how the draining goes can be watched to the end.
         drop(self.pages);
     }
+}
+
+fn sweeping(service: &Service, config: &Config) -> Background {
+    let client = service.upstream.client().clone();
+    let catalog = service.writes.catalog().clone();
+    Background(tokio::spawn(sweep::run(client, catalog, config.lease, config.sweep)))
 }
 
 /// A task that stops, wherever it is, when this is dropped.

@@ -2,6 +2,7 @@
 //!
 //! The modules stand in the order in which a message passes through them; what is about the process comes last.
 
+pub mod limits;
 pub mod namespace;
 pub mod raw;
 pub mod stream;
@@ -34,5 +35,6 @@ pub mod instance;
 pub mod metrics;
 pub mod progress;
 pub mod readiness;
+pub mod reload;
 pub mod status;
 pub mod telemetry;

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use prometheus::core::Collector;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 
 use crate::constraint::Constraint;
 
@@ -29,6 +31,10 @@ pub struct Metrics {
     pub connections: Connections,
     /// Clients' commands.
     pub commands: Commands,
+    /// The configuration, as it is loaded again.
+    pub config: Reloads,
+    /// Bytes of clients' messages on their way, as far as they are counted.
+    pub buffered_bytes: IntGauge,
     reservations: IntCounterVec,
     released: IntCounterVec,
     takeovers: IntCounterVec,
@@ -51,6 +57,19 @@ pub struct Connections {
     pub refused: IntCounter,
 }
 
+/// The configuration, as it is loaded again.
+#[derive(Debug, Clone)]
+pub struct Reloads {
+    /// Which configuration holds: 1 is that of the start.
+    pub generation: IntGauge,
+    /// Times that another one was loaded and holds.
+    pub applied: IntCounter,
+    /// Times that one was refused, and the one before still holds.
+    pub refused: IntCounter,
+    /// Whether the file, as it was last loaded, was refused.
+    pub is_refused: IntGauge,
+}
+
 /// Clients' commands, by what was done with them.
 #[derive(Debug, Clone)]
 pub struct Commands {
@@ -58,6 +77,8 @@ pub struct Commands {
     pub forwarded: IntCounter,
     /// Answered with an error, because they can't be protected.
     pub refused: IntCounter,
+    /// Answered with error 91 while Keyward stops.
+    pub turned_away: IntCounter,
     /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
     pub protected_seconds: Histogram,
     /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
@@ -123,6 +144,10 @@ impl Metrics {
             commands: Commands {
                 forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
                 refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
+                turned_away: make.counter(
+                    "client_commands_turned_away_total",
+                    "Commands answered with ShutdownInProgress while Keyward stops.",
+                ),
                 protected_seconds: make.histogram(
                     "client_protected_writes_seconds",
                     "Time from a protected write's turn to its reply.",
@@ -134,6 +159,19 @@ impl Metrics {
                     &OWN_SECONDS_BUCKETS,
                 ),
             },
+            config: Reloads {
+                generation: make.gauge(
+                    "config_generation",
+                    "Which configuration holds; 1 is that of the start.",
+                ),
+                applied: make.counter("config_reloads_applied_total", "Configurations loaded again that hold."),
+                refused: make.counter(
+                    "config_reloads_refused_total",
+                    "Configurations loaded again and refused.",
+                ),
+                is_refused: make.gauge("config_refused", "1 while the file, as last loaded, is refused."),
+            },
+            buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),
             released: make.of_constraint("released_total", "Reservations given back."),
             takeovers: make.of_constraint("takeovers_total", "Abandoned reservations taken over."),
@@ -146,6 +184,7 @@ impl Metrics {
             registry: make.registry.clone(),
         };
         make.build_info();
+        metrics.config.generation.set(1);
         for constraint in constraints {
             metrics.constraint(constraint);
             metrics.set_ready(constraint, false);
@@ -193,6 +232,25 @@ impl Metrics {
         self.ready.with_label_values(&[&name]).set(ready.into());
     }
 
+    /// Shows nothing of `constraint` any more.
+    pub fn forget(&self, constraint: &Constraint) {
+        let name = constraint_label(constraint);
+        for counters in [
+            &self.reservations,
+            &self.released,
+            &self.takeovers,
+            &self.duplicates,
+            &self.conflicts_waited,
+            &self.in_doubt,
+            &self.sweeps,
+            &self.swept,
+        ] {
+            // Not there means that it was forgotten before.
+            let _ = counters.remove_label_values(&[&name]);
+        }
+        let _ = self.ready.remove_label_values(&[&name]);
+    }
+
     /// Everything in Prometheus' text format, and its content type.
     ///
     /// # Errors
@@ -218,6 +276,10 @@ struct Maker {
 impl Maker {
     fn counter(&self, name: &str, help: &str) -> IntCounter {
         self.register(IntCounter::with_opts(options(name, help)))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.register(IntGauge::with_opts(options(name, help)))
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {

@@ -1,7 +1,7 @@
-//! Accepts clients on a listener that it is given, within a limit, and stops gracefully.
+//! Accepts clients on a listener that it is given, within a limit, and sends them away gracefully.
 //!
-//! Each connection is a task of its own. On stop no more are accepted; those that are there end as soon as their client
-//! has its answers, and what isn't done by the deadline is cut off.
+//! Each connection is a task of its own. Once it is draining no more are accepted; those that are there end as soon as they
+//! may, and what isn't done by the deadline is cut off.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,43 +9,27 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 use tracing::{debug, info, warn};
 
-use crate::session::{self, Service};
+use crate::session::{self, Service, Stage};
 
-/// What a server may hold, and how long it takes to stop.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Connections at a time; one more is closed at once, as `mongos` does.
-    pub connections_max: usize,
-    /// From the stop until what is still there is cut off.
-    pub drain: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            connections_max: 65_536,
-            drain: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Serves clients until `stop` turns true (or its sender is gone) and the last connection has ended.
-pub async fn run(listener: TcpListener, service: Arc<Service>, limits: Limits, stop: watch::Receiver<bool>) {
+/// Serves clients until `stage` is draining and the last connection has ended; no longer than that stage says, and not at
+/// all once its sender is gone.
+pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Receiver<Stage>) {
     let mut sessions = JoinSet::new();
-    let mut stopping = stop.clone();
+    let mut stopping = stage.clone();
     let mut next_id = 0_u64;
-    loop {
+    let drain = loop {
         tokio::select! {
-            () = session::stop_asked(&mut stopping) => break,
+            drain = session::draining(&mut stopping) => break drain,
             // Ended tasks are collected here, so that the set doesn't grow with every client that ever came.
             Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_panic(ended),
             accepted = listener.accept() => match accepted {
-                Ok((client, peer)) if sessions.len() < limits.connections_max => {
+                Ok((client, peer)) if sessions.len() < service.limits().max_connections => {
                     next_id += 1;
                     debug!(connection = next_id, %peer, "connection accepted");
-                    sessions.spawn(session::run(client, next_id, Arc::clone(&service), stop.clone()));
+                    sessions.spawn(session::run(client, next_id, Arc::clone(&service), stage.clone()));
                 }
                 Ok((client, peer)) => {
                     service.metrics.connections.refused.inc();
@@ -58,10 +42,14 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, limits: Limits, s
                 }
             },
         }
-    }
+    };
     drop(listener);
     info!(connections = sessions.len(), "draining");
-    let drained = tokio::time::timeout(limits.drain, async {
+    let Some(drain) = drain else {
+        sessions.shutdown().await;
+        return;
+    };
+    let drained = timeout_at(drain.until(), async {
         while let Some(ended) = sessions.join_next().await {
             note_panic(ended);
         }

@@ -179,6 +179,7 @@ mod tests {
             metrics: Metrics::new(&[]),
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
+            reloads: crate::reload::Reloads::default(),
         };
         admin.readiness.block(Obstacle::Upstream, "<b>gone</b>");
         let status = Status::of(&admin);

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::limits::Share;
 use crate::wire::Inbox;
 
 /// How many pieces go into one write; the system's own limit is 1024.
@@ -34,6 +35,7 @@ pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
     let incoming = Incoming {
         socket: read,
         inbox: Inbox::new(),
+        share: Share::unlimited(),
     };
     Ok((incoming, Outgoing { socket: write }))
 }
@@ -44,14 +46,19 @@ pub struct Incoming {
     socket: OwnedReadHalf,
     /// What has arrived and is not dealt with yet.
     pub inbox: Inbox,
+    /// The memory that the inbox takes, where that is limited.
+    pub share: Share,
 }
 
 impl Incoming {
     /// Reads once; `wanted` is how many bytes are still expected, as far as one knows. 0 means the peer has closed.
     ///
+    /// Waits first where the inbox has to grow and memory is short.
+    ///
     /// # Errors
     /// What the system says.
     pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
+        self.share.cover(self.inbox.capacity_for(wanted)).await;
         self.socket.read_buf(self.inbox.space(wanted)).await
     }
 }

@@ -5,8 +5,10 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
 use crate::config::{Log, LogFormat};
 
@@ -24,19 +26,40 @@ pub enum TelemetryError {
     StartedTwice,
 }
 
+/// What is logged; can be changed as long as the process lives.
+#[derive(Debug, Clone)]
+pub struct Level {
+    filter: reload::Handle<EnvFilter, Registry>,
+}
+
+impl Level {
+    /// Has `log.level` hold from now on, unless the environment variable goes before it.
+    pub fn set(&self, log: &Log) {
+        // The level was checked with the configuration, and the log lives as long as the process.
+        if std::env::var_os(LEVEL_VARIABLE).is_none()
+            && let Ok(filter) = EnvFilter::builder().parse(&log.level)
+            && let Err(error) = self.filter.reload(filter)
+        {
+            tracing::warn!(%error, "the log level could not be changed");
+        }
+    }
+}
+
 /// Starts the log of this process.
 ///
 /// # Errors
 /// [`TelemetryError`] if the level can't be read or the log has been started before.
-pub fn start(log: &Log) -> Result<(), TelemetryError> {
+pub fn start(log: &Log) -> Result<Level, TelemetryError> {
     let level = std::env::var(LEVEL_VARIABLE).unwrap_or_else(|_| log.level.clone());
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().parse(level)?)
+    let (filtered, filter) = reload::Layer::new(EnvFilter::builder().parse(level)?);
+    let lines = fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(filtered);
     match log.format {
-        LogFormat::Text => lines.try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+        LogFormat::Text => registry.with(lines).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     }
-    .map_err(|_| TelemetryError::StartedTwice)
+    .map_err(|_| TelemetryError::StartedTwice)?;
+    Ok(Level { filter })
 }

@@ -4,10 +4,12 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use super::Exit;
 use crate::config::{Config, LogFormat};
 use crate::constraint::Constraint;
+use crate::limits::Limits;
 
 /// Checks `file`; the summary goes to standard output, problems go to standard error.
 pub fn run(file: &Path) -> Exit {
@@ -33,13 +35,20 @@ fn summary(config: &Config) -> String {
         ("listen", config.listen.to_string()),
         ("upstream", config.upstream.to_string()),
         ("admin", config.admin.to_string()),
-        ("lease", humantime::format_duration(config.lease).to_string()),
-        ("sweep", humantime::format_duration(config.sweep).to_string()),
-        ("drain", humantime::format_duration(config.drain).to_string()),
+        ("lease", for_people(config.lease)),
+        ("sweep", for_people(config.sweep)),
+        (
+            "drain",
+            format!("{}, after {}", for_people(config.drain), for_people(config.drain_delay)),
+        ),
+        ("reload", reload(config.reload_interval)),
         ("log", format!("{}, as {format}", config.log.level)),
-        ("limits", format!("{} connections", config.limits.max_connections)),
     ] {
         push_line(&mut text, &format!("{name:<10}{value}"));
+    }
+    for (index, limit) in limits(&config.limits).into_iter().enumerate() {
+        let name = if index == 0 { "limits" } else { "" };
+        push_line(&mut text, &format!("{name:<10}{limit}"));
     }
     push_line(&mut text, "");
     if config.constraints.is_empty() {
@@ -49,6 +58,44 @@ fn summary(config: &Config) -> String {
         push_line(&mut text, &sentence(constraint));
     }
     text
+}
+
+fn reload(interval: Duration) -> String {
+    match interval.is_zero() {
+        true => "on SIGHUP".to_owned(),
+        false => format!(
+            "on SIGHUP, and when the file has changed (looked at every {})",
+            for_people(interval)
+        ),
+    }
+}
+
+fn limits(limits: &Limits) -> Vec<String> {
+    let idle = match limits.idle_timeout.is_zero() {
+        true => "idle connections stay".to_owned(),
+        false => format!("{} idle", for_people(limits.idle_timeout)),
+    };
+    vec![
+        format!("{} connections", limits.max_connections),
+        format!(
+            "{} bytes for messages on their way, {} of one before authentication",
+            limits.max_buffered_bytes, limits.max_unauthenticated_message_bytes
+        ),
+        format!(
+            "{} documents changed by one statement",
+            limits.max_documents_per_statement
+        ),
+        format!(
+            "{} for the first message, {} for the rest of one, {} for the upstream connection; {idle}",
+            for_people(limits.handshake_timeout),
+            for_people(limits.message_timeout),
+            for_people(limits.upstream_timeout),
+        ),
+    ]
+}
+
+fn for_people(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
 }
 
 /// `shop.users: email_1 is unique over { "key": { "email": 1 }, "sparse": false }; reservations in …`

@@ -5,12 +5,14 @@
 mod backfill;
 mod check;
 mod failure;
+mod open_files;
 mod run;
 mod shell;
 mod signals;
 mod status;
 mod task;
 mod verify;
+mod watched;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +29,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses
+    /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a
+    /// change of the file, loads the configuration again
     Run(ConfigFile),
     /// Take in the documents that are there, as `run` does before it takes clients, and end; goes on where it was stopped
     Backfill {

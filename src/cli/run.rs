@@ -1,6 +1,7 @@
 //! `keyward run`: one [`Instance`] from its start to its end, in the foreground.
 //!
-//! Once it takes clients it prints a line of JSON with its addresses. The first SIGTERM or SIGINT lets clients have the
+//! Once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a change of its file, loads the
+//! configuration again. The first SIGTERM or SIGINT lets clients have the
 //! answers they are owed; a second one ends the process at once. Why it didn't start is said on standard error and in
 //! the exit code.
 
@@ -8,12 +9,13 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::Exit;
 use super::failure::Failure;
-use super::signals::Signals;
+use super::signals::{Ending, Signals};
+use super::watched::Watched;
+use super::{Exit, open_files};
 use crate::config::Config;
 use crate::instance::Instance;
-use crate::telemetry;
+use crate::telemetry::{self, Level};
 
 /// Runs Keyward with the configuration in `file` until it is told to stop.
 pub(super) fn run(file: &Path) -> Exit {
@@ -27,18 +29,20 @@ pub(super) fn run(file: &Path) -> Exit {
 }
 
 fn start(file: &Path) -> Result<(), Failure> {
+    let mut watched = Watched::new(file);
     let config = Config::load(file)?;
-    telemetry::start(&config.log)?;
+    let level = telemetry::start(&config.log)?;
+    open_files::allow(config.limits.max_connections);
     let runtime = tokio::runtime::Runtime::new()?;
-    let ended = runtime.block_on(serve(&config));
+    let ended = runtime.block_on(serve(&config, &mut watched, &level));
     // A second signal may leave connections open: they end here, not when they like.
     runtime.shutdown_background();
     ended
 }
 
-async fn serve(config: &Config) -> Result<(), Failure> {
+async fn serve(config: &Config, watched: &mut Watched, level: &Level) -> Result<(), Failure> {
     let mut signals = Signals::take_over()?;
-    let instance = tokio::select! {
+    let mut instance = tokio::select! {
         started = Instance::start(config) => started?,
         signal = signals.next() => {
             tracing::info!(%signal, "stopped before it was ready");
@@ -47,11 +51,34 @@ async fn serve(config: &Config) -> Result<(), Failure> {
     };
     let (address, admin) = (instance.address().to_string(), instance.admin_address().to_string());
     println!("{}", json!({ "listen": address, "admin": admin }));
-    let signal = signals.next().await;
+    let signal = serve_until_signal(&mut instance, &mut signals, watched, level).await;
     tracing::info!(%signal, "stopping; a second signal ends the process at once");
     tokio::select! {
         () = instance.stop() => {}
         signal = signals.next() => tracing::warn!(%signal, "connections are cut off"),
     }
     Ok(())
+}
+
+/// Loads the configuration again whenever that is asked for, until a signal asks for the end.
+async fn serve_until_signal(
+    instance: &mut Instance,
+    signals: &mut Signals,
+    watched: &mut Watched,
+    level: &Level,
+) -> Ending {
+    loop {
+        let asked = tokio::select! {
+            asked = signals.any() => asked,
+            () = watched.changed(instance.reload_interval()) => None,
+        };
+        if let Some(signal) = asked {
+            return signal;
+        }
+        let wanted = watched.load();
+        tokio::select! {
+            () = instance.reload(wanted, level) => {}
+            signal = signals.next() => return signal,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The signals that ask the process to end: SIGTERM and SIGINT, which mean the same.
+//! The signals that mean something to the process: SIGTERM and SIGINT ask it to end, SIGHUP to load its configuration again.
 
 use std::fmt;
 
@@ -26,6 +26,7 @@ impl fmt::Display for Ending {
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hang_up: Signal,
 }
 
 impl Signals {
@@ -37,10 +38,20 @@ impl Signals {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hang_up: signal(SignalKind::hangup())?,
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next one that asks for the end, or for a SIGHUP (`None`).
+    pub async fn any(&mut self) -> Option<Ending> {
+        tokio::select! {
+            _ = self.interrupt.recv() => Some(Ending::Interrupt),
+            _ = self.terminate.recv() => Some(Ending::Terminate),
+            _ = self.hang_up.recv() => None,
+        }
+    }
+
+    /// Waits for the next one that asks for the end.
     pub async fn next(&mut self) -> Ending {
         tokio::select! {
             _ = self.interrupt.recv() => Ending::Interrupt,

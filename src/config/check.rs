@@ -13,8 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
-use super::raw::{RawConfig, RawLimits, RawLog, RawLogFormat};
-use super::{Config, Host, Limits, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints};
+use super::raw::{RawConfig, RawLog, RawLogFormat};
+use super::{Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -22,13 +22,13 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 const DEFAULT_SWEEP: Duration = Duration::from_secs(60);
 const DEFAULT_LEVEL: &str = "info";
-const DEFAULT_MAX_CONNECTIONS: usize = 10_000;
+const DEFAULT_RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Shorter, and a slow majority write would outlive it; longer, and a crash would hold a key hostage.
 const LEASE_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const SWEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
-const MAX_CONNECTIONS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
+const RELOAD_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
 /// The problems found so far in one file.
 pub struct Found<'a> {
@@ -97,9 +97,16 @@ pub fn config(
         admin,
         lease: duration_in("lease", raw.lease.unwrap_or(DEFAULT_LEASE), LEASE_RANGE, found),
         sweep: duration_in("sweep", raw.sweep.unwrap_or(DEFAULT_SWEEP), SWEEP_RANGE, found),
+        drain_delay: duration_in("drain_delay", raw.drain_delay.unwrap_or_default(), DRAIN_RANGE, found),
         drain: duration_in("drain", raw.drain.unwrap_or(DEFAULT_DRAIN), DRAIN_RANGE, found),
+        reload_interval: duration_in(
+            "reload_interval",
+            raw.reload_interval.unwrap_or(DEFAULT_RELOAD_INTERVAL),
+            RELOAD_INTERVAL_RANGE,
+            found,
+        ),
         log: checked_log(raw.log.unwrap_or_default(), found),
-        limits: checked_limits(&raw.limits.unwrap_or_default(), found),
+        limits: limits::check(&raw.limits.unwrap_or_default(), found),
         constraints,
         upstream: upstream?,
     })
@@ -182,7 +189,8 @@ fn duration_in(setting: &str, duration: Duration, range: RangeInclusive<Duration
     duration
 }
 
-fn in_words(range: RangeInclusive<Duration>) -> String {
+/// `1s to 10m`
+pub fn in_words(range: RangeInclusive<Duration>) -> String {
     let (least, most) = range.into_inner();
     format!(
         "{} to {}",
@@ -211,16 +219,6 @@ fn is_log_filter(level: &str) -> bool {
         .filter(|directive| !directive.contains('='))
         .all(|directive| directive.parse::<LevelFilter>().is_ok());
     words_are_levels && EnvFilter::builder().parse(level).is_ok()
-}
-
-fn checked_limits(raw: &RawLimits, found: &mut Found<'_>) -> Limits {
-    let max_connections = raw.max_connections.unwrap_or(DEFAULT_MAX_CONNECTIONS);
-    if !MAX_CONNECTIONS_RANGE.contains(&max_connections) {
-        let (least, most) = MAX_CONNECTIONS_RANGE.into_inner();
-        let path = SettingPath::top().field("limits").field("max_connections");
-        found.refuse(path, format!("must be {least} to {most}"));
-    }
-    Limits { max_connections }
 }
 
 #[cfg(test)]
@@ -258,7 +256,7 @@ mod tests {
                 example.listen,
                 example.admin,
                 example.lease,
-                example.drain,
+                (example.drain_delay, example.drain, example.reload_interval),
                 example.sweep,
                 example.log,
                 example.limits
@@ -267,7 +265,7 @@ mod tests {
                 defaults.listen,
                 defaults.admin,
                 defaults.lease,
-                defaults.drain,
+                (defaults.drain_delay, defaults.drain, defaults.reload_interval),
                 defaults.sweep,
                 defaults.log,
                 defaults.limits
@@ -282,12 +280,12 @@ mod tests {
             format!("# Default: 30s; {}", in_words(LEASE_RANGE)),
             format!("# Default: 30s; {}", in_words(DRAIN_RANGE)),
             format!("# Default: 1m; {}", in_words(SWEEP_RANGE)),
-            format!(
-                "# Default: 10000; {} to {}",
-                MAX_CONNECTIONS_RANGE.start(),
-                MAX_CONNECTIONS_RANGE.end()
-            ),
-        ] {
+            format!("# Default: 0s; {}", in_words(DRAIN_RANGE)),
+            format!("# Default: 5s; {}", in_words(RELOAD_INTERVAL_RANGE)),
+        ]
+        .into_iter()
+        .chain(limits::defaults_and_ranges())
+        {
             assert!(EXAMPLE.contains(&range), "{range}");
         }
     }
@@ -308,6 +306,10 @@ mod tests {
             ("lease: 601s", false),
             ("drain: 0s", true),
             ("drain: 61m", false),
+            ("limits: { max_buffered_bytes: 1000 }", false),
+            ("limits: { handshake_timeout: 0s }", false),
+            ("limits: { idle_timeout: 0s }", true),
+            ("drain_delay: 61m", false),
             ("limits: { max_connections: 0 }", false),
             ("limits: { max_connections: 1 }", true),
             ("limits: { max_connections: 1000001 }", false),

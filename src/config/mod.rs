@@ -5,6 +5,7 @@
 
 mod check;
 mod constraints;
+mod limits;
 mod positions;
 mod problem;
 mod raw;
@@ -19,6 +20,7 @@ use self::check::Found;
 pub use self::problem::{Position, Problem, Problems, SettingPath, Step};
 pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
 use crate::constraint::Constraint;
+use crate::limits::Limits;
 
 /// The environment variable that may hold the connection string in place of the file.
 pub const UPSTREAM_VARIABLE: &str = "KEYWARD_UPSTREAM";
@@ -36,8 +38,12 @@ pub struct Config {
     pub lease: Duration,
     /// How long to leave each constraint between two sweeps; 1 s to 1 d.
     pub sweep: Duration,
-    /// How long connections may go on after the first signal to stop; up to 1 h.
+    /// How long clients are served as ever after the first signal to stop, while readiness says no; up to 1 h.
+    pub drain_delay: Duration,
+    /// How long connections may go on after that; up to 1 h.
     pub drain: Duration,
+    /// How often to look whether the file has changed; zero is never.
+    pub reload_interval: Duration,
     /// What is logged, and how.
     pub log: Log,
     /// What clients can use up at most.
@@ -62,13 +68,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// What clients can use up at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// How many clients may be connected at the same time; 1 to 1,000,000.
-    pub max_connections: usize,
 }
 
 impl Config {

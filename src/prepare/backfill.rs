@@ -89,13 +89,22 @@ impl fmt::Display for Reports {
     }
 }
 
-/// Reserves every key that the documents of the collection give the constraint at `position`; `uuid` is the collection's.
+/// Where to begin.
+#[derive(Debug, Clone)]
+pub(super) struct Origin {
+    /// At the first document, however far others have come.
+    pub anew: bool,
+    /// The collection's uuid; others' positions count only in the same one.
+    pub uuid: Option<Bson>,
+}
+
+/// Reserves every key that the documents of the collection give the constraint at `position`.
 pub(super) async fn backfill(
     client: &Client,
     protected: &Protected,
     position: usize,
     lease: Duration,
-    uuid: Option<Bson>,
+    from: Origin,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
@@ -107,7 +116,11 @@ pub(super) async fn backfill(
         named: Vec::new(),
     };
     let id = definition_id(namespace, constraint.name());
-    let reached = Position::resume(client.database(&namespace.database), id, uuid).await?;
+    let mut reached = Position::resume(client.database(&namespace.database), id, from.uuid).await?;
+    if from.anew {
+        reached.after = None;
+        reached.done = 0;
+    }
     if reached.after.is_some() {
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }

@@ -104,6 +104,14 @@ impl Definitions {
         let update = self.collection.update_one(filter, update);
         Ok(update.write_concern(WriteConcern::majority()).await?.matched_count == 1)
     }
+
+    /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
+    pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        let update = doc! { "$set": { "state": State::Backfilling.name() }, "$unset": { "backfill": 1 } };
+        let update = self.collection.update_one(id(constraint), update);
+        update.write_concern(WriteConcern::majority()).await?;
+        Ok(())
+    }
 }
 
 /// The state that a constraint's document says, if its definition is the same as here.

@@ -1,5 +1,6 @@
 //! Makes constraints hold from the first write on: before the port opens, every proxy collection exists, is spread over
-//! the shards, and has a reservation for every document that is there already.
+//! the shards, and has a reservation for every document that is there already. A constraint that comes later reserves for
+//! what is written before it takes in what is there.
 //!
 //! Every step can be repeated, and several Keywards may take it at once; whoever stops midway leaves work for the next
 //! start, never a constraint that only seems to hold.
@@ -25,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 
+use backfill::Origin;
 pub use backfill::{Report, Reports};
 pub use definition::definition_id;
 use definition::{Definitions, State};
@@ -128,18 +130,105 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Catalog, PrepareError> {
+    let reserving = make(client, constraints, lease, metrics).await?;
+    reserving.take_in(client, lease, |_| false).await?;
+    Ok(reserving.catalog())
+}
+
+/// Constraints whose keys can be reserved, though documents that were there before may not be reserved yet.
+#[derive(Debug)]
+pub struct Reserving {
+    collections: Vec<Collection>,
+    /// Those that aren't enforced: which collection, which of its constraints.
+    unready: Vec<(usize, usize)>,
+}
+
+/// Makes what `constraints` need in the cluster: they are written down there, and their proxy collections exist. It changes
+/// nothing for constraints that hold already.
+///
+/// # Errors
+/// [`PrepareError`] if one stands otherwise in the cluster, or it doesn't do as it is asked.
+pub async fn make(
+    client: &Client,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+    metrics: &Metrics,
+) -> Result<Reserving, PrepareError> {
     let (deployment, collections) = look(client, constraints, lease, metrics).await?;
-    let mut duplicates = Vec::new();
-    for (protected, uuid) in &collections {
-        let reports = prepare_collection(client, &deployment, protected, lease, uuid.as_ref()).await?;
-        duplicates.extend(reports);
+    let mut unready = Vec::new();
+    for (index, (protected, _)) in collections.iter().enumerate() {
+        results::create(client, &protected.namespace.database).await?;
+        let definitions = Definitions::of(client, &protected.namespace);
+        for (position, proxy) in protected.constraints.iter().enumerate() {
+            let constraint = &proxy.constraint;
+            proxy
+                .prepare_collation()
+                .await
+                .map_err(|error| not_collated(constraint, error))?;
+            let state = definitions.register(constraint).await?;
+            definitions.agree_on_strategy(constraint, protected.strategy()).await?;
+            deployment.create(client, constraint, state).await?;
+            if state != State::Enforced {
+                unready.push((index, position));
+            }
+        }
     }
-    match duplicates.is_empty() {
-        true => Ok(Catalog::new(
-            collections.into_iter().map(|(protected, _)| protected).collect(),
-        )),
-        false => Err(PrepareError::Duplicates(Reports(duplicates))),
+    Ok(Reserving { collections, unready })
+}
+
+impl Reserving {
+    /// The catalog in which all of them reserve.
+    pub fn catalog(&self) -> Catalog {
+        Catalog::new(
+            self.collections
+                .iter()
+                .map(|(protected, _)| protected.clone())
+                .collect(),
+        )
     }
+
+    /// Reserves the keys of the documents that are there, and notes that the constraints are enforced; for those that
+    /// aren't, and, from the first document on, for those that are `anew`.
+    ///
+    /// Whoever writes meanwhile must reserve already.
+    ///
+    /// # Errors
+    /// [`PrepareError`], with all documents that violate one of the constraints.
+    pub async fn take_in(
+        &self,
+        client: &Client,
+        lease: Duration,
+        anew: impl Fn(&Constraint) -> bool,
+    ) -> Result<(), PrepareError> {
+        let mut reports = Vec::new();
+        for (index, (protected, uuid)) in self.collections.iter().enumerate() {
+            for (position, proxy) in protected.constraints.iter().enumerate() {
+                let anew = anew(&proxy.constraint);
+                if anew || self.unready.contains(&(index, position)) {
+                    let from = Origin {
+                        anew,
+                        uuid: uuid.clone(),
+                    };
+                    reports.extend(take_in_one(client, protected, position, lease, from).await?);
+                }
+            }
+        }
+        match reports.is_empty() {
+            true => Ok(()),
+            false => Err(PrepareError::Duplicates(Reports(reports))),
+        }
+    }
+}
+
+/// Notes in the cluster that nobody reserves for `constraint` any more as far as is known here: whoever has it again takes its
+/// documents in anew.
+///
+/// # Errors
+/// [`PrepareError`] if the cluster doesn't do as it is asked.
+pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    Definitions::of(client, constraint.namespace())
+        .suspend(constraint)
+        .await
 }
 
 /// The protected collections as the cluster has them; nothing is changed.
@@ -214,42 +303,26 @@ async fn look(
     Ok((deployment, collections))
 }
 
-/// Makes the constraints of a collection hold; gives the reports of those that documents violate.
-async fn prepare_collection(
+/// Reserves the documents for one constraint of a collection; gives the report if some violate it.
+async fn take_in_one(
     client: &Client,
-    deployment: &Deployment,
     protected: &Protected,
+    position: usize,
     lease: Duration,
-    uuid: Option<&Bson>,
-) -> Result<Vec<Report>, PrepareError> {
-    results::create(client, &protected.namespace.database).await?;
+    from: Origin,
+) -> Result<Option<Report>, PrepareError> {
+    let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
-    let mut reports = Vec::new();
-    for (position, proxy) in protected.constraints.iter().enumerate() {
-        let constraint = &proxy.constraint;
-        proxy
-            .prepare_collation()
-            .await
-            .map_err(|error| not_collated(constraint, error))?;
-        let state = definitions.register(constraint).await?;
-        definitions.agree_on_strategy(constraint, protected.strategy()).await?;
-        deployment.create(client, constraint, state).await?;
-        if state == State::Enforced {
-            continue;
+    loop {
+        let report = backfill::backfill(client, protected, position, lease, from.clone()).await?;
+        if !report.is_empty() {
+            return Ok(Some(report));
         }
-        loop {
-            let report = backfill::backfill(client, protected, position, lease, uuid.cloned()).await?;
-            if !report.is_empty() {
-                reports.push(report);
-                break;
-            }
-            if definitions.enforce(constraint).await? {
-                tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
-                break;
-            }
+        if definitions.enforce(constraint).await? {
+            tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
+            return Ok(None);
         }
     }
-    Ok(reports)
 }
 
 /// The collection's default collation, if it has one, and its uuid, if it is there.

@@ -25,12 +25,15 @@ pub enum Refusal {
     Bulk(BulkFault),
     /// One statement would change too many documents in one transaction; nothing was changed.
     #[error(
-        "Keyward changes at most 10000 documents of {namespace} with one statement, because its unique constraints are kept \
-         by one transaction; update fewer documents at a time"
+        "Keyward changes at most {documents_max} documents of {namespace} with one statement \
+         (limits.max_documents_per_statement), because its unique constraints are kept by one transaction; update fewer \
+         documents at a time"
     )]
     TooMany {
         /// The protected collection.
         namespace: Namespace,
+        /// The limit.
+        documents_max: usize,
     },
     /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
     #[error(

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::upstream;
-use crate::wire::Rejection;
+use crate::wire::{Header, Rejection};
 use crate::write;
 
 /// Why a client's connection ends.
@@ -45,6 +45,23 @@ pub enum End {
     /// The server at the other end isn't the primary (any more): the driver is to connect anew.
     #[error("upstream isn't the primary any more")]
     NotPrimary,
+    /// The client sends a longer message than it may before it has authenticated.
+    #[error(
+        "the client has begun a message that is longer than the {1} bytes that it may have before it has authenticated \
+         (limits.max_unauthenticated_message_bytes): {0:?}"
+    )]
+    TooLong(Header, usize),
+    /// No first message came in time.
+    #[error("no message came within limits.handshake_timeout")]
+    NoHandshake,
+    /// The client stopped in the middle of a message, or there was no memory for the rest of it.
+    #[error(
+        "a message wasn't whole within limits.message_timeout: the client sent nothing more, or all of limits.max_buffered_bytes was in use"
+    )]
+    Stalled,
+    /// No message came for a long time.
+    #[error("the connection was idle for longer than limits.idle_timeout")]
+    Idle,
     /// Keyward is stopping.
     #[error("keyward is stopping")]
     Stopping,
@@ -55,7 +72,7 @@ impl End {
     pub fn is_remarkable(&self) -> bool {
         !matches!(
             self,
-            End::ClientClosed | End::Client(_) | End::Http | End::NotPrimary | End::Stopping
+            End::ClientClosed | End::Client(_) | End::Http | End::NotPrimary | End::Idle | End::Stopping
         )
     }
 }

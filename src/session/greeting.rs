@@ -3,10 +3,12 @@
 //! Upstream is connected to once a whole message is there, so that a port scan or a health check costs it nothing. If
 //! that fails, the client's first message gets an error that says so.
 
+use tokio::time::timeout;
 use tracing::debug;
 
 use super::End;
 use super::requests::read_message;
+use crate::limits::Limits;
 use crate::stream::{Incoming, Outgoing};
 use crate::upstream::{Connection, NoConnection, Upstream};
 use crate::wire::{Header, Rejection, Request, ServerError};
@@ -24,23 +26,35 @@ pub async fn connect(
     client_in: &mut Incoming,
     client_out: &mut Outgoing,
     upstream: &Upstream,
+    limits: &Limits,
+    length_max: usize,
 ) -> Result<Connection, End> {
-    loop {
-        match read_message(client_in).await {
-            Ok(false) if is_tls(client_in.inbox.bytes()) => return Err(End::Tls),
-            Ok(false) => {}
-            Ok(true) => break,
-            Err(End::Refused(Rejection::Length(_))) => return Err(foreign(client_in.inbox.bytes(), client_out).await),
-            Err(end) => return Err(end),
-        }
+    let first = first_message(client_in, client_out, length_max);
+    match timeout(limits.handshake_timeout, first).await {
+        Ok(first) => first?,
+        Err(_) => return Err(End::NoHandshake),
     }
-    match upstream.connect().await {
+    match upstream.connect(limits.upstream_timeout).await {
         Ok(connection) => Ok(connection),
         Err(none) => {
             if let Err(error) = tell(client_in, client_out, &none).await {
                 debug!(%error, "the client couldn't be told that upstream is missing");
             }
             Err(none.into())
+        }
+    }
+}
+
+/// Waits until a whole message is there.
+async fn first_message(client_in: &mut Incoming, client_out: &mut Outgoing, length_max: usize) -> Result<(), End> {
+    loop {
+        match read_message(client_in, length_max).await {
+            Ok(false) if is_tls(client_in.inbox.bytes()) => return Err(End::Tls),
+            Ok(false) => {}
+            Ok(true) => return Ok(()),
+            Err(End::Refused(Rejection::Length(_))) => return Err(foreign(client_in.inbox.bytes(), client_out).await),
+            Err(End::TooLong(..)) if is_tls(client_in.inbox.bytes()) => return Err(End::Tls),
+            Err(end) => return Err(end),
         }
     }
 }
@@ -71,7 +85,7 @@ async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
 async fn tell(client_in: &Incoming, client_out: &mut Outgoing, none: &NoConnection) -> Result<(), End> {
     let mut scratch = Vec::new();
     let message = client_in.inbox.message()?.unwrap_or_default();
-    let envelope = Request::read(message, &mut scratch)?.envelope;
+    let envelope = Request::read(message, None, &mut scratch)?.envelope;
     let error = ServerError {
         code: 6,
         code_name: "HostUnreachable",

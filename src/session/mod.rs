@@ -5,29 +5,46 @@
 //! on. So replies keep their order, and nothing else ever uses the upstream connection meanwhile. Any doubt about where
 //! a message begins or what a reply answers ends both connections.
 
+mod cursor_id;
+mod drain;
 mod end;
+mod farewell;
 mod greeting;
+mod notice;
+mod outline;
 mod replies;
 mod requests;
 mod serve;
+mod timer;
+mod unpacking;
 mod work_time;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+use bson::oid::ObjectId;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Sleep;
 use tracing::{debug, warn};
 
+pub(crate) use drain::draining;
+pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::classify::{Protection, Verdict, classify};
+use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{self, Incoming, Outgoing};
-use crate::upstream::{Connection, Targets, Upstream};
-use crate::wire::{Envelope, Flags, Rejection, Request};
-use crate::write;
+use crate::upstream::{Connection, Upstream};
+use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
+use crate::write::{self, Era};
+use notice::{Notice, Notices};
+use outline::Outline;
 use replies::{Owed, Replies};
 use requests::Requests;
+use timer::Timer;
 
 /// How many requests a client may send ahead of their replies before no more is read from it.
 const AHEAD_MAX: usize = 1000;
@@ -43,6 +60,52 @@ pub struct Service {
     pub writes: write::Context,
     /// What is counted.
     pub metrics: Metrics,
+    /// What clients can use up; taken once for each connection.
+    limits: ArcSwap<Limits>,
+    /// The memory for their messages.
+    memory: Arc<Memory>,
+    /// How many large messages may be unpacked at once.
+    unpacking: Semaphore,
+    /// Whether clients have to authenticate.
+    is_secured: bool,
+    /// Names this process to drivers.
+    process: ObjectId,
+}
+
+impl Service {
+    /// Serves clients of `upstream`, who have to authenticate if it `is_secured`.
+    pub fn new(
+        upstream: Upstream,
+        writes: write::Context,
+        metrics: Metrics,
+        limits: Limits,
+        is_secured: bool,
+    ) -> Service {
+        let service = Service {
+            upstream,
+            writes,
+            memory: Memory::new(limits.max_buffered_bytes, metrics.buffered_bytes.clone()),
+            limits: ArcSwap::from_pointee(limits),
+            metrics,
+            unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
+            is_secured,
+            process: ObjectId::new(),
+        };
+        service.limit(limits);
+        service
+    }
+
+    /// The limits that hold now.
+    pub fn limits(&self) -> Limits {
+        **self.limits.load()
+    }
+
+    /// Has `limits` hold: for connections that are there, those on memory and on documents; for new ones all of them.
+    pub fn limit(&self, limits: Limits) {
+        self.memory.resize(limits.max_buffered_bytes);
+        self.writes.limit_documents(limits.max_documents_per_statement);
+        self.limits.store(Arc::new(limits));
+    }
 }
 
 /// A client's connection and the upstream connection that belongs to it.
@@ -56,17 +119,39 @@ struct Session {
     replies: Replies,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
+    /// Set while a large request is there, unpacked already.
+    unpacked_by: Option<Compressor>,
+    /// The memory that it takes.
+    unpacked_share: Share,
     /// The number of the last reply that Keyward itself composed.
     last_reply_id: i32,
+    limits: Limits,
+    /// Since when clients are sent away.
+    drain: Option<Drain>,
+    /// Set once the server at the other end isn't the primary any more.
+    is_deposed: bool,
+    /// Whether the client's last command left a transaction open.
+    in_transaction: bool,
+    /// Held for what the catalog of its time has decided here.
+    era: Era,
+    /// The era that has begun since.
+    next_era: Option<Era>,
+    /// Whether a message has gone on since `era` began to which no reply comes.
+    is_unanswered: bool,
+    /// Steps done, so that a timer sees whether anything has happened.
+    steps: u64,
 }
 
-/// Serves a client until its connection ends, or until `stop` turns true and the client has its answers.
+/// What a session waits for besides its two connections.
+type Noticing<F> = Pin<Box<F>>;
+
+/// Serves a client until its connection ends; once `stage` is draining, until it may go.
 ///
 /// `id` names the connection in the logs.
-pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stop: watch::Receiver<bool>) {
+pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stage: watch::Receiver<Stage>) {
     let _open = service.metrics.connections.open();
-    let end = match Session::begin(client, service, stop.clone()).await {
-        Ok(session) => session.pump(stop).await,
+    let end = match Session::begin(client, service, stage.clone()).await {
+        Ok((session, eras)) => session.pump(stage, eras).await,
         Err(end) => end,
     };
     match end.is_remarkable() {
@@ -77,14 +162,34 @@ pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stop: watch:
 
 impl Session {
     /// Waits for the client's first message and connects to upstream for it.
-    async fn begin(client: TcpStream, service: Arc<Service>, mut stop: watch::Receiver<bool>) -> Result<Self, End> {
+    async fn begin(
+        client: TcpStream,
+        service: Arc<Service>,
+        mut stage: watch::Receiver<Stage>,
+    ) -> Result<(Self, watch::Receiver<Era>), End> {
+        let limits = service.limits();
         let (mut client_in, mut client_out) = stream::split(client).map_err(End::Client)?;
-        let upstream = tokio::select! {
-            biased;
-            () = stop_asked(&mut stop) => return Err(End::Stopping),
-            upstream = greeting::connect(&mut client_in, &mut client_out, &service.upstream) => upstream?,
+        client_in.share = Share::of(service.memory.clone());
+        let length_max = match service.is_secured {
+            true => limits.max_unauthenticated_message_bytes,
+            false => MESSAGE_BYTES_MAX,
         };
-        Ok(Session {
+        let greeting = greeting::connect(&mut client_in, &mut client_out, &service.upstream, &limits, length_max);
+        let greeted = tokio::select! {
+            biased;
+            () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
+            greeted = greeting => greeted,
+        };
+        let upstream = match greeted {
+            Ok(upstream) => upstream,
+            Err(end) => return Err(farewell::part(end, &mut client_in, &mut client_out).await),
+        };
+        let mut eras = service.writes.eras();
+        let session = Session {
+            era: eras.borrow_and_update().clone(),
+            next_era: None,
+            unpacked_by: None,
+            unpacked_share: Share::of(service.memory.clone()),
             service,
             client_in,
             client_out,
@@ -93,119 +198,153 @@ impl Session {
             replies: Replies::new(),
             scratch: Vec::new(),
             last_reply_id: 0,
-        })
+            limits,
+            drain: None,
+            is_deposed: false,
+            in_transaction: false,
+            is_unanswered: false,
+            steps: 0,
+        };
+        Ok((session, eras))
     }
 
     /// Passes messages on and serves those that need it, until something ends the connection.
-    async fn pump(mut self, mut stop: watch::Receiver<bool>) -> End {
-        let mut targets = self.service.upstream.targets();
-        let address = self.upstream.address().clone();
-        let closing = wait_for_closing(&mut stop, &mut targets, address);
-        tokio::pin!(closing);
-        let mut reason = None;
+    async fn pump(mut self, stage: watch::Receiver<Stage>, eras: watch::Receiver<Era>) -> End {
+        let targets = self.service.upstream.targets();
+        let notices = Notices::new(stage, targets, self.upstream.address().clone(), eras);
+        let mut noticing = Box::pin(notices.next());
+        let sleep = tokio::time::sleep(self.limits.message_timeout);
+        tokio::pin!(sleep);
+        let mut timer = Timer::new();
         loop {
-            match self.advance(closing.as_mut(), &mut reason).await {
-                Ok(()) => {}
+            let stepped = self.advance(&mut noticing, sleep.as_mut(), timer.is_set()).await;
+            let ended = match stepped {
+                Ok(Stepped::On) => None,
+                Ok(Stepped::Noticed(notice, notices)) => {
+                    noticing.set(notices.next());
+                    self.note(notice, &mut timer)
+                }
+                Ok(Stepped::Rang) => self.rang(&mut timer),
                 Err(End::ClientClosed) => {
                     // Unacknowledged writes may still be on their way: let them arrive before the connection closes.
                     let _ = self.upstream.outgoing.finish().await;
-                    return End::ClientClosed;
+                    Some(End::ClientClosed)
                 }
-                Err(end) => return end,
+                Err(end) => Some(end),
+            };
+            let ended = match ended {
+                None if self.has_business() => self.attend().await,
+                ended => ended,
+            };
+            if let Some(end) = ended {
+                return farewell::part(end, &mut self.client_in, &mut self.client_out).await;
             }
-            let between_requests = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
-            if reason.is_some() && between_requests && self.replies.is_at_boundary(&self.upstream.incoming) {
-                return reason.take().unwrap_or(End::Stopping);
-            }
+            self.set(&mut timer, sleep.as_mut());
         }
     }
 
     /// One step in either direction, or the service of the message that has waited for it.
-    async fn advance(
+    async fn advance<F: Future<Output = (Notice, Notices)>>(
         &mut self,
-        closing: std::pin::Pin<&mut impl Future<Output = End>>,
-        reason: &mut Option<End>,
-    ) -> Result<(), End> {
+        noticing: &mut Noticing<F>,
+        sleep: Pin<&mut Sleep>,
+        is_set: bool,
+    ) -> Result<Stepped, End> {
+        self.steps = self.steps.wrapping_add(1);
         if self.requests == Requests::Waiting && self.replies.is_settled() {
-            return self.serve_waiting().await;
+            self.serve_waiting().await?;
+            return Ok(Stepped::On);
         }
         let may_read = self.replies.count_owed() < AHEAD_MAX;
+        let length_max = self.length_max();
         let mut has_arrived = false;
         tokio::select! {
             // In this order: what is owed goes before what is new, and the rare before neither.
             biased;
             step = self.replies.step(&mut self.upstream.incoming, &mut self.client_out) => step?,
-            step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing), if may_read => {
+            step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing, length_max), if may_read => {
                 has_arrived = step?;
             }
-            end = closing, if reason.is_none() => *reason = Some(end),
+            (notice, notices) = noticing => return Ok(Stepped::Noticed(notice, notices)),
+            () = sleep, if is_set => return Ok(Stepped::Rang),
         }
         if has_arrived {
+            self.unpack_large().await?;
             self.requests = self.decide()?;
+            if self.requests != Requests::Waiting {
+                self.forget_unpacked();
+            }
         }
-        Ok(())
+        Ok(Stepped::On)
+    }
+
+    /// How long the client's next message may be.
+    fn length_max(&self) -> usize {
+        match self.service.is_secured && !self.replies.is_authenticated() {
+            true => self.limits.max_unauthenticated_message_bytes,
+            false => MESSAGE_BYTES_MAX,
+        }
     }
 
     /// Looks at the message that has arrived: it goes on at once, or waits until it can be served.
     fn decide(&mut self) -> Result<Requests, End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
-        let request = match Request::read(message, &mut self.scratch) {
+        let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(Rejection::NestedCompression) => return Ok(Requests::Waiting),
             Err(rejection) => return Err(rejection.into()),
         };
+        let outline = request.parsed.as_ref().map(Outline::of).unwrap_or_default();
+        if outline.is_in_transaction {
+            self.service.writes.note_transaction();
+        }
+        self.in_transaction = outline.leaves_transaction();
         let catalog = self.service.writes.catalog();
-        let forwarded = forwarded(&request, &**catalog);
-        let next = match forwarded {
+        let forwarded = match self.drain {
+            Some(drain) => drain::forwarded(&drain, &request, &outline, &**catalog),
+            None => forwarded(&request, &outline, &**catalog),
+        };
+        Ok(match forwarded {
             None => Requests::Waiting,
             Some(reply) => {
                 self.service.metrics.commands.forwarded.inc();
-                if let Some(reply) = reply {
-                    self.replies.owe(reply);
+                match reply {
+                    Some(reply) => self.replies.owe(reply),
+                    None => self.is_unanswered = true,
                 }
                 Requests::Sending { left: message.len() }
             }
-        };
-        if self.scratch.capacity() > SCRATCH_KEPT_BYTES_MAX {
-            self.scratch = Vec::new();
-        }
-        Ok(next)
+        })
     }
 }
 
+/// What a step has come to.
+enum Stepped {
+    On,
+    Noticed(Notice, Notices),
+    /// The timer rang.
+    Rang,
+}
+
 /// Whether the request goes on as it came, and the reply that upstream will then owe, if any.
-fn forwarded(request: &Request<'_>, protection: &impl Protection) -> Option<Option<Owed>> {
+fn forwarded(request: &Request<'_>, outline: &Outline, protection: &impl Protection) -> Option<Option<Owed>> {
     let verdict = classify(request.parsed.as_ref().ok()?, protection).ok()?;
     let is_hello = match verdict {
         Verdict::Forward => false,
         Verdict::Hello => true,
         Verdict::Write(_) | Verdict::Refuse(_) => return None,
     };
-    Some(owed(&request.envelope, is_hello))
+    Some(owed(&request.envelope, is_hello, outline))
 }
 
 /// The reply that upstream will owe for a request that goes on, if any.
-fn owed(envelope: &Envelope, is_hello: bool) -> Option<Owed> {
+fn owed(envelope: &Envelope, is_hello: bool, outline: &Outline) -> Option<Owed> {
     envelope.wants_reply().then_some(Owed {
         answers: envelope.request_id,
-        is_hello,
+        hello: is_hello.then_some(*envelope),
         may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
+        may_leave_cursor: outline.may_leave_cursor,
+        may_write: outline.may_write,
+        authenticates: outline.authenticates,
     })
-}
-
-/// Ends when the connection should close as soon as the client has its answers, and says why.
-async fn wait_for_closing(
-    stop: &mut watch::Receiver<bool>,
-    targets: &mut watch::Receiver<Targets>,
-    address: mongodb::options::ServerAddress,
-) -> End {
-    tokio::select! {
-        () = stop_asked(stop) => End::Stopping,
-        _ = targets.wait_for(|targets| targets.has_moved_from(&address)) => End::NotPrimary,
-    }
-}
-
-/// Ends when `stop` has turned true, or its sender is gone, which means that the program ends.
-pub(crate) async fn stop_asked(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -7,15 +7,23 @@
 use std::collections::VecDeque;
 
 use super::End;
+use super::cursor_id::{CursorId, Found};
 use crate::hello;
+use crate::raw::Doc;
 use crate::stream::{Incoming, Outgoing};
-use crate::wire::{Flags, Header, OpCode, decompress};
+use crate::wire::{Envelope, Flags, Header, OpCode, OpMsg, OpReply, decompress};
 
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
 pub struct Replies {
     owed: VecDeque<Owed>,
     passing: Passing,
+    /// Looks for the cursor that the reply on its way leaves open.
+    search: Option<CursorId>,
+    /// Whether the last reply that could left a cursor open.
+    has_cursor: bool,
+    /// Whether a reply said that the client is authenticated.
+    is_authenticated: bool,
 }
 
 /// A reply that upstream owes to the client.
@@ -23,10 +31,16 @@ pub struct Replies {
 pub struct Owed {
     /// What the reply will say it answers.
     pub answers: i32,
-    /// Whether it is a handshake's, to be edited.
-    pub is_hello: bool,
+    /// How the request came, if it is a handshake, whose reply is edited.
+    pub hello: Option<Envelope>,
     /// Whether several replies may come, each answering the one before.
     pub may_stream: bool,
+    /// Whether it may leave a cursor open.
+    pub may_leave_cursor: bool,
+    /// Whether the request might have written.
+    pub may_write: bool,
+    /// Whether it may say that the client is authenticated now.
+    pub authenticates: bool,
 }
 
 /// What is on its way to the client.
@@ -50,6 +64,9 @@ impl Replies {
         Replies {
             owed: VecDeque::new(),
             passing: Passing::Nothing,
+            search: None,
+            has_cursor: false,
+            is_authenticated: false,
         }
     }
 
@@ -75,6 +92,34 @@ impl Replies {
         at_edge && self.owed.front().is_none_or(|owed| owed.may_stream)
     }
 
+    /// Whether the client is in the middle of reading a cursor, as far as the last replies show.
+    pub fn has_cursor(&self) -> bool {
+        self.has_cursor || self.owed.iter().any(|owed| owed.may_stream && owed.hello.is_none())
+    }
+
+    /// Whether a reply is owed to what might have written.
+    pub fn owes_to_write(&self) -> bool {
+        !matches!(self.passing, Passing::Nothing) || self.owed.iter().any(|owed| owed.may_write)
+    }
+
+    /// Whether the client has authenticated itself.
+    pub fn is_authenticated(&self) -> bool {
+        self.is_authenticated
+    }
+
+    /// The handshake that is all that the client waits for, if nothing of its reply has come: another one may be given in
+    /// its place, after which the connection has to end.
+    pub fn owed_hello(&self, upstream: &Incoming) -> Option<Envelope> {
+        let nothing_came = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
+        match self.owed.front() {
+            Some(owed) if self.owed.len() == 1 && nothing_came => owed.hello.map(|hello| Envelope {
+                request_id: owed.answers,
+                ..hello
+            }),
+            _ => None,
+        }
+    }
+
     /// Goes one step on.
     ///
     /// - Cancel: loses nothing.
@@ -89,7 +134,16 @@ impl Replies {
                 }
             }
             Passing::Through { left } => {
-                let there = upstream.inbox.bytes().len().min(*left);
+                let mut there = upstream.inbox.bytes().len().min(*left);
+                if let Some(search) = &mut self.search {
+                    match search.look(&upstream.inbox.bytes()[..there], there == *left) {
+                        Found::Later(up_to) => there = up_to,
+                        Found::Open(is_open) => {
+                            self.has_cursor = is_open;
+                            self.search = None;
+                        }
+                    }
+                }
                 if there == 0 {
                     return fill(upstream, *left).await;
                 }
@@ -99,6 +153,9 @@ impl Replies {
                     .map_err(End::Client)?;
                 upstream.inbox.consume(written);
                 *left -= written;
+                if let Some(search) = &mut self.search {
+                    search.pass(written);
+                }
                 if *left == 0 {
                     self.passing = Passing::Nothing;
                 }
@@ -123,15 +180,21 @@ impl Replies {
             .front()
             .filter(|owed| owed.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
-        if !owed.is_hello && !owed.may_stream {
+        let is_plain = owed.hello.is_none() && !owed.may_stream;
+        if is_plain && (self.is_authenticated || !owed.authenticates) {
             self.owed.pop_front();
+            self.search = owed.may_leave_cursor.then(CursorId::new);
+            self.has_cursor = false;
             self.passing = Passing::Through { left: header.length };
             return Ok(true);
         }
         let Some(message) = upstream.inbox.message()? else {
             return Ok(false);
         };
-        let (passing, more_to_come) = if owed.is_hello {
+        if owed.authenticates && !self.is_authenticated {
+            self.is_authenticated = says_authenticated(message)?;
+        }
+        let (passing, more_to_come) = if owed.hello.is_some() {
             let edited = hello::edit(message)?;
             if !edited.takes_writes {
                 return Err(End::NotPrimary);
@@ -152,6 +215,26 @@ impl Replies {
         }
         Ok(true)
     }
+}
+
+/// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded. These are
+/// never compressed; of one that is, it isn't known.
+fn says_authenticated(message: &[u8]) -> Result<bool, End> {
+    let header = Header::read(message)?.ok_or(End::OutOfStep)?;
+    let body = match header.op_code {
+        OpCode::MSG => OpMsg::parse(message)?.body,
+        OpCode::REPLY => OpReply::parse(message)?.document,
+        _ => return Ok(false),
+    };
+    Ok(is_done(body).unwrap_or(false))
+}
+
+/// `saslStart` and `saslContinue` say `done: true`; `authenticate` names the user, in a handshake, too.
+fn is_done(body: Doc<'_>) -> Result<bool, crate::raw::Malformed> {
+    let is_ok = body.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    let within = body.nested("speculativeAuthenticate")?.unwrap_or(body);
+    let is_done = within.get("done")?.is_some_and(|done| done.is_truthy()) || within.get("dbname")?.is_some();
+    Ok(is_ok && is_done)
 }
 
 /// Whether another reply follows this one unasked.

@@ -28,7 +28,12 @@ impl Requests {
     ///
     /// # Errors
     /// [`End`] if one of the two connections ends, or the client's stream can't be read on.
-    pub async fn step(&mut self, client: &mut Incoming, upstream: &mut Outgoing) -> Result<bool, End> {
+    pub async fn step(
+        &mut self,
+        client: &mut Incoming,
+        upstream: &mut Outgoing,
+        length_max: usize,
+    ) -> Result<bool, End> {
         match self {
             Requests::Waiting => std::future::pending().await,
             Requests::Sending { left } => {
@@ -43,15 +48,16 @@ impl Requests {
                 }
                 Ok(false)
             }
-            Requests::Reading => read_message(client).await,
+            Requests::Reading => read_message(client, length_max).await,
         }
     }
 }
 
-/// Reads once, unless a whole message is there already; says whether one is.
-pub async fn read_message(client: &mut Incoming) -> Result<bool, End> {
+/// Reads once, unless a whole message is there already; says whether one is. It may have `length_max` bytes.
+pub async fn read_message(client: &mut Incoming, length_max: usize) -> Result<bool, End> {
     let arrived = client.inbox.bytes().len();
     let wanted = match client.inbox.header()? {
+        Some(header) if header.length > length_max => return Err(End::TooLong(header, length_max)),
         Some(header) if arrived >= header.length => return Ok(true),
         Some(header) => header.length - arrived,
         None => Header::SIZE,

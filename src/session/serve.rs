@@ -2,8 +2,7 @@
 //!
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
-use super::{End, forwarded, owed, work_time};
-use super::{Owed, Requests, Service, Session};
+use super::{Drain, End, Outline, Owed, Requests, Service, Session, drain, forwarded, owed, work_time};
 use crate::classify::{Verdict, classify};
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::{self, Served};
@@ -24,20 +23,25 @@ impl Session {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let length = message.len();
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
-        let outcome = match Request::read(message, &mut self.scratch) {
-            Ok(request) => serve_one(&request, self.last_reply_id, &self.service, &mut self.upstream).await?,
+        let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
+            Ok(request) => {
+                let drain = self.drain.as_ref();
+                serve_one(&request, self.last_reply_id, &self.service, drain, &mut self.upstream).await?
+            }
             Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
             Err(rejection) => return Err(rejection.into()),
         };
         if !self.upstream.is_in_step() {
             return Err(End::OutOfStep);
         }
+        self.forget_unpacked();
         self.requests = Requests::Reading;
         match outcome {
             Outcome::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
-                if let Some(reply) = reply {
-                    self.replies.owe(reply);
+                match reply {
+                    Some(reply) => self.replies.owe(reply),
+                    None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
                 return Ok(());
@@ -58,6 +62,7 @@ async fn serve_one(
     request: &Request<'_>,
     reply_id: i32,
     service: &Service,
+    drain: Option<&Drain>,
     upstream: &mut crate::upstream::Connection,
 ) -> Result<Outcome, End> {
     let envelope = &request.envelope;
@@ -65,12 +70,17 @@ async fn serve_one(
         Ok(message) => message,
         Err(rejection) => return turn_down(envelope, rejection, reply_id),
     };
+    let outline = Outline::of(message);
     let commands = &service.metrics.commands;
     let catalog = service.writes.catalog();
     let verdict = match classify(message, &**catalog) {
         Ok(verdict) => verdict,
         Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
     };
+    if let Some(drain) = drain.filter(|drain| drain::turns_away(drain, &verdict, &outline)) {
+        commands.turned_away.inc();
+        return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
+    }
     match (verdict, message) {
         (Verdict::Refuse(refusal), _) => {
             commands.refused.inc();
@@ -92,12 +102,12 @@ async fn serve_one(
                 }
                 Served::Untouched => {
                     timer.stop_and_discard();
-                    Ok(Outcome::Forward(owed(envelope, false)))
+                    Ok(Outcome::Forward(owed(envelope, false, &outline)))
                 }
             }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &**catalog) {
+        _ => match forwarded(request, &outline, &**catalog) {
             Some(reply) => Ok(Outcome::Forward(reply)),
             None => Err(End::OutOfStep),
         },

@@ -20,9 +20,6 @@ use tokio::time::{Instant, timeout, timeout_at};
 pub use connection::{Connection, Error, Reply};
 pub use topology::Targets;
 
-/// How long a client may wait for an upstream connection: below the 10 s that drivers give a handshake, so that the
-/// client hears why.
-const SELECTION: Duration = Duration::from_secs(8);
 /// How long one address may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long to leave it when no address accepted one.
@@ -44,9 +41,10 @@ pub enum SetupError {
 
 /// No upstream connection came about within the limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no upstream connection within {} s: {reason}", SELECTION.as_secs())]
+#[error("no upstream connection within {}: {reason}", humantime::format_duration(*.within))]
 pub struct NoConnection {
     reason: String,
+    within: Duration,
 }
 
 /// The deployment behind Keyward.
@@ -55,6 +53,7 @@ pub struct Upstream {
     client: Client,
     targets: watch::Receiver<Targets>,
     turn: Arc<AtomicUsize>,
+    has_credential: bool,
 }
 
 impl Upstream {
@@ -74,18 +73,25 @@ impl Upstream {
         // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it.
         options.selection_criteria = None;
         options.read_concern = None;
+        let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
         options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
         Ok(Upstream {
             client: Client::with_options(options)?,
             targets,
             turn: Arc::default(),
+            has_credential,
         })
     }
 
     /// Keyward's own client, under the user in the URI.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Whether Keyward itself has to authenticate, and so, one may assume, everybody else.
+    pub fn has_credential(&self) -> bool {
+        self.has_credential
     }
 
     /// Who may be connected to, as it changes.
@@ -96,9 +102,9 @@ impl Upstream {
     /// Connects to a `mongos` (each in turn) or to the primary.
     ///
     /// # Errors
-    /// [`NoConnection`] if none accepts within 8 s.
-    pub async fn connect(&self) -> Result<Connection, NoConnection> {
-        let deadline = Instant::now() + SELECTION;
+    /// [`NoConnection`] if none accepts `within` that time.
+    pub async fn connect(&self, within: Duration) -> Result<Connection, NoConnection> {
+        let deadline = Instant::now() + within;
         let mut targets = self.targets.clone();
         let mut reason = "no mongos or primary is known".to_owned();
         loop {
@@ -109,13 +115,13 @@ impl Upstream {
                 match timeout_at(deadline, connect_to(address)).await {
                     Ok(Ok(connection)) => return Ok(connection),
                     Ok(Err(error)) => reason = format!("{address}: {error}"),
-                    Err(_) => return Err(NoConnection { reason }),
+                    Err(_) => return Err(NoConnection { reason, within }),
                 }
             }
-            let pause = if addresses.is_empty() { SELECTION } else { RETRY };
+            let pause = if addresses.is_empty() { within } else { RETRY };
             let changed = timeout(pause, targets.changed());
             if timeout_at(deadline, changed).await.is_err() {
-                return Err(NoConnection { reason });
+                return Err(NoConnection { reason, within });
             }
         }
     }

@@ -112,6 +112,13 @@ pub fn decompress(message: &[u8], into: &mut Vec<u8>) -> Result<Compressor, Reje
     Ok(compressor)
 }
 
+/// The bytes that the OP_COMPRESSED `message` says it takes unpacked.
+pub fn stated_bytes(message: &[u8]) -> Option<usize> {
+    let stated = message.get(Header::SIZE + 4..)?.first_chunk::<4>()?;
+    let bytes = usize::try_from(i32::from_le_bytes(*stated)).ok()?;
+    Some(bytes.min(MESSAGE_BYTES_MAX))
+}
+
 /// Packs `message` (whole, header included) as an OP_COMPRESSED; `None` if the result would pass the limit.
 pub fn compress(message: &[u8], compressor: Compressor) -> Option<Vec<u8>> {
     let inner = Header::read(message).ok()??;

@@ -48,13 +48,26 @@ impl Inbox {
         Ok(self.header()?.and_then(|header| self.bytes.get(..header.length)))
     }
 
+    /// The capacity that [`Inbox::space`] will bring about, or a little less.
+    pub fn capacity_for(&self, wanted: usize) -> usize {
+        self.bytes.capacity().max(self.bytes.len() + self.growth(wanted))
+    }
+
+    /// The bytes to make room for behind what has arrived; none if there is room enough.
+    fn growth(&self, wanted: usize) -> usize {
+        if self.bytes.capacity() - self.bytes.len() >= wanted.clamp(1, IDLE_BYTES / 2) {
+            return 0;
+        }
+        wanted.clamp(IDLE_BYTES, self.bytes.len().max(READ_BYTES_MAX))
+    }
+
     /// Where the next bytes go, with room for up to `wanted` of them, or a little if nobody knows.
     ///
     /// Grows to twice what has arrived at most, so that what a header states costs nothing until it is there.
     pub fn space(&mut self, wanted: usize) -> &mut (impl BufMut + use<>) {
-        if self.bytes.capacity() - self.bytes.len() < wanted.clamp(1, IDLE_BYTES / 2) {
-            let reach = self.bytes.len().max(READ_BYTES_MAX);
-            self.bytes.reserve(wanted.clamp(IDLE_BYTES, reach));
+        let growth = self.growth(wanted);
+        if growth > 0 {
+            self.bytes.reserve(growth);
         }
         &mut self.bytes
     }

@@ -15,7 +15,7 @@ mod rejection;
 mod request;
 
 pub use batch::{Batch, BatchItemError, Documents};
-pub use compressed::{Compressor, compress, decompress};
+pub use compressed::{Compressor, compress, decompress, stated_bytes};
 pub use frame::{Draft, Frame, OutSequence, TooLong};
 pub use header::{Header, OpCode};
 pub use inbox::Inbox;

@@ -42,16 +42,23 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads a whole message; a compressed one is unpacked into `scratch`.
+    /// Reads a whole message; a compressed one is unpacked into `scratch`, or is there already, unpacked by `unpacked_by`.
     ///
     /// # Errors
     /// The [`Rejection`] of a message that can't be unpacked, so that nobody knows what its reply should look like.
-    pub fn read(message: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<Self, Rejection> {
+    pub fn read(
+        message: &'a [u8],
+        unpacked_by: Option<Compressor>,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<Self, Rejection> {
         let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
         if outer.op_code != OpCode::COMPRESSED {
             return Ok(Self::read_unpacked(message, outer, None));
         }
-        let compressor = decompress(message, scratch)?;
+        let compressor = match unpacked_by {
+            Some(compressor) => compressor,
+            None => decompress(message, scratch)?,
+        };
         let inner = Header::read(scratch)?.ok_or(Rejection::TooShort)?;
         Ok(Self::read_unpacked(scratch, inner, Some(compressor)))
     }

@@ -197,9 +197,10 @@ impl Case<'_> {
 
     /// Has the statement evaluated; what is concluded is there to be committed.
     async fn evaluate(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
+        let documents_max = self.context.documents_max();
         let evaluated = self
             .statement
-            .evaluate(self.protected, self.token(), transaction, upstream)
+            .evaluate(self.protected, self.token(), documents_max, transaction, upstream)
             .await?;
         Ok(match evaluated {
             Evaluated::Done(reply) => Attempted::Concluded(Conclusion::Reply(reply)),
@@ -213,6 +214,7 @@ impl Case<'_> {
             }
             Evaluated::TooMany => Attempted::Abandoned(Conclusion::Refused(Refusal::TooMany {
                 namespace: self.protected.namespace.clone(),
+                documents_max,
             })),
         })
     }

@@ -7,6 +7,7 @@ mod back_off;
 mod batch_command;
 mod bulk;
 mod drop;
+mod era;
 mod shard_key;
 mod touch;
 
@@ -37,6 +38,7 @@ mod insert_within;
 mod modify;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -44,12 +46,15 @@ use arc_swap::{ArcSwap, Guard};
 use crate::catalog::{Catalog, Protected};
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::classify::Write;
+use crate::limits::Limits;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
 use back_off::BackOff;
 use batch_command::BatchCommand;
+use era::Eras;
+pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
 use statement::Kind;
 use transaction::Transaction;
@@ -65,6 +70,8 @@ pub struct Context {
     lease: Duration,
     /// The attempts under way in this process.
     in_flight: InFlight,
+    eras: Eras,
+    documents_max: AtomicUsize,
 }
 
 impl Context {
@@ -74,7 +81,18 @@ impl Context {
             catalog: ArcSwap::new(catalog),
             lease,
             in_flight: InFlight::default(),
+            eras: Eras::new(),
+            documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
         }
+    }
+
+    /// Has one statement change no more than `max` documents in one transaction.
+    pub fn limit_documents(&self, max: usize) {
+        self.documents_max.store(max, Ordering::Relaxed);
+    }
+
+    fn documents_max(&self) -> usize {
+        self.documents_max.load(Ordering::Relaxed)
     }
 
     /// The constraints that hold now.

@@ -18,9 +18,6 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::Token;
 use crate::upstream::Connection;
 
-/// The most documents that one statement may change in one transaction.
-pub const DOCUMENTS_MAX: usize = 10_000;
-
 /// The command that a statement belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -63,7 +60,7 @@ pub struct Statement<'a> {
 pub enum Evaluated {
     /// The server's reply; reservations have moved along.
     Done(Vec<u8>),
-    /// As above, for the first [`DOCUMENTS_MAX`] of the documents that a `delete` matches: it is to be run again.
+    /// As above, for as many of the documents that a `delete` matches as one transaction may hold: it is to be run again.
     DoneInPart(Vec<u8>),
     /// The server's reply says that it refused the statement; the transaction is over.
     Refused(Vec<u8>),
@@ -73,7 +70,7 @@ pub enum Evaluated {
     Impossible(Impossible),
     /// The server refused to look for the documents; the transaction is over.
     Unseen(Refused),
-    /// More than [`DOCUMENTS_MAX`] documents match, and they can't be changed by parts.
+    /// More documents match than one transaction may hold, and they can't be changed by parts.
     TooMany,
 }
 
@@ -171,7 +168,8 @@ impl<'a> Statement<'a> {
         Ok(command)
     }
 
-    /// Has the server evaluate the statement, and moves reservations along, all in `transaction`.
+    /// Has the server evaluate the statement, and moves reservations along, all in `transaction`; for `documents_max`
+    /// documents at most.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -179,20 +177,21 @@ impl<'a> Statement<'a> {
         self,
         protected: &Protected,
         token: Token,
+        documents_max: usize,
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Evaluated, Failure> {
         let selection = self.selection()?;
-        let selected = image::read(protected, &selection, DOCUMENTS_MAX + 1, transaction, upstream).await;
+        let selected = image::read(protected, &selection, documents_max + 1, transaction, upstream).await;
         let mut selected = match selected {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluated::Unseen(refused)),
             selected => selected?,
         };
         // A delete of many isn't atomic on the server either.
-        let is_part = selected.len() > DOCUMENTS_MAX && self.kind == Kind::Delete;
+        let is_part = selected.len() > documents_max && self.kind == Kind::Delete;
         if is_part {
-            selected.truncate(DOCUMENTS_MAX);
-        } else if selected.len() > DOCUMENTS_MAX {
+            selected.truncate(documents_max);
+        } else if selected.len() > documents_max {
             return Ok(Evaluated::TooMany);
         }
         let these = image::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_part))?;

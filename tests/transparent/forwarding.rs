@@ -57,7 +57,7 @@ fn packed(random: &mut StdRng, bytes: Vec<u8>) -> Vec<u8> {
 
 fn wants_reply(bytes: &[u8]) -> bool {
     let mut scratch = Vec::new();
-    let request = keyward::wire::Request::read(bytes, &mut scratch).unwrap();
+    let request = keyward::wire::Request::read(bytes, None, &mut scratch).unwrap();
     request.envelope.wants_reply()
 }
 

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use bson::doc;
-use keyward::server::Limits;
+use keyward::limits::Limits;
 use testbed::ReplicaSet;
 
 use crate::fake::FakeMongos;
@@ -79,7 +79,7 @@ fn clients_are_spread_over_several_mongos() {
 #[test]
 fn one_connection_too_many_is_closed() {
     let limits = Limits {
-        connections_max: 2,
+        max_connections: 2,
         ..Limits::default()
     };
     let proxy = Proxy::with_limits(&ReplicaSet::shared().uri(), limits);
@@ -102,7 +102,7 @@ fn a_stop_waits_for_answers_and_for_nothing_else() {
     let mut busy = Socket::open(&proxy.address);
     busy.send(&message(&ping(), 0, 1));
     let (mut server, _) = upstream.accept();
-    proxy.begin_stop();
+    proxy.begin_stop(Duration::from_secs(30));
     assert!(silent.is_closed());
     assert!(idle.is_closed());
     assert!(idle_server.is_closed());
@@ -118,15 +118,11 @@ fn a_stop_waits_for_answers_and_for_nothing_else() {
 #[test]
 fn what_never_gets_an_answer_is_cut_off() {
     let upstream = FakeMongos::start();
-    let limits = Limits {
-        drain: Duration::from_millis(200),
-        ..Limits::default()
-    };
-    let mut proxy = Proxy::with_limits(&upstream.uri(), limits);
+    let mut proxy = Proxy::start(&upstream.uri());
     let mut busy = Socket::open(&proxy.address);
     busy.send(&message(&ping(), 0, 1));
     let (mut server, _) = upstream.accept();
-    proxy.begin_stop();
+    proxy.begin_stop(Duration::from_millis(200));
     proxy.wait();
     assert!(busy.is_closed());
     assert!(server.is_closed());

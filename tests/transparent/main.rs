@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod draining;
 mod drivers;
 mod fake;
 mod forwarding;
 mod hello;
 mod lifecycle;
+mod limits;
 mod proxy;
 #[path = "../support/scripts.rs"]
 mod scripts;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::catalog::Catalog;
+use keyward::limits::Limits;
 use keyward::metrics::Metrics;
-use keyward::server::{self, Limits};
-use keyward::session::Service;
+use keyward::server;
+use keyward::session::{Drain, Service, Stage};
 use keyward::upstream::Upstream;
 use keyward::write;
 use tokio::net::TcpListener;
@@ -18,7 +19,7 @@ use tokio::task::JoinHandle;
 pub struct Proxy {
     pub address: String,
     runtime: Runtime,
-    stop: watch::Sender<bool>,
+    stage: watch::Sender<Stage>,
     server: Option<JoinHandle<()>>,
 }
 
@@ -33,22 +34,26 @@ impl Proxy {
             .enable_all()
             .build()
             .unwrap();
-        let (stop, stopping) = watch::channel(false);
+        let (stage, stages) = watch::channel(Stage::Serving);
         let (address, server) = runtime.block_on(async {
-            let service = Service {
-                upstream: Upstream::new(upstream).await.unwrap(),
-                writes: write::Context::new(Arc::new(Catalog::default()), Duration::from_secs(10)),
-                metrics: Metrics::new(&[]),
-            };
+            let upstream = Upstream::new(upstream).await.unwrap();
+            let is_secured = upstream.has_credential();
+            let service = Service::new(
+                upstream,
+                write::Context::new(Arc::new(Catalog::default()), Duration::from_secs(10)),
+                Metrics::new(&[]),
+                limits,
+                is_secured,
+            );
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
-            let server = tokio::spawn(server::run(listener, Arc::new(service), limits, stopping));
+            let server = tokio::spawn(server::run(listener, Arc::new(service), stages));
             (address, server)
         });
         Proxy {
             address,
             runtime,
-            stop,
+            stage,
             server: Some(server),
         }
     }
@@ -57,9 +62,9 @@ impl Proxy {
         format!("mongodb://{}/", self.address)
     }
 
-    /// Asks it to stop, without waiting.
-    pub fn begin_stop(&self) {
-        self.stop.send_replace(true);
+    /// Asks it to send its clients away in that time, without waiting.
+    pub fn begin_stop(&self, drain: Duration) {
+        self.stage.send_replace(Stage::Draining(Drain::begin(drain)));
     }
 
     /// Waits until it has stopped.

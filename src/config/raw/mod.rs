@@ -29,7 +29,11 @@ pub struct RawConfig {
     #[serde(default, deserialize_with = "duration")]
     pub lease: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
+    pub drain_delay: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
     pub drain: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub reload_interval: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
     pub sweep: Option<Duration>,
     pub log: Option<RawLog>,
@@ -58,6 +62,17 @@ pub enum RawLogFormat {
 #[serde(deny_unknown_fields)]
 pub struct RawLimits {
     pub max_connections: Option<usize>,
+    pub max_unauthenticated_message_bytes: Option<usize>,
+    pub max_buffered_bytes: Option<usize>,
+    pub max_documents_per_statement: Option<usize>,
+    #[serde(default, deserialize_with = "duration")]
+    pub handshake_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub message_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub idle_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    pub upstream_timeout: Option<Duration>,
 }
 
 /// One item of `constraints`; the fields that `createIndex` has are named as `createIndex` names them.

@@ -1,0 +1,23 @@
+//! How many files, which sockets are, the process may have open: as many as it is allowed to allow itself.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// What is open besides clients and their upstream connections: the log, the admin pages, Keyward's own connections.
+const OTHERS: u64 = 500;
+
+/// Allows as many as possible, and warns if they aren't enough for `connections` clients.
+pub(super) fn allow(connections: usize) {
+    let limits = getrlimit(Resource::RLIMIT_NOFILE);
+    let raised = limits.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    let needed = 2 * connections as u64 + OTHERS;
+    match raised {
+        Ok(open_max) if open_max < needed => tracing::warn!(
+            open_max,
+            needed,
+            "fewer open files are allowed than limits.max_connections clients need, two each; raise the limit (LimitNOFILE, \
+             ulimit -n) or lower the setting"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "the limit of open files could not be raised"),
+    }
+}

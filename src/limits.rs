@@ -1,0 +1,207 @@
+//! What clients can use up at most, and the memory that they share for messages on their way.
+//!
+//! Memory is asked for only where a buffer grows past what every connection has anyway, so small messages cost nothing
+//! here. What isn't free is waited for: the client isn't read from meanwhile, and others go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prometheus::IntGauge;
+use tokio::sync::Notify;
+
+/// Up to so many bytes, a connection's buffer isn't counted.
+const UNCOUNTED_BYTES: usize = 32 * 1024;
+
+/// What clients can use up at most; the settings below `limits`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at a time; one more is closed at once, as `mongos` does.
+    pub max_connections: usize,
+    /// Bytes of a message before the client has authenticated, where it has to.
+    pub max_unauthenticated_message_bytes: usize,
+    /// Bytes of messages that have arrived, over all connections.
+    pub max_buffered_bytes: usize,
+    /// Documents that one statement may change in one transaction.
+    pub max_documents_per_statement: usize,
+    /// From a connection's beginning until its first message is there.
+    pub handshake_timeout: Duration,
+    /// How long a client may stop in the middle of a message.
+    pub message_timeout: Duration,
+    /// How long a connection may be without messages; zero is for ever.
+    pub idle_timeout: Duration,
+    /// How long a client may wait for its connection to the deployment.
+    pub upstream_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_connections: 10_000,
+            max_unauthenticated_message_bytes: 64 * 1024,
+            max_buffered_bytes: 256 * 1024 * 1024,
+            max_documents_per_statement: 10_000,
+            handshake_timeout: Duration::from_secs(10),
+            message_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::ZERO,
+            // Below the 10 s that drivers give a handshake, so that the client hears why.
+            upstream_timeout: Duration::from_secs(8),
+        }
+    }
+}
+
+/// Memory that all connections share.
+#[derive(Debug)]
+pub struct Memory {
+    used: AtomicUsize,
+    max: AtomicUsize,
+    freed: Notify,
+    /// Shows what is used.
+    shown: IntGauge,
+}
+
+impl Memory {
+    /// `max` bytes; what is used of them is `shown`.
+    pub fn new(max: usize, shown: IntGauge) -> Arc<Memory> {
+        Arc::new(Memory {
+            used: AtomicUsize::new(0),
+            max: AtomicUsize::new(max),
+            freed: Notify::new(),
+            shown,
+        })
+    }
+
+    /// Makes it `max` bytes from now on; what is in use stays so.
+    pub fn resize(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
+        self.freed.notify_waiters();
+    }
+
+    fn try_take(&self, bytes: usize) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
+        let take = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if taken.is_ok() {
+            self.shown.add(signed(bytes));
+        }
+        taken.is_ok()
+    }
+
+    async fn take(&self, bytes: usize) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // Registered before looking, or what is freed in between would be missed.
+            freed.as_mut().enable();
+            if self.try_take(bytes) {
+                return;
+            }
+            freed.await;
+        }
+    }
+}
+
+/// One buffer's part of the memory; given back when this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    memory: Option<Arc<Memory>>,
+    bytes: usize,
+}
+
+impl Share {
+    /// Nothing yet, of `memory`.
+    pub fn of(memory: Arc<Memory>) -> Share {
+        Share {
+            memory: Some(memory),
+            bytes: 0,
+        }
+    }
+
+    /// Of no limit at all.
+    pub fn unlimited() -> Share {
+        Share { memory: None, bytes: 0 }
+    }
+
+    /// Makes it what a buffer of `capacity` bytes needs, once that is free.
+    ///
+    /// - Cancel: it stays as it was.
+    pub async fn cover(&mut self, capacity: usize) {
+        let wanted = if capacity > UNCOUNTED_BYTES { capacity } else { 0 };
+        if wanted == self.bytes {
+            return;
+        }
+        let Some(memory) = &self.memory else { return };
+        match wanted > self.bytes {
+            true => memory.take(wanted - self.bytes).await,
+            false => give_back(memory, self.bytes - wanted),
+        }
+        self.bytes = wanted;
+    }
+
+    /// Gives all of it back.
+    pub fn release(&mut self) {
+        if let Some(memory) = &self.memory
+            && self.bytes > 0
+        {
+            give_back(memory, self.bytes);
+        }
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn give_back(memory: &Memory, bytes: usize) {
+    memory.used.fetch_sub(bytes, Ordering::Relaxed);
+    memory.shown.sub(signed(bytes));
+    memory.freed.notify_waiters();
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn gauge() -> IntGauge {
+        IntGauge::new("used", "bytes").unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_asks_for_more_waits_until_it_is_there() {
+        let memory = Memory::new(100_000, gauge());
+        let (mut one, mut other) = (Share::of(memory.clone()), Share::of(memory.clone()));
+        one.cover(90_000).await;
+        assert!(other.cover(50_000).now_or_never().is_none());
+        // Small buffers never wait.
+        assert!(other.cover(UNCOUNTED_BYTES).now_or_never().is_some());
+        let waiting = tokio::spawn(async move {
+            other.cover(50_000).await;
+            other
+        });
+        tokio::task::yield_now().await;
+        one.cover(1_000).await;
+        let other = waiting.await.unwrap();
+        assert_eq!(memory.shown.get(), 50_000);
+        drop((one, other));
+        assert_eq!(memory.shown.get(), 0);
+        assert!(memory.try_take(100_000));
+    }
+
+    #[tokio::test]
+    async fn a_larger_limit_lets_those_in_who_wait() {
+        let memory = Memory::new(50_000, gauge());
+        let mut share = Share::of(memory.clone());
+        assert!(share.cover(60_000).now_or_never().is_none());
+        memory.resize(60_000);
+        assert!(share.cover(60_000).now_or_never().is_some());
+    }
+}

@@ -1,0 +1,247 @@
+//! Another configuration for a Keyward that serves: all of it holds, or none of it and why.
+//!
+//! What can't be changed while it runs is named, and stays as it is until the next start. A new constraint reserves for all
+//! writes from the first moment on; it takes in the documents that are there only when nothing is under way any
+//! more that was decided without it. Until then, and if it fails, the constraints from before hold without a gap.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{sleep_until, timeout};
+
+use crate::config::{Config, Problems};
+use crate::constraint::Constraint;
+use crate::metrics::constraint_label;
+use crate::prepare::{self, PrepareError, Reserving};
+use crate::session::Service;
+
+/// How long what was decided by the old constraints may take to be done.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Why a configuration isn't taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// It is wrong by itself.
+    #[error(transparent)]
+    Config(#[from] Problems),
+    /// Its constraints can't be made to hold.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// Commands from before are still under way.
+    #[error(
+        "commands that began before the new constraints are still under way after {}: nothing was changed; load it again later",
+        humantime::format_duration(PATIENCE)
+    )]
+    Busy,
+}
+
+/// What a reload has changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Constraints that hold now and didn't before.
+    pub added: Vec<String>,
+    /// Constraints that don't hold any more.
+    pub removed: Vec<String>,
+    /// Settings that are different in the file, and stay as they are until the next start.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// What became of the last reload, for whoever asks; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Reloads {
+    last: Arc<Mutex<Option<Value>>>,
+}
+
+impl Reloads {
+    /// It as JSON.
+    pub fn last(&self) -> Value {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.clone().unwrap_or_else(|| json!({ "outcome": "none" }))
+    }
+
+    /// One has begun.
+    pub fn begin(&self) {
+        self.note(json!({ "outcome": "under way" }));
+    }
+
+    /// It holds.
+    pub fn applied(&self, generation: i64, changes: &Changes) {
+        self.note(json!({
+            "outcome": "applied",
+            "generation": generation,
+            "constraintsAdded": changes.added,
+            "constraintsRemoved": changes.removed,
+            "needsRestart": changes.needs_restart,
+        }));
+    }
+
+    /// It was refused.
+    pub fn refused(&self, generation: i64, error: &ReloadError) {
+        self.note(json!({ "outcome": "refused", "generation": generation, "error": error.to_string() }));
+    }
+
+    fn note(&self, outcome: Value) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
+}
+
+/// Has `wanted` hold where `current` does; `current` is then what holds.
+///
+/// Cancel: constraints that are new may reserve already, and enforce nothing.
+/// # Errors
+/// [`ReloadError`]; nothing has changed then.
+pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> Result<Changes, ReloadError> {
+    let (added, removed) = apply_constraints(service, current, &wanted.constraints).await?;
+    service.limit(wanted.limits);
+    let changes = Changes {
+        added: names(&added),
+        removed: names(&removed),
+        needs_restart: needing_restart(current, &wanted),
+    };
+    let format = current.log.format;
+    *current = Config {
+        listen: current.listen,
+        admin: current.admin,
+        upstream: current.upstream.clone(),
+        lease: current.lease,
+        ..wanted
+    };
+    current.log.format = format;
+    Ok(changes)
+}
+
+/// The settings that are different and can't be changed while Keyward runs. Certificates, once there are any, aren't among
+/// them: they are to be loaded in [`apply`], before the constraints.
+fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
+    let settings = [
+        ("listen", current.listen != wanted.listen),
+        ("upstream", current.upstream.uri() != wanted.upstream.uri()),
+        ("admin", current.admin != wanted.admin),
+        ("lease", current.lease != wanted.lease),
+        ("log.format", current.log.format != wanted.log.format),
+    ];
+    let different = settings.into_iter().filter(|(_, is_different)| *is_different);
+    different.map(|(name, _)| name).collect()
+}
+
+type Constraints = Vec<Arc<Constraint>>;
+
+/// Has `wanted` be enforced; gives what is new, and what is gone.
+async fn apply_constraints(
+    service: &Service,
+    current: &Config,
+    wanted: &[Arc<Constraint>],
+) -> Result<(Constraints, Constraints), ReloadError> {
+    let without = |these: &[Arc<Constraint>], those: &[Arc<Constraint>]| {
+        let is_there = |one: &Constraint| those.iter().any(|other| is_same(one, other));
+        let left = these.iter().filter(|constraint| !is_there(constraint));
+        left.cloned().collect::<Constraints>()
+    };
+    let (added, removed) = (
+        without(wanted, &current.constraints),
+        without(&current.constraints, wanted),
+    );
+    if names(wanted) == names(&current.constraints) && added.is_empty() {
+        return Ok((added, removed));
+    }
+    let client = service.upstream.client();
+    // Until the new ones hold, those that will be gone hold, too.
+    let all = [wanted, &removed].concat();
+    let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
+    let before = service.writes.catalog().clone();
+    if let Err(error) = enforce(service, current, &removed, &reserving, &added).await {
+        // Who reserves without need does no harm meanwhile.
+        drop(service.writes.replace(before));
+        added.iter().for_each(|constraint| service.metrics.forget(constraint));
+        return Err(error);
+    }
+    let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_same(gone, constraint));
+    drop(
+        service
+            .writes
+            .replace(Arc::new(service.writes.catalog().without(is_gone))),
+    );
+    removed.iter().for_each(|constraint| service.metrics.forget(constraint));
+    Ok((added, removed))
+}
+
+/// Has all constraints reserve, and those in `added` take in the documents that are there.
+///
+/// Also where another Keyward has taken them in: what was written here until now is reserved by nobody.
+async fn enforce(
+    service: &Service,
+    current: &Config,
+    removed: &[Arc<Constraint>],
+    reserving: &Reserving,
+    added: &[Arc<Constraint>],
+) -> Result<(), ReloadError> {
+    let client = service.upstream.client();
+    added
+        .iter()
+        .for_each(|constraint| service.metrics.set_ready(constraint, false));
+    let past = service.writes.replace(Arc::new(reserving.catalog()));
+    if !added.is_empty() {
+        let transactions = service.writes.transactions_end();
+        timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
+        if let Some(end) = transactions {
+            tracing::info!("waiting until no transaction from before can be open any more");
+            sleep_until(end).await;
+        }
+        let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
+        reserving.take_in(client, current.lease, is_new).await?;
+    }
+    for constraint in removed {
+        prepare::suspend(client, constraint).await?;
+    }
+    added
+        .iter()
+        .for_each(|constraint| service.metrics.set_ready(constraint, true));
+    Ok(())
+}
+
+fn is_named(one: &Constraint, other: &Constraint) -> bool {
+    one.namespace() == other.namespace() && one.name() == other.name()
+}
+
+/// Whether the two mean the same, the order of their fields included.
+fn is_same(one: &Constraint, other: &Constraint) -> bool {
+    let definitions = (one.definition().to_vec(), other.definition().to_vec());
+    is_named(one, other)
+        && one.strategy() == other.strategy()
+        && matches!(definitions, (Ok(one), Ok(other)) if one == other)
+}
+
+fn names(constraints: &[Arc<Constraint>]) -> Vec<String> {
+    constraints
+        .iter()
+        .map(|constraint| constraint_label(constraint))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        let text = format!("upstream: mongodb://db\nconstraints: []\n{text}");
+        Config::from_text(Path::new("keyward.yaml"), &text, None).unwrap()
+    }
+
+    #[test]
+    fn what_only_a_start_can_change_is_named() {
+        let current = config("");
+        for (text, expected) in [
+            ("drain: 1s\nsweep: 2s\nlog: { level: debug }", vec![]),
+            ("listen: 127.0.0.1:1", vec!["listen"]),
+            ("lease: 1m\nadmin: 127.0.0.1:2", vec!["admin", "lease"]),
+            ("log: { format: json, level: warn }", vec!["log.format"]),
+        ] {
+            assert_eq!(needing_restart(&current, &config(text)), expected, "{text}");
+        }
+        let elsewhere = Config::from_text(Path::new("k"), "upstream: mongodb://x\nconstraints: []", None).unwrap();
+        assert_eq!(needing_restart(&current, &elsewhere), ["upstream"]);
+    }
+}

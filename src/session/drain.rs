@@ -1,0 +1,125 @@
+//! How a connection ends when Keyward stops: what its client is told, and when it may go.
+//!
+//! As a `mongos` in quiesce mode: handshakes, those that wait for a change included, are answered with error 91, by which
+//! drivers look for another server and let their connections go; what clients still send is carried out. In the second
+//! half of the time what begins something new gets that error, too. A connection that has been quiet for a moment is closed.
+
+use std::time::Duration;
+
+use bson::oid::ObjectId;
+use bson::spec::ElementType;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::outline::Outline;
+use super::replies::Owed;
+use crate::classify::{Protection, Verdict, classify};
+use crate::raw::Builder;
+use crate::wire::Request;
+
+/// A connection that is as quiet as this isn't one that a driver, told to go elsewhere, is about to use.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How far a server is on its way to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It accepts clients and serves them.
+    Serving,
+    /// It sends them away.
+    Draining(Drain),
+}
+
+/// The time in which clients are sent away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drain {
+    begun: Instant,
+    until: Instant,
+}
+
+impl Drain {
+    /// Begins now, and takes no longer than `time`.
+    pub fn begin(time: Duration) -> Drain {
+        let begun = Instant::now();
+        Drain {
+            begun,
+            until: begun + time,
+        }
+    }
+
+    /// When what is still there is cut off.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// How long a connection must be quiet before it is closed.
+    pub fn quiet(&self) -> Duration {
+        QUIET.min((self.until - self.begun) / 4)
+    }
+
+    /// Whether what begins something new is turned away.
+    pub fn turns_away(&self) -> bool {
+        Instant::now() >= self.begun + (self.until - self.begun) / 2
+    }
+
+    /// The error that a handshake gets, or a command with this outline.
+    ///
+    /// Its topology version is of a process of its own: drivers leave out what is older than what they know, and
+    /// the next Keyward at this address will pass on what its own `mongos` says.
+    pub fn error(&self, process: ObjectId, outline: Option<&Outline>) -> Vec<u8> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let mut body = Builder::new();
+        body.open(ElementType::EmbeddedDocument, b"topologyVersion")
+            .append(ElementType::ObjectId, b"processId", &process.bytes())
+            .int64("counter", 1)
+            .close();
+        body.double("ok", 0.0)
+            .string("errmsg", b"Keyward is in quiesce mode and will shut down")
+            .int32("code", 91)
+            .string("codeName", b"ShutdownInProgress")
+            .int64(
+                "remainingQuiesceTimeMillis",
+                i64::try_from(left.as_millis()).unwrap_or(i64::MAX),
+            );
+        if let Some(label) = outline.and_then(Outline::label) {
+            body.open(ElementType::Array, b"errorLabels")
+                .string("0", label.as_bytes())
+                .close();
+        }
+        body.finish()
+    }
+}
+
+/// Ends when the server is draining and a connection that hasn't said anything has had a moment to.
+pub(super) async fn nothing_came(stage: &mut watch::Receiver<Stage>) {
+    if let Some(drain) = draining(stage).await {
+        tokio::time::sleep(drain.quiet()).await;
+    }
+}
+
+/// Ends when the server is draining; nothing if it is gone altogether.
+pub(crate) async fn draining(stage: &mut watch::Receiver<Stage>) -> Option<Drain> {
+    let stage = stage.wait_for(|stage| *stage != Stage::Serving).await.ok()?;
+    match *stage {
+        Stage::Draining(drain) => Some(drain),
+        Stage::Serving => None,
+    }
+}
+
+/// What [`super::forwarded`] says, but for what is to be turned away.
+pub(super) fn forwarded(
+    drain: &Drain,
+    request: &Request<'_>,
+    outline: &Outline,
+    protection: &impl Protection,
+) -> Option<Option<Owed>> {
+    let verdict = classify(request.parsed.as_ref().ok()?, protection).ok()?;
+    match turns_away(drain, &verdict, outline) {
+        true => None,
+        false => super::forwarded(request, outline, protection),
+    }
+}
+
+/// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
+pub(super) fn turns_away(drain: &Drain, verdict: &Verdict<'_>, outline: &Outline) -> bool {
+    *verdict == Verdict::Hello || drain.turns_away() && !outline.goes_on()
+}

@@ -1,0 +1,129 @@
+//! What isn't about messages: what a session has heard of is done when the connection is at a place for it, and whoever
+//! is turned away is told why before the connection closes.
+
+use std::time::Duration;
+
+use super::notice::Notice;
+use super::timer::Timer;
+use super::{End, Requests, Session};
+use crate::raw::Builder;
+use crate::stream::{Incoming, Outgoing};
+use crate::wire::{Draft, Envelope, Flags, OpCode, ServerError};
+
+/// How long a client whose message isn't read to its end has to take the reason.
+const LINGER: Duration = Duration::from_secs(1);
+
+impl Session {
+    /// Takes notice.
+    pub(super) fn note(&mut self, notice: Notice, timer: &mut Timer) -> Option<End> {
+        match notice {
+            Notice::Draining(None) => return Some(End::Stopping),
+            Notice::Draining(Some(drain)) => {
+                self.drain = Some(drain);
+                timer.unset();
+            }
+            Notice::Deposed => self.is_deposed = true,
+            Notice::Era(era) => self.next_era = Some(era),
+        }
+        None
+    }
+
+    /// Whether there is anything of which notice was taken.
+    pub(super) fn has_business(&self) -> bool {
+        self.drain.is_some() || self.is_deposed || self.next_era.is_some()
+    }
+
+    /// Does what can be done about it here and now.
+    pub(super) async fn attend(&mut self) -> Option<End> {
+        if let Err(end) = self.turn().await {
+            return Some(end);
+        }
+        if self.is_deposed && self.is_between_messages() {
+            return Some(End::NotPrimary);
+        }
+        let is_reading = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
+        let hello = self.replies.owed_hello(&self.upstream.incoming).filter(|_| is_reading);
+        if let (Some(drain), Some(hello)) = (self.drain, hello) {
+            self.last_reply_id = self.last_reply_id.wrapping_add(1);
+            // What upstream will still say of itself is for nobody: with this, the connection is at its end.
+            let error = drain.error(self.service.process, None);
+            let told = tell(&hello, &error, self.last_reply_id, &mut self.client_out).await;
+            return Some(told.err().unwrap_or(End::Stopping));
+        }
+        None
+    }
+
+    /// Whether the connection may be closed without taking an answer from the client.
+    pub(super) fn is_between_messages(&self) -> bool {
+        let is_reading = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
+        is_reading && self.replies.is_at_boundary(&self.upstream.incoming)
+    }
+
+    /// Goes over to the new era once nothing is under way that was decided in the one before.
+    async fn turn(&mut self) -> Result<(), End> {
+        let is_sending = matches!(self.requests, Requests::Sending { .. });
+        if self.next_era.is_none() || is_sending || self.replies.owes_to_write() {
+            return Ok(());
+        }
+        if self.is_unanswered {
+            if !self.replies.is_settled() {
+                return Ok(());
+            }
+            // Upstream takes one message after the other: with this one's reply, those without are done.
+            let mut ping = Builder::new();
+            ping.int32("ping", 1).string("$db", b"admin");
+            self.upstream.request(&Draft::of_body(&ping.finish())).await?;
+            self.is_unanswered = false;
+        }
+        if let Some(era) = self.next_era.take() {
+            self.era = era;
+        }
+        Ok(())
+    }
+}
+
+async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
+    let reply = envelope
+        .reply(body, reply_id)
+        .map_err(|too_long| End::Command(too_long.into()))?;
+    client.write_pieces([&reply[..]].into_iter()).await.map_err(End::Client)
+}
+
+/// Tells the client what can be told of `end`.
+pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Outgoing) -> End {
+    if let End::TooLong(header, max) = &end {
+        let envelope = Envelope {
+            request_id: header.request_id,
+            op_code: match header.op_code {
+                OpCode::COMPRESSED => OpCode::MSG,
+                op_code => op_code,
+            },
+            flags: Flags::default(),
+            compressor: None,
+        };
+        let error = ServerError {
+            code: 13,
+            code_name: "Unauthorized",
+            message: format!(
+                "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",
+                header.length
+            ),
+        };
+        let told = tell(&envelope, &error.body(), 1, client_out).await;
+        if told.is_ok() && client_out.finish().await.is_ok() {
+            // Closed with bytes unread, the connection would be reset, and the reply lost.
+            let _ = tokio::time::timeout(LINGER, drained(client_in)).await;
+        }
+    }
+    end
+}
+
+async fn drained(client: &mut Incoming) {
+    loop {
+        let arrived = client.inbox.bytes().len();
+        client.inbox.consume(arrived);
+        if !matches!(client.fill(0).await, Ok(1..)) {
+            return;
+        }
+    }
+}

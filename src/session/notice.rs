@@ -1,0 +1,84 @@
+//! What a session must hear of besides messages: one future, registered once and polled for as long as nothing happens.
+
+use mongodb::options::ServerAddress;
+use tokio::sync::watch;
+
+use super::drain::{Drain, Stage, draining};
+use crate::upstream::Targets;
+use crate::write::Era;
+
+/// What has happened.
+#[derive(Debug, Clone)]
+pub enum Notice {
+    /// Clients are to be sent away; `None` if the whole program is at its end.
+    Draining(Option<Drain>),
+    /// The server at the other end isn't the primary any more.
+    Deposed,
+    /// Another catalog decides from now on.
+    Era(Era),
+}
+
+/// Where it is heard of.
+#[derive(Debug)]
+pub struct Notices {
+    stage: Option<watch::Receiver<Stage>>,
+    targets: Option<watch::Receiver<Targets>>,
+    address: ServerAddress,
+    eras: watch::Receiver<Era>,
+}
+
+impl Notices {
+    /// For the session whose upstream connection goes to `address`.
+    pub fn new(
+        stage: watch::Receiver<Stage>,
+        targets: watch::Receiver<Targets>,
+        address: ServerAddress,
+        eras: watch::Receiver<Era>,
+    ) -> Notices {
+        Notices {
+            stage: Some(stage),
+            targets: Some(targets),
+            address,
+            eras,
+        }
+    }
+
+    /// Waits for the next one. Draining and deposition come once.
+    pub async fn next(mut self) -> (Notice, Notices) {
+        let notice = tokio::select! {
+            biased;
+            drain = stopping(&mut self.stage) => {
+                self.stage = None;
+                Notice::Draining(drain)
+            }
+            () = deposed(&mut self.targets, &self.address) => {
+                self.targets = None;
+                Notice::Deposed
+            }
+            era = era(&mut self.eras) => Notice::Era(era),
+        };
+        (notice, self)
+    }
+}
+
+async fn stopping(stage: &mut Option<watch::Receiver<Stage>>) -> Option<Drain> {
+    match stage {
+        Some(stage) => draining(stage).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn deposed(targets: &mut Option<watch::Receiver<Targets>>, address: &ServerAddress) {
+    match targets {
+        Some(targets) => drop(targets.wait_for(|targets| targets.has_moved_from(address)).await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn era(eras: &mut watch::Receiver<Era>) -> Era {
+    match eras.changed().await {
+        Ok(()) => eras.borrow_and_update().clone(),
+        // The program ends, which somebody else says.
+        Err(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,152 @@
+//! What a request says about what its connection is in the middle of: a cursor, a transaction, a write.
+//!
+//! Read from the body's own fields, without allocating, for every message: it must be known before anybody asks.
+
+use crate::raw::Doc;
+use crate::wire::Message;
+
+/// The outline of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outline {
+    /// It belongs to a transaction of the client's.
+    pub is_in_transaction: bool,
+    /// It begins or ends that transaction.
+    edge: Option<Edge>,
+    /// It goes on with a cursor, or closes one.
+    is_of_cursor: bool,
+    /// Its reply may leave a cursor open.
+    pub may_leave_cursor: bool,
+    /// It might write.
+    pub may_write: bool,
+    /// Its reply may say that the client is authenticated now.
+    pub authenticates: bool,
+    /// It has a number by which a driver sends it again.
+    has_number: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    Start,
+    End,
+}
+
+impl Outline {
+    /// The outline of `message`; one that can't be read begins something that might write.
+    pub fn of(message: &Message<'_>) -> Outline {
+        match message {
+            Message::Msg(message) => Outline::of_body(message.body),
+            Message::Query(query) => Outline::of_body(query.command),
+        }
+    }
+
+    fn of_body(body: Doc<'_>) -> Outline {
+        let mut outline = Outline {
+            may_write: true,
+            ..Outline::default()
+        };
+        let mut elements = body.elements().map_while(Result::ok);
+        let Some(first) = elements.next() else { return outline };
+        match first.name {
+            b"find" => {
+                outline.may_write = false;
+                outline.may_leave_cursor = true;
+            }
+            b"getMore" => {
+                outline.may_write = false;
+                outline.may_leave_cursor = true;
+                outline.is_of_cursor = true;
+            }
+            b"aggregate" | b"listCollections" | b"listIndexes" | b"bulkWrite" => outline.may_leave_cursor = true,
+            b"killCursors" => {
+                outline.may_write = false;
+                outline.is_of_cursor = true;
+            }
+            b"count" | b"distinct" | b"ping" | b"endSessions" => outline.may_write = false,
+            b"hello" | b"isMaster" | b"ismaster" | b"saslStart" | b"saslContinue" | b"authenticate" => {
+                outline.may_write = false;
+                outline.authenticates = true;
+            }
+            b"commitTransaction" | b"abortTransaction" => outline.edge = Some(Edge::End),
+            _ => {}
+        }
+        for element in elements {
+            match element.name {
+                b"autocommit" => outline.is_in_transaction = !element.is_truthy(),
+                b"startTransaction" if element.is_truthy() => outline.edge = Some(Edge::Start),
+                b"txnNumber" => outline.has_number = true,
+                _ => {}
+            }
+        }
+        outline
+    }
+
+    /// Whether a transaction is open once it has been carried out, as far as it shows.
+    pub fn leaves_transaction(&self) -> bool {
+        self.is_in_transaction && self.edge != Some(Edge::End)
+    }
+
+    /// Whether it goes on with what an earlier command began, and so can't be carried out elsewhere.
+    pub fn goes_on(&self) -> bool {
+        self.is_of_cursor || self.is_in_transaction && self.edge != Some(Edge::Start)
+    }
+
+    /// The label by which a driver knows that it may do again what was turned away: this command, or its transaction.
+    pub fn label(&self) -> Option<&'static str> {
+        match (self.is_in_transaction, self.edge) {
+            (true, Some(Edge::End)) => Some("RetryableWriteError"),
+            (true, _) => Some("TransientTransactionError"),
+            (false, _) => self.has_number.then_some("RetryableWriteError"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn outline(command: &Document) -> Outline {
+        let bytes = command.to_vec().unwrap();
+        Outline::of_body(Doc::new(&bytes).unwrap())
+    }
+
+    #[test]
+    fn a_transaction_is_open_from_its_first_command_to_its_last() {
+        let first =
+            doc! { "insert": "c", "lsid": 1, "txnNumber": 1_i64, "startTransaction": true, "autocommit": false };
+        let next = doc! { "find": "c", "lsid": 1, "txnNumber": 1_i64, "autocommit": false };
+        let last = doc! { "commitTransaction": 1, "lsid": 1, "txnNumber": 1_i64, "autocommit": false };
+        let of = |command| {
+            let outline = outline(command);
+            (outline.leaves_transaction(), outline.goes_on(), outline.label())
+        };
+        assert_eq!(of(&first), (true, false, Some("TransientTransactionError")));
+        assert_eq!(of(&next), (true, true, Some("TransientTransactionError")));
+        assert_eq!(of(&last), (false, true, Some("RetryableWriteError")));
+    }
+
+    #[test]
+    fn what_may_be_sent_again_is_labelled() {
+        assert_eq!(
+            outline(&doc! { "insert": "c", "txnNumber": 1_i64 }).label(),
+            Some("RetryableWriteError")
+        );
+        assert_eq!(outline(&doc! { "insert": "c" }).label(), None);
+        assert_eq!(outline(&doc! { "find": "c" }).label(), None);
+    }
+
+    #[test]
+    fn cursors_go_on_and_writes_may_write() {
+        assert!(outline(&doc! { "getMore": 1_i64, "collection": "c" }).goes_on());
+        assert!(!outline(&doc! { "find": "c" }).goes_on());
+        for (command, may_write) in [
+            ("find", false),
+            ("insert", true),
+            ("aggregate", true),
+            ("unheardOf", true),
+        ] {
+            assert_eq!(outline(&doc! { command: "c" }).may_write, may_write, "{command}");
+        }
+    }
+}

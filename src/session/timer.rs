@@ -1,0 +1,83 @@
+//! The one timer of a connection: set only where there is something to wait for (half a message, an idle time-out, the
+//! quiet before a stop), never for a message, and reset by none. When it rings, what has happened meanwhile shows.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+use super::{End, Requests, Session};
+
+/// Whether it is set, and how things stood when it was.
+#[derive(Debug)]
+pub struct Timer {
+    set_at_step: Option<u64>,
+    /// When something had happened last, as far as was looked.
+    busy_at: Instant,
+}
+
+impl Timer {
+    /// Not set.
+    pub fn new() -> Timer {
+        Timer {
+            set_at_step: None,
+            busy_at: Instant::now(),
+        }
+    }
+
+    /// Whether it will ring.
+    pub fn is_set(&self) -> bool {
+        self.set_at_step.is_some()
+    }
+
+    /// Has it set anew, because something else is waited for now.
+    pub fn unset(&mut self) {
+        self.set_at_step = None;
+    }
+}
+
+impl Session {
+    /// Sets the timer if something is to be waited for and it isn't set.
+    pub(super) fn set(&self, timer: &mut Timer, sleep: Pin<&mut Sleep>) {
+        if timer.is_set() {
+            return;
+        }
+        if let Some(after) = self.rings_after() {
+            timer.set_at_step = Some(self.steps);
+            sleep.reset(Instant::now() + after);
+        }
+    }
+
+    fn rings_after(&self) -> Option<Duration> {
+        let idle = Some(self.limits.idle_timeout).filter(|idle| !idle.is_zero());
+        match &self.drain {
+            Some(drain) => Some(drain.quiet()),
+            None if self.is_within_message() => Some(self.limits.message_timeout),
+            None => idle.map(|idle| idle.min(self.limits.message_timeout)),
+        }
+    }
+
+    fn is_within_message(&self) -> bool {
+        self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
+    }
+
+    /// What follows from the timer's ringing.
+    pub(super) fn rang(&self, timer: &mut Timer) -> Option<End> {
+        // The ringing itself was a step.
+        let nothing_happened = timer.set_at_step.take().map(|step| step.wrapping_add(1)) == Some(self.steps);
+        if !nothing_happened {
+            timer.busy_at = Instant::now();
+            return None;
+        }
+        if self.is_within_message() {
+            return Some(End::Stalled).filter(|_| self.drain.is_none());
+        }
+        let may_go = self.is_between_messages() && !self.in_transaction && !self.replies.has_cursor();
+        let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;
+        match self.drain {
+            Some(_) if may_go => Some(End::Stopping),
+            None if is_idle && self.replies.is_settled() && may_go => Some(End::Idle),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Large compressed messages are unpacked beside the connections, a few at a time, and within the memory that all messages
+//! share: a small message that unpacks to 48 MB must cost others neither time nor memory.
+
+use super::{End, Session};
+use crate::wire::{Header, OpCode, Rejection, decompress, stated_bytes};
+
+/// Unpacking fewer bytes than this takes less time than handing them over.
+const LARGE_BYTES: usize = 1024 * 1024;
+
+impl Session {
+    /// Unpacks the message that has arrived, if it is large; others are unpacked when they are read.
+    pub(super) async fn unpack_large(&mut self) -> Result<(), End> {
+        let message = self.client_in.inbox.message()?.unwrap_or_default();
+        let Ok(Some(header)) = Header::read(message) else {
+            return Ok(());
+        };
+        if header.op_code != OpCode::COMPRESSED {
+            return Ok(());
+        }
+        let length = Header::SIZE + stated_bytes(message).unwrap_or(0);
+        if length > self.length_max() {
+            return Err(End::TooLong(Header { length, ..header }, self.length_max()));
+        }
+        if length < LARGE_BYTES {
+            return Ok(());
+        }
+        let packed = message.to_vec();
+        self.unpacked_share.cover(length).await;
+        let permit = self.service.unpacking.acquire().await;
+        let unpacked = tokio::task::spawn_blocking(move || {
+            let mut unpacked = Vec::new();
+            decompress(&packed, &mut unpacked).map(|compressor| (compressor, unpacked))
+        });
+        let unpacked = unpacked.await;
+        drop(permit);
+        match unpacked {
+            Ok(Ok((compressor, unpacked))) => {
+                self.scratch = unpacked;
+                self.unpacked_by = Some(compressor);
+                Ok(())
+            }
+            // Whoever reads the message meets it again.
+            Ok(Err(Rejection::NestedCompression)) => Ok(()),
+            Ok(Err(rejection)) => Err(rejection.into()),
+            Err(_) => Err(End::Stopping),
+        }
+    }
+
+    /// Gives back what the message took that has been dealt with.
+    pub(super) fn forget_unpacked(&mut self) {
+        self.unpacked_by = None;
+        if self.scratch.capacity() > super::SCRATCH_KEPT_BYTES_MAX {
+            self.scratch = Vec::new();
+        }
+        self.unpacked_share.release();
+    }
+}

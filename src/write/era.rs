@@ -1,0 +1,126 @@
+//! When the constraints change while clients write: from when on everything that is written was decided by the new ones.
+//!
+//! Each connection holds the era by whose catalog it decided what is still under way on it, and lets it go once
+//! that has its answer. So nobody counts anything while messages pass; who changes the catalog waits until the era
+//! before is held by no one.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::Context;
+use crate::catalog::Catalog;
+
+/// How long a client's transaction may live: the server ends it then (`transactionLifetimeLimitSeconds`).
+pub const TRANSACTION_LIFE: Duration = Duration::from_secs(60);
+
+/// Held as long as something that one catalog has decided may be under way.
+#[derive(Debug, Clone)]
+pub struct Era(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
+
+/// An era that has ended for what begins now, but not for what is under way.
+#[derive(Debug)]
+pub struct Past {
+    held: mpsc::Receiver<Infallible>,
+}
+
+impl Past {
+    /// Waits until nothing is under way any more that was decided then.
+    pub async fn is_over(mut self) {
+        // Nothing can be sent; it ends when the last sender is gone.
+        self.held.recv().await;
+    }
+}
+
+/// The eras of one Keyward.
+#[derive(Debug)]
+pub(super) struct Eras {
+    current: watch::Sender<Era>,
+    held: Mutex<mpsc::Receiver<Infallible>>,
+    begun: Instant,
+    /// When a command of a client's transaction last passed, in milliseconds since `begun`, and one more.
+    transaction_at: AtomicU64,
+}
+
+impl Eras {
+    pub(super) fn new() -> Eras {
+        let (era, held) = mpsc::channel(1);
+        Eras {
+            current: watch::Sender::new(Era(era)),
+            held: Mutex::new(held),
+            begun: Instant::now(),
+            transaction_at: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Context {
+    /// The eras as they begin; who holds one decides by the catalog only.
+    pub fn eras(&self) -> watch::Receiver<Era> {
+        self.eras.current.subscribe()
+    }
+
+    /// Notes that a command of a client's transaction passes.
+    pub fn note_transaction(&self) {
+        let now = u64::try_from(self.eras.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
+        self.eras.transaction_at.store(now + 1, Ordering::Relaxed);
+    }
+
+    /// When no transaction can be open any more of which a command has passed so far.
+    pub fn transactions_end(&self) -> Option<Instant> {
+        let at = self.eras.transaction_at.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.eras.begun + Duration::from_millis(at) + TRANSACTION_LIFE).filter(|end| *end > Instant::now())
+    }
+
+    /// Has `catalog` decide from now on.
+    pub fn replace(&self, catalog: Arc<Catalog>) -> Past {
+        // First the catalog: who holds the new era has decided nothing by the old one.
+        self.catalog.store(catalog);
+        let (era, held) = mpsc::channel(1);
+        let mut last = self.eras.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let past = std::mem::replace(&mut *last, held);
+        self.eras.current.send_replace(Era(era));
+        Past { held: past }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn context() -> Context {
+        Context::new(Arc::new(Catalog::default()), Duration::from_secs(1))
+    }
+
+    #[tokio::test]
+    async fn an_era_is_over_when_nobody_holds_it() {
+        let context = context();
+        let mut eras = context.eras();
+        let held = eras.borrow_and_update().clone();
+        let past = context.replace(Arc::new(Catalog::default()));
+        assert!(eras.has_changed().unwrap());
+        let over = past.is_over().shared();
+        assert!(over.clone().now_or_never().is_none());
+        drop(held);
+        over.await;
+        // Nobody held the second one.
+        context.replace(Arc::new(Catalog::default())).is_over().await;
+    }
+
+    #[test]
+    fn transactions_are_waited_for_as_long_as_they_may_live() {
+        let context = context();
+        assert_eq!(context.transactions_end(), None);
+        let before = Instant::now();
+        context.note_transaction();
+        let end = context.transactions_end().unwrap();
+        let slack = Duration::from_millis(1);
+        assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
+    }
+}

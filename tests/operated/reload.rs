@@ -1,0 +1,228 @@
+//! SIGHUP, or a changed file: all of the new configuration holds, or none of it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use bson::{Document, doc};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use testbed::ReplicaSet;
+
+use crate::process::Keyward;
+
+/// Settings with these constraints on `users` of the database, each on one field.
+fn settings(database: &str, fields: &[&str], more: &str) -> String {
+    let uri = ReplicaSet::shared().uri();
+    let mut text = format!("upstream: {uri}\nlease: 2s\nreload_interval: 0s\n{more}constraints:\n");
+    for field in fields {
+        text.push_str(&format!(
+            "  - {{ collection: {database}.users, key: {{ {field}: 1 }} }}\n"
+        ));
+    }
+    if fields.is_empty() {
+        text = text.replace("constraints:\n", "constraints: []\n");
+    }
+    text
+}
+
+fn drop_database(database: &str) {
+    ReplicaSet::shared().run(database, doc! { "dropDatabase": 1 }).unwrap();
+}
+
+fn user(id: impl Into<bson::Bson>, email: &str, phone: &str) -> Document {
+    doc! { "_id": id.into(), "email": email, "phone": phone }
+}
+
+#[test]
+fn an_invalid_file_changes_nothing_and_says_why() {
+    let database = "reload_invalid";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &["email"], ""));
+    assert_eq!(
+        keyward.get("/reload").split("\r\n\r\n").nth(1),
+        Some("{\"outcome\":\"none\"}\n")
+    );
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    let invalid = settings(database, &[], "lease: 1h\nlimits: { max_connections: 1 }\n");
+    let outcome = keyward.reload(&invalid);
+    assert_eq!(
+        (&outcome["outcome"], &outcome["generation"]),
+        (&json!("refused"), &json!(1))
+    );
+    assert!(outcome["error"].as_str().unwrap().contains("lease"), "{outcome}");
+    assert!(keyward.log().contains("configuration refused"), "{}", keyward.log());
+    assert_eq!(keyward.metric("keyward_config_refused"), 1);
+    assert_eq!(keyward.insert(database, user(2, "a@x", "2")), Err(11000));
+    // Nor is one held back by the refusal of the one before.
+    let outcome = keyward.reload(&settings(database, &["email"], "log: { level: debug }\n"));
+    assert_eq!(
+        (&outcome["outcome"], &outcome["generation"]),
+        (&json!("applied"), &json!(2))
+    );
+    assert_eq!(keyward.metric("keyward_config_refused"), 0);
+    keyward.run(database, doc! { "ping": 1 }).unwrap();
+    keyward.until("the new level", || keyward.log().contains("connection accepted"));
+}
+
+#[test]
+fn what_needs_a_restart_is_named_and_the_rest_holds() {
+    let database = "reload_restart";
+    let keyward = Keyward::start(&settings(database, &[], ""));
+    let other = settings(database, &[], "limits: { max_connections: 1 }\nlog: { format: json }\n")
+        .replace("lease: 2s", "lease: 3s");
+    let outcome = keyward.reload(&other);
+    assert_eq!(outcome["needsRestart"], json!(["lease", "log.format"]));
+    let _first = testbed::command::Connection::open(&keyward.address).map(|mut one| {
+        one.run("admin", doc! { "ping": 1 }).unwrap();
+        one
+    });
+    assert!(
+        keyward.run("admin", doc! { "ping": 1 }).is_err(),
+        "one connection is the limit now"
+    );
+    // It is still different.
+    assert_eq!(keyward.reload(&other)["needsRestart"], json!(["lease", "log.format"]));
+}
+
+#[test]
+fn a_changed_file_is_loaded_without_a_signal() {
+    let database = "reload_watched";
+    drop_database(database);
+    let often = |fields| settings(database, fields, "").replace("reload_interval: 0s", "reload_interval: 100ms");
+    let keyward = Keyward::start(&often(&[]));
+    keyward.rewrite(&often(&["email"]));
+    let outcome = keyward.reloaded_after(0);
+    assert_eq!(
+        outcome["constraintsAdded"],
+        json!(["reload_watched.users.email_1"]),
+        "{outcome}"
+    );
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    assert_eq!(keyward.insert(database, user(2, "a@x", "2")), Err(11000));
+}
+
+/// Writers of every kind go on while a constraint comes: none of what they write escapes it, and those that were there
+/// hold all the time.
+#[test]
+fn a_constraint_that_comes_under_load_misses_nothing() {
+    let database = "reload_load";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &["email"], ""));
+    let before: Vec<Document> = (0..1_500)
+        .map(|n| user(format!("before{n}"), &format!("before{n}@x"), &format!("before{n}")))
+        .collect();
+    keyward
+        .run(database, doc! { "insert": "users", "documents": before })
+        .unwrap();
+    keyward.insert(database, user("held", "held@x", "held")).unwrap();
+    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let outcome = thread::scope(|scope| {
+        for writer in 0..8 {
+            let (keyward, stop, written) = (&keyward, &stop, &written);
+            scope.spawn(move || {
+                let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
+                for n in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let name = format!("w{writer}-{n}");
+                    let document = user(name.as_str(), &format!("{name}@x"), &name);
+                    let insert = doc! { "insert": "users", "documents": [document] };
+                    connection.run(database, insert).unwrap();
+                    let change = doc! { "q": { "_id": &name }, "u": { "$set": { "phone": format!("{name}!") } } };
+                    connection.run(database, doc! { "update": "users", "updates": [change] }).unwrap();
+                    if n % 3 == 0 {
+                        let gone = doc! { "q": { "_id": &name }, "limit": 1 };
+                        connection.run(database, doc! { "delete": "users", "deletes": [gone] }).unwrap();
+                    }
+                    // What holds already does so at every moment.
+                    let twice = doc! { "insert": "users", "documents": [user(format!("{name}-"), "held@x", &format!("{name}-"))] };
+                    let refused = connection.run(database, twice);
+                    assert!(refused.is_err() || refused.unwrap().contains_key("writeErrors"));
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        keyward.until("load", || written.load(Ordering::Relaxed) > 40);
+        let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
+        let at = written.load(Ordering::Relaxed);
+        keyward.until("more load", || written.load(Ordering::Relaxed) > at + 40);
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    });
+    assert_eq!(outcome["outcome"], "applied", "{outcome}");
+    assert_eq!(
+        keyward.insert(database, user("twice", "twice@x", "before7")),
+        Err(11000)
+    );
+    let metrics = keyward.get("/metrics");
+    assert!(metrics.contains("keyward_constraint_ready{constraint=\"reload_load.users.phone_1\"} 1\n"));
+    let (code, findings) = keyward.verify();
+    assert_eq!(code, Some(0), "{findings}");
+}
+
+#[test]
+fn a_constraint_that_documents_violate_is_refused_and_the_others_hold() {
+    let database = "reload_violated";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &["email"], ""));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    keyward.insert(database, user(2, "b@x", "1")).unwrap();
+    let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
+    assert_eq!(outcome["outcome"], "refused");
+    assert!(outcome["error"].as_str().unwrap().contains("phone_1"), "{outcome}");
+    assert_eq!(keyward.insert(database, user(3, "b@x", "3")), Err(11000));
+    keyward.insert(database, user(4, "c@x", "1")).unwrap();
+    // Mended, it is taken.
+    for id in [2, 4] {
+        let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": id }, "limit": 1 }] };
+        keyward.run(database, delete).unwrap();
+    }
+    assert_eq!(
+        keyward.reload(&settings(database, &["email", "phone"], ""))["outcome"],
+        "applied"
+    );
+    assert_eq!(keyward.insert(database, user(5, "d@x", "1")), Err(11000));
+    // Another definition under the same name is no reload's business.
+    let changed = settings(database, &["email", "phone"], "").replace("phone: 1 }", "phone: 1 }, sparse: true");
+    assert_eq!(keyward.reload(&changed)["outcome"], "refused");
+    assert_eq!(keyward.insert(database, user(6, "d@x", "1")), Err(11000));
+}
+
+#[test]
+fn a_constraint_that_went_and_comes_again_takes_in_what_was_written_between() {
+    let database = "reload_between";
+    drop_database(database);
+    let both = settings(database, &["email", "phone"], "");
+    let keyward = Keyward::start(&both);
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    let outcome = keyward.reload(&settings(database, &["email"], ""));
+    assert_eq!(outcome["constraintsRemoved"], json!(["reload_between.users.phone_1"]));
+    assert!(!keyward.get("/metrics").contains("reload_between.users.phone_1"));
+    keyward.insert(database, user(2, "b@x", "2")).unwrap();
+    assert_eq!(keyward.reload(&both)["outcome"], "applied");
+    assert_eq!(keyward.insert(database, user(3, "c@x", "2")), Err(11000));
+    // Also where it is not this Keyward that has it again.
+    keyward.reload(&settings(database, &["email"], ""));
+    keyward.insert(database, user(4, "d@x", "4")).unwrap();
+    let other = Keyward::start(&both);
+    assert_eq!(other.insert(database, user(5, "e@x", "4")), Err(11000));
+}
+
+/// What one Keyward writes until it knows of a constraint that another one has enforced already is taken in, too.
+#[test]
+fn the_last_of_two_keywards_to_hear_of_a_constraint_completes_it() {
+    let database = "reload_fleet";
+    drop_database(database);
+    let (without, with) = (settings(database, &[], ""), settings(database, &["email"], ""));
+    let (first, second) = (Keyward::start(&without), Keyward::start(&without));
+    assert_eq!(first.reload(&with)["outcome"], "applied");
+    second.insert(database, user(1, "a@x", "1")).unwrap();
+    assert_eq!(second.reload(&with)["outcome"], "applied");
+    for (keyward, id) in [(&first, 2), (&second, 3)] {
+        assert_eq!(keyward.insert(database, user(id, "a@x", "2")), Err(11000));
+    }
+    let (code, findings) = first.verify();
+    assert_eq!(code, Some(0), "{findings}");
+    second.send(Signal::SIGTERM);
+}

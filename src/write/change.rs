@@ -171,8 +171,10 @@ fn in_doubt(case: &Case<'_>, candidate: &mut Candidate<'_>) {
     count_in_doubt(case.protected, candidate);
 }
 
-/// Gives up what the document doesn't hold any more, and what it didn't come to hold: the server may have answered from
-/// its memory of a first try, which was about another document.
+/// Gives up what the document doesn't hold any more, and what it didn't come to hold.
+///
+/// The server may have answered from its memory of a first try. That may have been about another document, and what stands
+/// in the places of the old keys since then may be a later write's that is under way: whoever meets it finds out.
 async fn settle(
     case: &Case<'_>,
     seen: &Seen,
@@ -181,6 +183,10 @@ async fn settle(
     reply: &[u8],
     upstream: &mut Connection,
 ) -> Result<(), ForwardError> {
+    let given_up = match is_from_memory(Doc::new(reply)?)? {
+        true => GivenUp::new(),
+        false => given_up,
+    };
     let mut held = Ok(Vec::new());
     if case.operation.is_some() {
         held = image::look_again(
@@ -222,6 +228,11 @@ async fn settle(
         }
     }
     Ok(())
+}
+
+/// Whether the statement was carried out before, and this is what the server remembers of it.
+fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(reply.get("retriedStmtIds")?.is_some() || reply.get("retriedStmtId")?.is_some())
 }
 
 /// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.

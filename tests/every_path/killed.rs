@@ -21,7 +21,8 @@ use crate::support::{Keyward, comparable, natively_unique};
 use crate::{ALONE, settles, users};
 
 const LEASE: Duration = Duration::from_secs(3);
-/// The lease, and what the work of three Keywards' deaths at a time takes besides on a busy machine.
+/// The lease and two seconds; and as much again, and more, for a machine that has other things to do: what was measured is
+/// printed.
 const FREE_WITHIN: Duration = Duration::from_secs(12);
 /// How long a transaction lives here that nobody goes on with, and how much longer it may take until the server looks.
 const TRANSACTIONS_LIVE_S: i32 = 4;
@@ -107,7 +108,11 @@ async fn kill_everywhere(database: &'static str, strategy: &'static str) {
     trying.await.unwrap();
     set_lifetime(60);
     let longest = trials.longest.lock().unwrap().clone();
-    println!("{strategy}: {:?}; waited at most {longest:?}", started.elapsed());
+    let [none_open, open] = longest;
+    println!(
+        "{strategy}: {:?}; waited at most {none_open:?}, where a transaction was open {open:?}",
+        started.elapsed()
+    );
     let documents = all(cluster.client(), database).await;
     assert_eq!(documents, all(testbed::ReplicaSet::shared().client(), database).await);
     let definitions = cluster
@@ -144,8 +149,7 @@ impl Trials {
                 base += 10;
                 let trial = Trial::prepare(self.clone(), path, base, step, last);
                 has_ended = trial.kill(gate);
-                let gone = Instant::now();
-                scope.spawn(move || trial.follow(gone));
+                scope.spawn(move || trial.follow());
                 // A write that nobody retries may come late or be sent again: it is two writes then.
                 if has_ended || path.kind == Kind::Plain {
                     break;
@@ -280,16 +284,16 @@ impl Trial {
     }
 
     /// What others, and the client itself, find after that.
-    fn follow(&self, gone: Instant) {
+    fn follow(&self) {
         match self.last {
             Last::Unsent => {
                 self.replay_natively_what_took_effect();
-                self.want_the_keys(gone);
+                self.want_the_keys();
                 self.send_again();
             }
             Last::Late => {
                 self.send_again();
-                self.want_the_keys(gone);
+                self.want_the_keys();
             }
         }
     }
@@ -373,24 +377,24 @@ impl Trial {
     }
 
     /// Whoever wants a key that the write was about gets it, or a document holds it.
-    fn want_the_keys(&self, gone: Instant) {
+    fn want_the_keys(&self) {
         std::thread::scope(|scope| {
             for (offset, email) in [(8, paths::new(self.base)), (9, paths::old(self.base))] {
-                scope.spawn(move || self.want(offset, email, gone));
+                scope.spawn(move || self.want(offset, email));
             }
         });
     }
 
-    fn want(&self, offset: i32, email: String, gone: Instant) {
+    fn want(&self, offset: i32, email: String) {
         let document = doc! { "_id": self.base + offset, "region": "a", "email": email };
         let command = doc! { "insert": "users", "documents": [document] };
         let expected = comparable(send(&self.all.native, self.all.database, command.clone()).unwrap());
+        let asked = Instant::now();
         let got = comparable(self.send(command));
-        let elapsed = gone.elapsed();
+        let elapsed = asked.elapsed();
         assert_eq!(got, expected, "{}", self.name());
         let was_open = self.leaves_a_transaction_open();
-        // After a client's own transaction it has taken up to 20 s, its commit acknowledged or not; why isn't known.
-        let within = match was_open || self.path.kind == Kind::Transaction {
+        let within = match was_open {
             true => FREE_WITHIN + OPEN_TRANSACTION_GONE_WITHIN,
             false => FREE_WITHIN,
         };

@@ -91,7 +91,10 @@ impl Task {
                 self.step(&Event::Applied);
                 self.end(Verdict::Answer(Outcome::Applied), requests);
             }
-            Reply::Applied { .. } if self.op.retryable => {
+            Reply::Applied { before } if self.op.retryable => {
+                if before {
+                    self.given_up.clear();
+                }
                 self.stage = Stage::LookingAgain;
                 requests.push(Request::LookAt {
                     id: self.op.deed.id(),

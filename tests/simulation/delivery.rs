@@ -40,6 +40,12 @@ impl Simulation {
         if self.befalls(self.plan.faults.drop, Fault::RequestLost) {
             return;
         }
+        if matches!(message.request, Request::Reserve { .. }) && self.befalls(self.plan.faults.delay, Fault::LetBe) {
+            let at = self.now + self.random.between(1, LEASE / 6);
+            let reply = Reply::Busy;
+            self.queue.push(at, Event::Reply { ticket, reply });
+            return self.put_on_its_way(ticket, message, 2 * LEASE);
+        }
         if message.request.may_come_twice() && self.befalls(self.plan.faults.duplicate, Fault::Duplicated) {
             self.put_on_its_way(ticket, message.clone(), way_max);
         }

@@ -59,6 +59,8 @@ pub enum Fault {
     RequestLost,
     ReplyLost,
     Delayed,
+    /// A reservation is not waited for any more, as one that stands behind an open transaction, and is written later.
+    LetBe,
     Duplicated,
     Slow,
     EndedByTheServer,

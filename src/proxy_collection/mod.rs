@@ -110,7 +110,7 @@ impl ProxyCollection {
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
         let finder = Finder::new(client, &database);
-        let reserving = Reserving::new(reservations.clone());
+        let reserving = Reserving::new(database.clone(), namespace.collection.clone());
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint

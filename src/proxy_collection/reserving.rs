@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
+use bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, rawdoc};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, StreamExt};
-use mongodb::{Collection, error::ErrorKind};
+use mongodb::{Database, error::ErrorKind};
 use tokio::time::{Instant, timeout};
 
 use super::queue::Work;
@@ -39,13 +39,22 @@ pub enum Reserved {
     Busy,
 }
 
-/// The server's code for a duplicate key.
+/// So many reservations, and so many bytes of them, go into one command; the server takes 100,000 and 48 MB.
+const COMMAND_MAX: usize = 20_000;
+const COMMAND_BYTES_MAX: usize = 16 << 20;
+
+/// The server's codes for a duplicate key, and for a time limit that has passed.
 const DUPLICATE_KEY: i32 = 11_000;
+const MAX_TIME_EXPIRED: i32 = 50;
 
 /// Writes reservations.
+///
+/// Not as retryable writes: for their numbers the server keeps a session busy, and whoever gets that session next, because
+/// nobody waits any more, would wait instead.
 #[derive(Debug, Clone)]
 pub struct Reserving {
-    reservations: Collection<RawDocumentBuf>,
+    database: Database,
+    collection: String,
     /// Keys that an open transaction was met at, and when.
     busy: Arc<Mutex<HashMap<Vec<u8>, Instant>>>,
 }
@@ -63,10 +72,7 @@ impl Work for Reserving {
     }
 
     async fn run(&self, reservations: Vec<RawDocumentBuf>) -> Vec<Reserved> {
-        let insert = async {
-            let result = self.reservations.insert_many(&reservations).ordered(false).await;
-            outcomes(reservations.len(), result.err())
-        };
+        let insert = self.insert_twice(&reservations);
         tokio::pin!(insert);
         if let Ok(outcomes) = timeout(PATIENCE, insert.as_mut()).await {
             return outcomes;
@@ -79,9 +85,10 @@ impl Work for Reserving {
 }
 
 impl Reserving {
-    pub fn new(reservations: Collection<RawDocumentBuf>) -> Reserving {
+    pub fn new(database: Database, collection: String) -> Reserving {
         Reserving {
-            reservations,
+            database,
+            collection,
             busy: Arc::default(),
         }
     }
@@ -117,11 +124,7 @@ impl Reserving {
     }
 
     async fn alone(&self, reservation: &RawDocumentBuf) -> Reserved {
-        let insert = self.reservations.insert_many([reservation]).ordered(false);
-        let outcome = match timeout(PATIENCE_ALONE, insert.into_future()).await {
-            Ok(result) => outcomes(1, result.err())[0],
-            Err(_) => Reserved::Busy,
-        };
+        let outcome = self.insert(&[reservation], Some(PATIENCE_ALONE)).await[0];
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
             Reserved::Busy => busy.insert(key(reservation).to_vec(), Instant::now()),
@@ -129,44 +132,97 @@ impl Reserving {
         };
         outcome
     }
+
+    /// Inserts them; those of unknown outcome, as when a primary steps down, once more: what is there by then has their
+    /// token, and is found to be theirs.
+    async fn insert_twice(&self, reservations: &[RawDocumentBuf]) -> Vec<Reserved> {
+        let all: Vec<&RawDocumentBuf> = reservations.iter().collect();
+        let mut outcomes = self.insert(&all, None).await;
+        let unsure: Vec<usize> = (0..outcomes.len())
+            .filter(|index| outcomes[*index] == Reserved::Unsure)
+            .collect();
+        if !unsure.is_empty() {
+            let again: Vec<&RawDocumentBuf> = unsure.iter().map(|index| all[*index]).collect();
+            for (index, outcome) in unsure.into_iter().zip(self.insert(&again, None).await) {
+                outcomes[index] = outcome;
+            }
+        }
+        outcomes
+    }
+
+    /// Inserts them in order, by as many commands as they need, each of which may take `limit`.
+    async fn insert(&self, reservations: &[&RawDocumentBuf], limit: Option<Duration>) -> Vec<Reserved> {
+        let mut outcomes = Vec::with_capacity(reservations.len());
+        while outcomes.len() < reservations.len() {
+            let mut documents = RawArrayBuf::new();
+            let (mut count, mut bytes) = (0, 0);
+            for reservation in reservations[outcomes.len()..].iter().take(COMMAND_MAX) {
+                bytes += reservation.as_bytes().len();
+                if count > 0 && bytes > COMMAND_BYTES_MAX {
+                    break;
+                }
+                documents.push((*reservation).clone());
+                count += 1;
+            }
+            let mut command = rawdoc! {
+                "insert": self.collection.as_str(), "documents": documents, "ordered": false,
+                "writeConcern": { "w": "majority" },
+            };
+            if let Some(limit) = limit {
+                command.append(cstr!("maxTimeMS"), i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+            }
+            let reply = self.database.run_raw_command(command).await;
+            let outcomes_of_command = reply
+                .map_err(|error| unanswered(&error, count))
+                .and_then(|reply| told(&reply, count).ok_or(Reserved::Unsure));
+            outcomes.extend(outcomes_of_command.unwrap_or_else(|all| vec![all; count]));
+        }
+        outcomes
+    }
 }
 
 /// The bytes of a reservation's `_id`.
-fn key(reservation: &RawDocumentBuf) -> &[u8] {
+fn key(reservation: &RawDocument) -> &[u8] {
     reservation
         .get_document("_id")
-        .map(|id| id.as_bytes())
+        .map(RawDocument::as_bytes)
         .unwrap_or_default()
 }
 
-fn outcomes(count: usize, error: Option<mongodb::error::Error>) -> Vec<Reserved> {
-    let Some(error) = error else {
-        return vec![Reserved::Written; count];
-    };
-    let ErrorKind::InsertMany(partial) = error.kind.as_ref() else {
-        tracing::warn!(%error, count, "reservations were not answered for");
-        return vec![Reserved::Unsure; count];
-    };
-    let written = match &partial.write_concern_error {
-        Some(error) => {
-            tracing::warn!(
-                code = error.code,
-                count,
-                "reservations were not acknowledged by a majority"
-            );
+/// What a command that failed as a whole says of each of its reservations.
+fn unanswered(error: &mongodb::error::Error, count: usize) -> Reserved {
+    if matches!(&*error.kind, ErrorKind::Command(refused) if refused.code == MAX_TIME_EXPIRED) {
+        return Reserved::Busy;
+    }
+    tracing::warn!(%error, count, "reservations were not answered for");
+    Reserved::Unsure
+}
+
+/// What a reply says of each; nothing if it isn't what it must be.
+fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
+    let written = match reply.get_document("writeConcernError") {
+        Ok(error) => {
+            let code = error.get_i32("code").unwrap_or_default();
+            tracing::warn!(code, count, "reservations were not acknowledged by a majority");
             Reserved::Unsure
         }
-        None => Reserved::Written,
+        Err(_) => Reserved::Written,
     };
     let mut outcomes = vec![written; count];
-    for error in partial.write_errors.iter().flatten() {
-        outcomes[error.index] = match error.code {
+    let Ok(errors) = reply.get_array("writeErrors") else {
+        return Some(outcomes);
+    };
+    for error in errors {
+        let error = error.as_document()?;
+        let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
+        *outcomes.get_mut(index)? = match error.get_i32("code").ok()? {
             DUPLICATE_KEY => Reserved::Taken,
+            MAX_TIME_EXPIRED => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");
                 Reserved::Unsure
             }
         };
     }
-    outcomes
+    Some(outcomes)
 }

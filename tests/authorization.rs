@@ -32,10 +32,7 @@ fn documented_role(database: &str) -> Document {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/security.md")).unwrap();
     let (_, rest) = text.split_once("db.getSiblingDB(\"admin\").runCommand(").unwrap();
     let (command, _) = rest.split_once(")\n```").unwrap();
-    let command: serde_json::Value = serde_json::from_str(command).unwrap();
-    let Bson::Document(mut command) = Bson::try_from(command).unwrap() else {
-        panic!("no document")
-    };
+    let mut command: Document = serde_json::from_str(command).unwrap();
     command.insert("createRole", format!("keyward_{database}"));
     for privilege in command.get_array_mut("privileges").unwrap() {
         let resource = privilege
@@ -43,7 +40,7 @@ fn documented_role(database: &str) -> Document {
             .unwrap()
             .get_document_mut("resource")
             .unwrap();
-        if resource.get_str("db") == Ok("shop") {
+        if resource.get_str("db").ok() == Some("shop") {
             resource.insert("db", database);
         }
     }
@@ -224,13 +221,8 @@ async fn some_rights_are_enough_for_what_they_are_for() {
     let mut bypassing = insert(3, "three");
     bypassing.insert("bypassDocumentValidation", true);
     assert_eq!(run(&inserter, database, bypassing).await.unwrap_err().0, 13);
-    assert_eq!(
-        run(&updater, database, update(false))
-            .await
-            .unwrap()
-            .get_i32("nModified"),
-        Ok(1)
-    );
+    let updated = run(&updater, database, update(false)).await.unwrap();
+    assert_eq!(updated.get_i32("nModified").unwrap(), 1);
     assert_eq!(reservations(database).await.len(), 1);
 }
 

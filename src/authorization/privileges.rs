@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn on(resource: Document, actions: &[&str]) -> Document {
-        doc! { "resource": resource, "actions": actions.iter().copied().collect::<Vec<_>>() }
+        doc! { "resource": resource, "actions": actions.to_vec() }
     }
 
     #[test]

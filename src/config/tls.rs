@@ -60,7 +60,8 @@ mod tests {
         std::fs::write(folder.path().join("other.pem"), other.signing_key.serialize_pem()).unwrap();
         let text = format!("upstream: mongodb://db\nconstraints: []\ntls: {tls}\n");
         let checked = Config::from_text(&folder.path().join("keyward.yaml"), &text, None);
-        checked.err().map(|problems| problems.problems[0].to_string())
+        let problems = checked.err()?.problems;
+        Some(format!("{}: {}", problems[0].path, problems[0].reason))
     }
 
     #[test]

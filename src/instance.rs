@@ -17,6 +17,7 @@ use crate::admin::Admin;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::config::Problems;
+use crate::constraint::Constraint;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError};
 use crate::proxy_collection::StoreError;
@@ -27,11 +28,14 @@ use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
 use crate::telemetry::Level;
+use crate::tls;
 use crate::upstream::{SetupError, Upstream};
 use crate::write;
 
 /// How long to leave a deployment that gave no answer.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long to leave it between two looks at the privileges of Keyward's own user.
+const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
 /// What a server, or a router on its behalf, says while it can't be reached, ends, or isn't primary.
 const NOT_NOW: [i32; 12] = [
     6,     // HostUnreachable
@@ -62,7 +66,9 @@ pub struct Instance {
     stage: watch::Sender<Stage>,
     serving: JoinHandle<()>,
     sweeping: Background,
-    _following: Background,
+    /// Whether Keyward's own user has the privileges that it needs.
+    privileges: Background,
+    _following: [Background; 2],
     pages: Pages,
 }
 
@@ -79,6 +85,9 @@ pub enum StartError {
         /// What the system says.
         cause: io::Error,
     },
+    /// The certificates for clients' connections can't be used.
+    #[error("tls: {0}")]
+    Tls(#[from] tls::TlsError),
     /// The connection string can't be used.
     #[error(transparent)]
     Setup(#[from] SetupError),
@@ -110,8 +119,10 @@ impl Instance {
         let pages = Pages::open(config.admin, admin)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
-        let upstream = Upstream::new(config.upstream.uri()).await?;
+        let tls = config.tls.clone().map(tls::Acceptor::new).transpose()?.map(Arc::new);
+        let upstream = resolved(config, &readiness).await?;
         await_answer(&upstream, config, &readiness).await?;
+        await_privileges(&upstream, config, &readiness).await?;
         let catalog = prepared(&upstream, config, &readiness, &metrics).await?;
         for constraint in &config.constraints {
             metrics.set_ready(constraint, true);
@@ -120,10 +131,19 @@ impl Instance {
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let is_secured = upstream.has_credential();
         let writes = write::Context::new(Arc::new(catalog), config.lease);
-        let service = Arc::new(Service::new(upstream, writes, metrics, config.limits, is_secured));
+        let service = Service::new(upstream, writes, metrics, config.limits, is_secured);
+        let service = Arc::new(service.encrypted(tls));
         let following = tokio::spawn({
             let service = service.clone();
             async move { service.writes.follow_shard_keys().await }
+        });
+        let renewing = tokio::spawn({
+            let (tls, metrics) = (service.tls.clone(), service.metrics.certificates.clone());
+            async move {
+                if let Some(acceptor) = tls {
+                    tls::follow(acceptor, metrics).await;
+                }
+            }
         });
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
@@ -132,13 +152,14 @@ impl Instance {
         Ok(Instance {
             address,
             sweeping: sweeping(&service, config),
+            privileges: following_privileges(&service, config, &readiness),
             config: config.clone(),
             service,
             readiness,
             reloads,
             stage,
             serving,
-            _following: Background(following),
+            _following: [following, renewing].map(Background),
             pages,
         })
     }
@@ -157,6 +178,7 @@ impl Instance {
             Ok(changes) => {
                 level.set(&self.config.log);
                 self.sweeping = sweeping(&self.service, &self.config);
+                self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
                 metrics.applied.inc();
                 metrics.generation.inc();
                 metrics.is_refused.set(0);
@@ -198,7 +220,7 @@ impl Instance {
         tokio::time::sleep(self.config.drain_delay).await;
         self.stage
             .send_replace(Stage::Draining(Drain::begin(self.config.drain)));
-        drop(self.sweeping);
+        drop((self.sweeping, self.privileges));
         if let Err(error) = self.serving.await {
             tracing::error!(%error, "serving ended before it was told to");
         }
@@ -211,6 +233,11 @@ fn sweeping(service: &Service, config: &Config) -> Background {
     let client = service.upstream.client().clone();
     let catalog = service.writes.catalog().clone();
     Background(tokio::spawn(sweep::run(client, catalog, config.lease, config.sweep)))
+}
+
+fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Readiness) -> Background {
+    let (service, constraints) = (service.clone(), config.constraints.clone());
+    Background(tokio::spawn(follow_privileges(service, constraints, readiness.clone())))
 }
 
 /// A task that stops, wherever it is, when this is dropped.
@@ -268,6 +295,18 @@ fn not_listening(setting: &'static str, address: SocketAddr) -> impl Fn(io::Erro
     }
 }
 
+/// Looks the deployment up: with `mongodb+srv`, until it is found.
+async fn resolved(config: &Config, readiness: &Readiness) -> Result<Upstream, StartError> {
+    loop {
+        match Upstream::new(config.upstream.uri()).await {
+            Err(SetupError::Uri(error)) if matches!(*error.kind, ErrorKind::DnsResolve { .. }) => {
+                wait_after(&error.into(), config, readiness).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
 /// Asks until the deployment answers. It may come up after Keyward; only a refusal is final.
 async fn await_answer(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<(), StartError> {
     readiness.block(Obstacle::Upstream, format!("no answer from {} yet", config.upstream));
@@ -283,6 +322,42 @@ async fn await_answer(upstream: &Upstream, config: &Config, readiness: &Readines
             }
         }
     }
+}
+
+/// Asks until Keyward's own user may do what it must: rights can be given while it waits.
+async fn await_privileges(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<(), StartError> {
+    loop {
+        match prepare::privileges::missing(upstream.client(), &config.constraints).await {
+            Ok(missing) => match show_privileges(&missing, readiness) {
+                true => return Ok(()),
+                false => tokio::time::sleep(RETRY).await,
+            },
+            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Looks again, for as long as it runs: a right that is taken away later is missed as much.
+async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
+    loop {
+        tokio::time::sleep(PRIVILEGES_EVERY).await;
+        if let Ok(missing) = prepare::privileges::missing(service.upstream.client(), &constraints).await {
+            show_privileges(&missing, &readiness);
+        }
+    }
+}
+
+/// Shows what is missing in the log, when that changes, and in `/readyz`; says whether all is there.
+fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
+    let text = format!("Keyward's user lacks {}; see docs/security.md", missing.join("; "));
+    if missing.is_empty() {
+        readiness.unblock(&Obstacle::Privileges);
+    } else if !readiness.obstacles().contains(&(Obstacle::Privileges, text.clone())) {
+        tracing::error!(missing = missing.join("; "), "Keyward's user lacks privileges");
+        readiness.block(Obstacle::Privileges, text);
+    }
+    missing.is_empty()
 }
 
 /// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:

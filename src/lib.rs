@@ -6,11 +6,13 @@ pub mod limits;
 pub mod namespace;
 pub mod raw;
 pub mod stream;
+pub mod tls;
 pub mod wire;
 
 pub mod server;
 pub mod session;
 
+pub mod authorization;
 pub mod classify;
 pub mod hello;
 pub mod upstream;

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub config: Reloads,
     /// Bytes of clients' messages on their way, as far as they are counted.
     pub buffered_bytes: IntGauge,
+    /// Certificates for clients' connections.
+    pub certificates: Certificates,
     reservations: IntCounterVec,
     released: IntCounterVec,
     takeovers: IntCounterVec,
@@ -55,6 +57,17 @@ pub struct Connections {
     pub closed: IntCounter,
     /// Closed at once because `limits.max_connections` were open.
     pub refused: IntCounter,
+    /// Ended because their TLS handshake failed, or was missing.
+    pub handshakes_failed: IntCounter,
+}
+
+/// Certificates for clients' connections, as they are loaded again.
+#[derive(Debug, Clone)]
+pub struct Certificates {
+    /// What was found is in use.
+    pub done: IntCounter,
+    /// What was found can't be used, and nothing has changed.
+    pub failed: IntCounter,
 }
 
 /// The configuration, as it is loaded again.
@@ -79,6 +92,8 @@ pub struct Commands {
     pub refused: IntCounter,
     /// Answered with error 91 while Keyward stops.
     pub turned_away: IntCounter,
+    /// Writes on protected collections that the server refused in advance, for want of rights.
+    pub unauthorized: IntCounter,
     /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
     pub protected_seconds: Histogram,
     /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
@@ -140,6 +155,14 @@ impl Metrics {
                     "client_connections_refused_total",
                     "Clients' connections closed at once because limits.max_connections were open.",
                 ),
+                handshakes_failed: make.counter(
+                    "client_tls_handshakes_failed_total",
+                    "Clients' connections ended because their TLS handshake failed or was missing.",
+                ),
+            },
+            certificates: Certificates {
+                done: make.counter("tls_reloads_total", "New certificates taken into use."),
+                failed: make.counter("tls_reloads_failed_total", "New certificates that can't be used."),
             },
             commands: Commands {
                 forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
@@ -147,6 +170,10 @@ impl Metrics {
                 turned_away: make.counter(
                     "client_commands_turned_away_total",
                     "Commands answered with ShutdownInProgress while Keyward stops.",
+                ),
+                unauthorized: make.counter(
+                    "client_writes_unauthorized_total",
+                    "Protected writes refused by the server for want of rights, before anything was reserved.",
                 ),
                 protected_seconds: make.histogram(
                     "client_protected_writes_seconds",

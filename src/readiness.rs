@@ -13,6 +13,8 @@ pub enum Obstacle {
     Startup,
     /// The deployment can't be reached, or doesn't let Keyward in.
     Upstream,
+    /// Keyward's own user may not do what it must.
+    Privileges,
     /// This constraint isn't enforced yet, or not any more; named as [`crate::metrics::Metrics::constraint`] names it.
     Constraint(String),
     /// The process has been told to stop.
@@ -24,6 +26,7 @@ impl fmt::Display for Obstacle {
         match self {
             Obstacle::Startup => f.write_str("startup"),
             Obstacle::Upstream => f.write_str("upstream"),
+            Obstacle::Privileges => f.write_str("privileges"),
             Obstacle::Constraint(name) => write!(f, "constraint {name}"),
             Obstacle::Draining => f.write_str("draining"),
         }

@@ -15,6 +15,7 @@ use crate::constraint::Constraint;
 use crate::metrics::constraint_label;
 use crate::prepare::{self, PrepareError, Reserving};
 use crate::session::Service;
+use crate::tls;
 
 /// How long what was decided by the old constraints may take to be done.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,6 +29,9 @@ pub enum ReloadError {
     /// Its constraints can't be made to hold.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
+    /// The certificates can't be used.
+    #[error("tls: {0}")]
+    Tls(#[from] tls::TlsError),
     /// Commands from before are still under way.
     #[error(
         "commands that began before the new constraints are still under way after {}: nothing was changed; load it again later",
@@ -92,8 +96,16 @@ impl Reloads {
 /// # Errors
 /// [`ReloadError`]; nothing has changed then.
 pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> Result<Changes, ReloadError> {
+    // Looked at before anything is changed, and used only once all the rest holds.
+    let certificates = match (&service.tls, &wanted.tls) {
+        (Some(acceptor), Some(settings)) => Some((acceptor, tls::Prepared::load(settings.clone())?)),
+        _ => None,
+    };
     let (added, removed) = apply_constraints(service, current, &wanted.constraints).await?;
     service.limit(wanted.limits);
+    if let Some((acceptor, certificates)) = certificates {
+        acceptor.replace(certificates);
+    }
     let changes = Changes {
         added: names(&added),
         removed: names(&removed),
@@ -105,20 +117,24 @@ pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> R
         admin: current.admin,
         upstream: current.upstream.clone(),
         lease: current.lease,
+        tls: match current.tls.is_some() == wanted.tls.is_some() {
+            true => wanted.tls.clone(),
+            false => current.tls.clone(),
+        },
         ..wanted
     };
     current.log.format = format;
     Ok(changes)
 }
 
-/// The settings that are different and can't be changed while Keyward runs. Certificates, once there are any, aren't among
-/// them: they are to be loaded in [`apply`], before the constraints.
+/// The settings that are different and can't be changed while Keyward runs; of `tls`, whether there is any.
 fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
     let settings = [
         ("listen", current.listen != wanted.listen),
         ("upstream", current.upstream.uri() != wanted.upstream.uri()),
         ("admin", current.admin != wanted.admin),
         ("lease", current.lease != wanted.lease),
+        ("tls", current.tls.is_some() != wanted.tls.is_some()),
         ("log.format", current.log.format != wanted.log.format),
     ];
     let different = settings.into_iter().filter(|(_, is_different)| *is_different);

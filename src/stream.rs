@@ -1,15 +1,16 @@
 //! The two directions of a socket: what comes in is cut into messages, what goes out is written piece by piece.
 //!
 //! Every read and every single write may be cancelled without losing or repeating a byte. This is the only place that
-//! knows that a stream is TCP: encryption goes in here.
+//! knows whether a stream is encrypted; one that isn't pays nothing for it.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsStream;
 
 use crate::limits::Share;
 use crate::wire::Inbox;
@@ -29,28 +30,63 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
 /// # Errors
 /// What the system says if the socket is dead already.
 pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
-    socket.set_nodelay(true)?;
-    SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
+    set_options(&socket)?;
     let (read, write) = socket.into_split();
-    let incoming = Incoming {
-        socket: read,
-        inbox: Inbox::new(),
-        share: Share::unlimited(),
-    };
-    Ok((incoming, Outgoing { socket: write }))
+    Ok((
+        Incoming::new(Reader::Plain(read)),
+        Outgoing {
+            to: Writer::Plain(write),
+        },
+    ))
+}
+
+/// Takes an encrypted connection apart.
+///
+/// # Errors
+/// What the system says if the socket is dead already.
+pub fn split_encrypted(stream: impl Into<TlsStream<TcpStream>>) -> io::Result<(Incoming, Outgoing)> {
+    let stream = stream.into();
+    set_options(stream.get_ref().0)?;
+    let (read, write) = tokio::io::split(stream);
+    let write = Encrypted { half: write, taken: 0 };
+    Ok((
+        Incoming::new(Reader::Encrypted(read)),
+        Outgoing {
+            to: Writer::Encrypted(write),
+        },
+    ))
+}
+
+fn set_options(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)
 }
 
 /// The receiving direction and what has arrived in it.
 #[derive(Debug)]
 pub struct Incoming {
-    socket: OwnedReadHalf,
+    from: Reader,
     /// What has arrived and is not dealt with yet.
     pub inbox: Inbox,
     /// The memory that the inbox takes, where that is limited.
     pub share: Share,
 }
 
+#[derive(Debug)]
+enum Reader {
+    Plain(OwnedReadHalf),
+    Encrypted(ReadHalf<TlsStream<TcpStream>>),
+}
+
 impl Incoming {
+    fn new(from: Reader) -> Self {
+        Incoming {
+            from,
+            inbox: Inbox::new(),
+            share: Share::unlimited(),
+        }
+    }
+
     /// Reads once; `wanted` is how many bytes are still expected, as far as one knows. 0 means the peer has closed.
     ///
     /// Waits first where the inbox has to grow and memory is short.
@@ -59,23 +95,59 @@ impl Incoming {
     /// What the system says.
     pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
         self.share.cover(self.inbox.capacity_for(wanted)).await;
-        self.socket.read_buf(self.inbox.space(wanted)).await
+        let space = self.inbox.space(wanted);
+        match &mut self.from {
+            Reader::Plain(socket) => socket.read_buf(space).await,
+            // Most peers close without saying so in the encrypted stream. Where a message ends, its header says.
+            Reader::Encrypted(half) => match half.read_buf(space).await {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+                result => result,
+            },
+        }
     }
 }
 
 /// The sending direction.
 #[derive(Debug)]
 pub struct Outgoing {
-    socket: OwnedWriteHalf,
+    to: Writer,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Plain(OwnedWriteHalf),
+    Encrypted(Encrypted),
+}
+
+#[derive(Debug)]
+struct Encrypted {
+    half: WriteHalf<TlsStream<TcpStream>>,
+    /// So many bytes were encrypted by a write that was cancelled before all of them went to the system.
+    taken: usize,
+}
+
+impl Encrypted {
+    async fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.taken == 0 {
+            self.taken = self.half.write(bytes).await?;
+        }
+        self.half.flush().await?;
+        Ok(std::mem::take(&mut self.taken))
+    }
 }
 
 impl Outgoing {
-    /// Writes some of `bytes` and says how many.
+    /// Writes some of `bytes` and says how many. If this is cancelled, what is written next must begin with the same
+    /// bytes.
     ///
     /// # Errors
     /// What the system says, also if it takes nothing any more.
     pub async fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.socket.write(bytes).await? {
+        let written = match &mut self.to {
+            Writer::Plain(socket) => socket.write(bytes).await?,
+            Writer::Encrypted(encrypted) => encrypted.write_some(bytes).await?,
+        };
+        match written {
             0 => Err(io::ErrorKind::WriteZero.into()),
             written => Ok(written),
         }
@@ -90,12 +162,19 @@ impl Outgoing {
         let mut left = &mut slices[..];
         while !left.is_empty() {
             let count = left.len().min(PIECES_MAX);
-            match self.socket.write_vectored(&left[..count]).await? {
+            let written = match &mut self.to {
+                Writer::Plain(socket) => socket.write_vectored(&left[..count]).await?,
+                Writer::Encrypted(encrypted) => encrypted.half.write_vectored(&left[..count]).await?,
+            };
+            match written {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
                 written => IoSlice::advance_slices(&mut left, written),
             }
         }
-        Ok(())
+        match &mut self.to {
+            Writer::Plain(_) => Ok(()),
+            Writer::Encrypted(encrypted) => encrypted.half.flush().await,
+        }
     }
 
     /// Tells the peer that nothing more will come, once what was written has gone.
@@ -103,6 +182,9 @@ impl Outgoing {
     /// # Errors
     /// What the system says.
     pub async fn finish(&mut self) -> io::Result<()> {
-        self.socket.shutdown().await
+        match &mut self.to {
+            Writer::Plain(socket) => socket.shutdown().await,
+            Writer::Encrypted(encrypted) => encrypted.half.shutdown().await,
+        }
     }
 }

@@ -16,13 +16,18 @@ use testbed::ReplicaSet;
 /// A running `keyward`, which logs JSON; killed when it is dropped.
 struct Keyward {
     process: Child,
-    log: BufReader<ChildStderr>,
+    /// Until somebody else reads it.
+    log: Option<BufReader<ChildStderr>>,
     _folder: TempDir,
 }
 
 impl Keyward {
     /// Starts `keyward run` with `settings`, on free ports unless they say otherwise.
     fn run(settings: &str) -> Keyward {
+        Self::run_logging(settings, "info")
+    }
+
+    fn run_logging(settings: &str, level: &str) -> Keyward {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keyward.yaml");
         let or_free = |setting: &str| match settings.contains(&format!("{setting}:")) {
@@ -30,7 +35,7 @@ impl Keyward {
             false => format!("{setting}: 127.0.0.1:0\n"),
         };
         let text = format!(
-            "{}{}log: {{ format: json }}\n{settings}",
+            "{}{}log: {{ format: json, level: {level} }}\n{settings}",
             or_free("listen"),
             or_free("admin")
         );
@@ -44,7 +49,7 @@ impl Keyward {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let log = BufReader::new(process.stderr.take().unwrap());
+        let log = Some(BufReader::new(process.stderr.take().unwrap()));
         Keyward {
             process,
             log,
@@ -57,7 +62,10 @@ impl Keyward {
         let mut seen = String::new();
         loop {
             let mut line = String::new();
-            assert!(self.log.read_line(&mut line).unwrap() > 0, "no {message:?} in {seen}");
+            assert!(
+                self.log.as_mut().unwrap().read_line(&mut line).unwrap() > 0,
+                "no {message:?} in {seen}"
+            );
             let event: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
             if event["message"] == message {
                 return event;
@@ -73,7 +81,7 @@ impl Keyward {
     /// Waits for the end; the exit code and the rest of the log.
     fn ended(mut self) -> (i32, String) {
         let mut rest = String::new();
-        self.log.read_to_string(&mut rest).unwrap();
+        self.log.as_mut().unwrap().read_to_string(&mut rest).unwrap();
         (self.process.wait().unwrap().code().unwrap(), rest)
     }
 }
@@ -235,4 +243,98 @@ fn what_happens_is_counted() {
     assert!(value("keyward_client_commands_refused_total") >= 1);
     assert!(value("keyward_client_protected_writes_seconds_count") >= 2);
     assert!(value("keyward_client_commands_forwarded_total") >= 1);
+}
+
+#[test]
+fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
+    let set = ReplicaSet::builder("lacking")
+        .root_user("root", "root")
+        .start()
+        .unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let root = runtime.block_on(async { set.client() });
+    let admin = |command| runtime.block_on(async { root.database("admin").run_command(command).await.unwrap() });
+    let resource = doc! { "db": "lacking", "collection": "" };
+    let few = [
+        "find",
+        "insert",
+        "update",
+        "remove",
+        "bypassDocumentValidation",
+        "listCollections",
+    ];
+    let privileges = vec![doc! { "resource": resource.clone(), "actions": few.to_vec() }];
+    admin(doc! { "createRole": "keyward", "privileges": privileges, "roles": [] });
+    admin(doc! { "createUser": "keyward", "pwd": "s3cret", "roles": ["keyward"] });
+    let upstream = set.uri().replacen("root:root@", "keyward:s3cret@", 1);
+    let mut keyward = Keyward::run(&format!(
+        "upstream: {upstream}\nconstraints:\n  - {{ collection: lacking.users, key: {{ email: 1 }} }}\n"
+    ));
+    let pages = keyward.logged("starting")["admin"].clone();
+    let lacking = keyward.logged("Keyward's user lacks privileges")["missing"].to_string();
+    for part in ["createCollection, createIndex", "lacking"] {
+        assert!(lacking.contains(part), "{part} in {lacking}");
+    }
+    let answer = get(&pages, "/readyz");
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("createIndex"),
+        "{answer}"
+    );
+    let granted = vec![doc! { "resource": resource, "actions": ["createCollection", "createIndex"] }];
+    admin(doc! { "grantPrivilegesToRole": "keyward", "privileges": granted });
+    keyward.logged("ready");
+    assert!(get(&pages, "/readyz").ends_with("\r\n\r\nready\n"));
+}
+
+#[test]
+fn nothing_secret_is_ever_logged() {
+    let set = ReplicaSet::builder("secret")
+        .root_user("root", "pa55w0rdR")
+        .start()
+        .unwrap();
+    let mut keyward = Keyward::run_logging(
+        &format!(
+            "upstream: {}\nconstraints:\n  - {{ collection: secret.users, key: {{ email: 1 }} }}\n",
+            set.uri()
+        ),
+        "trace",
+    );
+    let address = keyward.logged("ready")["listen"].as_str().unwrap().to_owned();
+    // All of the log from here on, while it is written: a full pipe would stop who writes it.
+    let mut log = keyward.log.take().unwrap();
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        text
+    });
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let uri = format!("mongodb://root:pa55w0rdR@{address}/?authSource=admin");
+        let client = mongodb::Client::with_uri_str(&uri).await.unwrap();
+        let users = client.database("secret").collection::<bson::Document>("users");
+        let user = |id: i32| doc! { "_id": id, "email": "marker@value", "other": "marker-other" };
+        users.insert_one(user(1)).await.unwrap();
+        users.insert_one(user(2)).await.unwrap_err();
+        users.update_one(doc! { "_id": 1 }, doc! { "$set": { "email": "marker@second" } }).await.unwrap();
+        users.update_one(doc! { "_id": 1 }, vec![doc! { "$set": { "email": "marker@third" } }]).await.unwrap();
+        users.find_one_and_delete(doc! { "email": "marker@third" }).await.unwrap();
+        let wrong = format!("mongodb://root:wrongPa55@{address}/?authSource=admin");
+        let wrong = mongodb::Client::with_uri_str(&wrong).await.unwrap();
+        wrong.database("secret").run_command(doc! { "ping": 1 }).await.unwrap_err();
+        // A payload that can be told from any other, and a message that can't be read.
+        let sasl = doc! { "saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": "n,,n=root,r=markernonce" };
+        testbed::command::run(&address, "admin", sasl).unwrap_err();
+        let odd = doc! { "insert": "users", "documents": [{ "_id": 5, "email": "marker@odd", "$bad": 1 }], "marker-field": 1 };
+        testbed::command::run(&address, "secret", odd).unwrap_err();
+    });
+    keyward.send(Signal::SIGTERM);
+    keyward.process.wait().unwrap();
+    let log = reading.join().unwrap();
+    assert!(
+        log.contains("\"TRACE\"") && log.contains("connection accepted"),
+        "{log}"
+    );
+    for secret in ["pa55w0rdR", "wrongPa55", "marker", "n,,n=", "biws"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
 }

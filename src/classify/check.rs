@@ -24,7 +24,7 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
         refuse_known(&mut targets.filter(|target| target.kind(protection) == Some(Kind::ProxyCollection)))
     };
     Ok(match rule {
-        Rule::Hello | Rule::Harmless => Verdict::Forward,
+        Rule::Hello | Rule::Authenticate | Rule::Harmless => Verdict::Forward,
         Rule::Write(kind) => write(kind, command, protection),
         Rule::BulkWrite => bulk_write(command, protection)?,
         Rule::Aggregate => aggregate(command, protection)?,

@@ -74,13 +74,15 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
     match message {
         Message::Query(query) => match query.name {
             "hello" | "isMaster" | "ismaster" => hello(query.command),
-            _ => Ok(Verdict::Forward),
+            // Old servers log in this way.
+            _ => authentication(query.command),
         },
         Message::Msg(message) => match Command::read(message)? {
             None => Ok(Verdict::Forward),
             Some(command) if command.has_two_databases => Ok(Verdict::Refuse(Refusal::TwoDatabases)),
             Some(command) => match Rule::of(command.name) {
                 Some(Rule::Hello) => hello(message.body),
+                Some(Rule::Authenticate) => authentication(message.body),
                 Some(Rule::Harmless) => Ok(Verdict::Forward),
                 Some(rule) => check::known(rule, &command, protection),
                 None => check::unknown(&command, protection),
@@ -91,10 +93,37 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
 
 /// Through a load balancer, a driver would need the server's own support for it, which no proxy can stand in for.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
-    match body.get("loadBalanced")? {
-        Some(flag) if flag.is_truthy() => Ok(Verdict::Refuse(Refusal::LoadBalanced)),
-        _ => Ok(Verdict::Hello),
+    if body.get("loadBalanced")?.is_some_and(|flag| flag.is_truthy()) {
+        return Ok(Verdict::Refuse(Refusal::LoadBalanced));
     }
+    for field in body.elements() {
+        let field = field?;
+        if field.name == b"speculativeAuthenticate"
+            && let Some(speculative) = field.as_document_or_array()?
+            && is_x509(speculative)?
+        {
+            return Ok(Verdict::Refuse(Refusal::X509));
+        }
+    }
+    Ok(Verdict::Hello)
+}
+
+/// To the server, a connection's certificate is Keyward's: a client that could log in with it would have Keyward's rights.
+fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
+    match is_x509(body)? {
+        true => Ok(Verdict::Refuse(Refusal::X509)),
+        false => Ok(Verdict::Forward),
+    }
+}
+
+fn is_x509(body: crate::raw::Doc<'_>) -> Result<bool, Malformed> {
+    for field in body.elements() {
+        let field = field?;
+        if field.name == b"mechanism" && field.as_string_bytes() == Some(b"MONGODB-X509") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

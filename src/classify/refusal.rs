@@ -54,6 +54,12 @@ pub enum Refusal {
         "Keyward doesn't serve connections in load balancer mode; remove loadBalanced=true from the connection string"
     )]
     LoadBalanced,
+    /// The client would log in with the certificate of a TLS connection that isn't its own.
+    #[error(
+        "MONGODB-X509 can't be used through Keyward: it logs in whoever the certificate of the connection to the server \
+         names, and that connection is Keyward's; use SCRAM"
+    )]
+    X509,
 }
 
 impl Refusal {

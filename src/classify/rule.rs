@@ -11,6 +11,8 @@ use std::sync::LazyLock;
 pub enum Rule {
     /// The handshake: writes nothing, but says who the server is.
     Hello,
+    /// Makes the connection another user's, or tries to; writes nothing.
+    Authenticate,
     /// Can't change the documents of a collection, nor take a collection away.
     Harmless,
     /// A write command on the collection that its first field names.
@@ -52,6 +54,7 @@ impl Rule {
     pub fn of(name: &[u8]) -> Option<Rule> {
         Some(match name {
             b"hello" | b"isMaster" | b"ismaster" => Rule::Hello,
+            b"saslStart" | b"saslContinue" | b"authenticate" | b"logout" => Rule::Authenticate,
             b"insert" => Rule::Write(WriteCommand::Insert),
             b"update" => Rule::Write(WriteCommand::Update),
             b"delete" => Rule::Write(WriteCommand::Delete),
@@ -101,10 +104,9 @@ const HARMLESS: &[&str] = &[
     "listDatabases", "listSearchIndexes", "dbStats", "dbstats", "collStats", "collstats", "dataSize", "datasize",
     "dbHash", "dbhash", "validate", "validateDBMetadata", "checkMetadataConsistency", "parallelCollectionScan",
     "geoSearch", "geoNear", "group", "splitVector", "medianKey", "checkShardingIndex", "planCacheListFilters",
-    // sessions, transactions, authentication
+    // sessions, transactions
     "commitTransaction", "abortTransaction", "startSession", "endSessions", "refreshSessions", "killSessions",
-    "killAllSessions", "killAllSessionsByPattern", "saslStart", "saslContinue", "authenticate", "logout",
-    "getnonce", "getLastError", "getlasterror", "getPrevError", "resetError", "connectionStatus",
+    "killAllSessions", "killAllSessionsByPattern", "getnonce", "getLastError", "getlasterror", "getPrevError", "resetError", "connectionStatus",
     // diagnosis
     "ping", "buildInfo", "buildinfo", "hostInfo", "hostinfo", "serverStatus", "getCmdLineOpts", "getLog",
     "getParameter", "setParameter", "whatsmyuri", "whatsmysni", "features", "availableQueryOptions", "listCommands",

@@ -292,3 +292,26 @@ fn the_handshake_is_known_in_all_spellings() {
         check_in("admin", doc! { name: 1, "loadBalanced": true }, OtherRefusal);
     }
 }
+
+#[test]
+fn clients_log_in_and_none_as_keyward() {
+    for name in ["saslStart", "saslContinue", "authenticate", "logout"] {
+        check_in("admin", doc! { name: 1, "mechanism": "SCRAM-SHA-256" }, Forward);
+    }
+    let x509 = || doc! { "authenticate": 1, "mechanism": "MONGODB-X509", "db": "$external" };
+    check_in("$external", x509(), OtherRefusal);
+    check_in(
+        "$external",
+        doc! { "saslStart": 1, "mechanism": "MONGODB-X509" },
+        OtherRefusal,
+    );
+    for name in ["hello", "isMaster", "ismaster"] {
+        check_in(
+            "admin",
+            doc! { name: 1, "speculativeAuthenticate": x509() },
+            OtherRefusal,
+        );
+        let scram = doc! { "saslStart": 1, "mechanism": "SCRAM-SHA-256" };
+        check_in("admin", doc! { name: 1, "speculativeAuthenticate": scram }, Hello);
+    }
+}

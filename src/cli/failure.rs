@@ -29,6 +29,7 @@ impl Failure {
             Failure::Start(StartError::Prepare(
                 PrepareError::OtherDefinition { .. } | PrepareError::OtherStrategy { .. },
             )) => Exit::Config,
+            Failure::Start(StartError::Tls(_)) => Exit::Config,
             Failure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
             Failure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
             Failure::Collection(_) => Exit::Unsure,

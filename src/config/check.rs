@@ -1,11 +1,11 @@
 //! What the settings mean together: a `RawConfig` into a [`Config`], with the defaults filled in.
 //!
 //! Every setting is looked at even where another one is wrong already, so that all problems are found. Nothing is read
-//! but the file that `upstream_file` names.
+//! but the files that settings name.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
@@ -14,7 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
 use super::raw::{RawConfig, RawLog, RawLogFormat};
-use super::{Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits};
+use super::{Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, upstream_uri};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -80,7 +80,8 @@ pub fn config(
             format!("clients connect to {listen} already (listen)"),
         );
     }
-    let uri = upstream_uri(&raw, directory, upstream_variable, found);
+    let uri = written_uri(&raw, directory, upstream_variable, found);
+    let uri = uri.and_then(|(path, uri)| Some((path, with_credentials(uri, &raw, directory, found)?)));
     let upstream = uri.and_then(|(path, uri)| checked_upstream(&uri, path, listen, found));
     let constraints = match raw.constraints {
         Some(raw) => constraints::check(raw, found),
@@ -108,12 +109,13 @@ pub fn config(
         log: checked_log(raw.log.unwrap_or_default(), found),
         limits: limits::check(&raw.limits.unwrap_or_default(), found),
         constraints,
+        tls: raw.tls.and_then(|raw| tls::check(raw, directory, found)),
         upstream: upstream?,
     })
 }
 
 /// The connection string, which must stand in just one of the three places, and the setting to blame if it is wrong.
-fn upstream_uri(
+fn written_uri(
     raw: &RawConfig,
     directory: &Path,
     variable: Option<&str>,
@@ -123,13 +125,10 @@ fn upstream_uri(
     let file_setting = SettingPath::top().field("upstream_file");
     match (&raw.upstream, &raw.upstream_file, variable) {
         (Some(uri), None, None) => Some((setting, uri.clone())),
-        (None, Some(file), None) => match std::fs::read_to_string(directory.join(file)) {
-            Ok(content) => Some((file_setting, content.trim().to_owned())),
-            Err(error) => {
-                found.refuse(file_setting, format!("{} cannot be read: {error}", file.display()));
-                None
-            }
-        },
+        (None, Some(file), None) => {
+            let content = content(file, &file_setting, directory, found)?;
+            Some((file_setting, content.trim().to_owned()))
+        }
         (None, None, Some(uri)) => Some((setting, uri.to_owned())),
         (None, None, None) => {
             let reason =
@@ -146,6 +145,42 @@ fn upstream_uri(
             let places: Vec<&str> = places.into_iter().flatten().collect();
             let path = if written.is_some() { setting } else { file_setting };
             found.refuse(path, format!("given more than once: by {}", places.join(" and ")));
+            None
+        }
+    }
+}
+
+/// The connection string with the user and the password that stand in files of their own, if they do.
+fn with_credentials(uri: String, raw: &RawConfig, directory: &Path, found: &mut Found<'_>) -> Option<String> {
+    let mut read = |file: &Option<PathBuf>, setting| match file {
+        None => Some(None),
+        Some(file) => {
+            let path = SettingPath::top().field(setting);
+            let content = content(file, &path, directory, found)?;
+            // What an editor or `echo` puts at the end is no part of it; a blank may be.
+            Some(Some(content.trim_end_matches(['\n', '\r']).to_owned()))
+        }
+    };
+    let username = read(&raw.upstream_username_file, "upstream_username_file")?;
+    let password = read(&raw.upstream_password_file, "upstream_password_file")?;
+    match upstream_uri::with_credentials(&uri, username.as_deref(), password.as_deref()) {
+        Ok(uri) => Some(uri),
+        Err(error) => {
+            let setting = match username {
+                Some(_) => "upstream_username_file",
+                None => "upstream_password_file",
+            };
+            found.refuse(SettingPath::top().field(setting), error);
+            None
+        }
+    }
+}
+
+fn content(file: &Path, setting: &SettingPath, directory: &Path, found: &mut Found<'_>) -> Option<String> {
+    match std::fs::read_to_string(directory.join(file)) {
+        Ok(content) => Some(content),
+        Err(error) => {
+            found.refuse(setting.clone(), format!("{} cannot be read: {error}", file.display()));
             None
         }
     }
@@ -354,6 +389,36 @@ mod tests {
         let config = Config::from_text(&folder.path().join("keyward.yaml"), text, None).unwrap();
         assert_eq!(config.upstream.uri(), "mongodb://u:p@db");
         assert!(refusal(&text.replace("secret", "missing")).starts_with("upstream_file: missing cannot be read: "));
+    }
+
+    #[test]
+    fn user_and_password_may_stand_in_files_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("user"), "key@ward\n").unwrap();
+        std::fs::write(folder.path().join("password"), "p:/ s\n").unwrap();
+        let read = |upstream: &str, more: &str| {
+            let text = format!("upstream: {upstream}\nupstream_password_file: password\n{more}constraints: []\n");
+            Config::from_text(&folder.path().join("keyward.yaml"), &text, None)
+        };
+        let user = "upstream_username_file: user\n";
+        let uri = |upstream, more| read(upstream, more).unwrap().upstream.uri().to_owned();
+        assert_eq!(
+            uri("mongodb://db/x?w=majority", user),
+            "mongodb://key%40ward:p%3A%2F%20s@db/x?w=majority"
+        );
+        assert_eq!(uri("mongodb://keyward@a,b", ""), "mongodb://keyward:p%3A%2F%20s@a,b");
+        for (upstream, more, reason) in [
+            (
+                "mongodb://keyward:x@db",
+                "",
+                "the connection string has a password already",
+            ),
+            ("mongodb://db", "", "whose password is it?"),
+            ("mongodb://keyward@db", user, "the connection string has a user already"),
+        ] {
+            let problems = read(upstream, more).unwrap_err().to_string();
+            assert!(problems.contains(reason), "{problems}");
+        }
     }
 
     #[test]

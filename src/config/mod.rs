@@ -9,6 +9,7 @@ mod limits;
 mod positions;
 mod problem;
 mod raw;
+mod tls;
 mod upstream_uri;
 
 use std::net::SocketAddr;
@@ -32,6 +33,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The deployment whose constraints are kept.
     pub upstream: UpstreamUri,
+    /// How clients' connections are encrypted, if they are.
+    pub tls: Option<crate::tls::Settings>,
     /// Where `/metrics`, `/livez` and `/readyz` are answered.
     pub admin: SocketAddr,
     /// How long a reservation whose owner isn't there yet is presumed in flight; 1 s to 10 min.

@@ -1,7 +1,7 @@
 //! The connection string of the deployment behind Keyward: checked, and never shown with its password.
 //!
-//! It serves Keyward's own driver as it stands; of it, clients' connections take only the addresses. Options that
-//! Keyward decides itself are refused where they contradict it, for they would be ignored in silence.
+//! It serves Keyward's own driver as it stands; of it, clients' connections take the addresses and the encryption.
+//! Options that Keyward decides itself are refused where they contradict it, for they would be ignored in silence.
 
 use std::fmt;
 
@@ -9,6 +9,8 @@ use mongodb::error::ErrorKind;
 use mongodb::options::{
     Acknowledgment, ConnectionString, HostInfo, ReadConcernLevel, ReadPreference, ServerAddress, Tls,
 };
+
+use crate::tls::Connector;
 
 /// The port of a host that names none.
 const DEFAULT_PORT: u16 = 27017;
@@ -18,6 +20,8 @@ const DEFAULT_PORT: u16 = 27017;
 pub struct UpstreamUri {
     uri: String,
     username: Option<String>,
+    /// With `mongodb+srv`, the name under which the addresses are looked up.
+    service: Option<String>,
     hosts: Vec<Host>,
     replica_set: Option<String>,
 }
@@ -40,6 +44,15 @@ pub enum UpstreamUriError {
     /// It asks for what Keyward can't do.
     #[error("{0} is not supported yet")]
     NotSupported(&'static str),
+    /// A file that it names can't be used.
+    #[error("asks for TLS: {0}")]
+    Tls(String),
+    /// It holds what stands elsewhere, too.
+    #[error("the connection string has a {0} already")]
+    Twice(&'static str),
+    /// A password stands elsewhere, and nobody whose it is.
+    #[error("whose password is it? Give upstream_username_file, or put the user into the connection string")]
+    Nobody,
     /// It sets what Keyward sets itself.
     #[error("{option} must be left out or be {instead}: {because}")]
     Contradictory {
@@ -61,10 +74,18 @@ impl UpstreamUri {
         let parsed = ConnectionString::parse(uri).map_err(|error| malformed(uri, &error))?;
         refuse_unsupported(&parsed)?;
         refuse_contradictory(&parsed)?;
+        if let Some(Tls::Enabled(options)) = &parsed.tls {
+            Connector::new(options).map_err(|error| UpstreamUriError::Tls(error.to_string()))?;
+        }
+        let (service, hosts) = match parsed.host_info {
+            HostInfo::DnsRecord(name) => (Some(name), Vec::new()),
+            addresses => (None, hosts(addresses)?),
+        };
         Ok(UpstreamUri {
             uri: uri.to_owned(),
             username: parsed.credential.and_then(|credential| credential.username),
-            hosts: hosts(parsed.host_info)?,
+            service,
+            hosts,
             replica_set: parsed.replica_set,
         })
     }
@@ -74,7 +95,7 @@ impl UpstreamUri {
         &self.uri
     }
 
-    /// The addresses in the order in which they are written; at least one.
+    /// The addresses in the order in which they are written; none with `mongodb+srv`, whose name stands for them.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
@@ -87,9 +108,15 @@ impl UpstreamUri {
 
 impl fmt::Display for UpstreamUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("mongodb://")?;
+        f.write_str(match self.service {
+            Some(_) => "mongodb+srv://",
+            None => "mongodb://",
+        })?;
         if let Some(username) = &self.username {
             write!(f, "{username}:***@")?;
+        }
+        if let Some(service) = &self.service {
+            f.write_str(service)?;
         }
         for (index, host) in self.hosts.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
@@ -117,13 +144,43 @@ impl fmt::Display for Host {
     }
 }
 
+/// The connection string `uri` with a user and a password that stand elsewhere.
+///
+/// # Errors
+/// [`UpstreamUriError`] if it has its own, or a password is nobody's.
+pub fn with_credentials(uri: &str, username: Option<&str>, password: Option<&str>) -> Result<String, UpstreamUriError> {
+    if username.is_none() && password.is_none() {
+        return Ok(uri.to_owned());
+    }
+    // What is no connection string is told by whoever reads it.
+    let Some((scheme, rest)) = uri.split_once("://") else {
+        return Ok(uri.to_owned());
+    };
+    let (authority, options) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let (written, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let user = match (written, username) {
+        ("", Some(username)) => percent_encoded(username),
+        ("", None) => return Err(UpstreamUriError::Nobody),
+        (_, Some(_)) => return Err(UpstreamUriError::Twice("user")),
+        (written, None) if written.contains(':') => return Err(UpstreamUriError::Twice("password")),
+        (written, None) => written.to_owned(),
+    };
+    let password = password.map(|password| format!(":{}", percent_encoded(password)));
+    Ok(format!(
+        "{scheme}://{user}{}@{hosts}{options}",
+        password.unwrap_or_default()
+    ))
+}
+
+fn percent_encoded(text: &str) -> String {
+    let encoded = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encoded).collect()
+}
+
 fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamUriError> {
-    if matches!(parsed.host_info, HostInfo::DnsRecord(_)) {
-        return Err(UpstreamUriError::NotSupported("mongodb+srv"));
-    }
-    if matches!(parsed.tls, Some(Tls::Enabled(_))) {
-        return Err(UpstreamUriError::NotSupported("TLS to the deployment"));
-    }
     if parsed.load_balanced == Some(true) {
         return Err(UpstreamUriError::NotSupported("loadBalanced"));
     }
@@ -232,6 +289,13 @@ mod tests {
     }
 
     #[test]
+    fn a_name_may_stand_for_the_addresses() {
+        let upstream = UpstreamUri::new("mongodb+srv://keyward:s3cret@db.example.com/?tls=true").unwrap();
+        assert_eq!(upstream.to_string(), "mongodb+srv://keyward:***@db.example.com");
+        assert!(upstream.hosts().is_empty());
+    }
+
+    #[test]
     fn options_that_an_application_usually_has_are_taken() {
         let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20";
         assert!(UpstreamUri::new(usual).is_ok());
@@ -245,8 +309,10 @@ mod tests {
             ("mongodb://a/?readConcernLevel=local", "readConcernLevel must"),
             ("mongodb://a/?retryWrites=false", "retryWrites must"),
             ("mongodb://a/?loadBalanced=true", "loadBalanced is not"),
-            ("mongodb://a/?tls=true", "TLS to the deployment is not"),
-            ("mongodb+srv://a.example.com", "mongodb+srv is not"),
+            (
+                "mongodb://a/?tls=true&tlsCAFile=/missing.pem",
+                "/missing.pem cannot be read",
+            ),
             ("mongodb://%2Ftmp%2Fmongodb.sock", "a Unix domain socket is not"),
             (
                 "mongodb://a/?wibble=1",

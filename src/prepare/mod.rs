@@ -8,6 +8,7 @@
 mod backfill;
 mod definition;
 mod position;
+pub mod privileges;
 mod results;
 mod sharding;
 mod take_in;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::authorization;
 use crate::upstream;
 use crate::wire::{Header, Rejection};
 use crate::write;
@@ -24,6 +25,15 @@ pub enum End {
     /// The client began a TLS handshake.
     #[error("the client speaks TLS, which this port doesn't")]
     Tls,
+    /// The TLS handshake failed.
+    #[error("the TLS handshake failed: {0}")]
+    Handshake(io::Error),
+    /// The client doesn't speak TLS, and was told that it must.
+    #[error("the client doesn't speak TLS, which tls.mode requires")]
+    NotTls,
+    /// What the client may do couldn't be found out.
+    #[error("the client's rights can't be found out: {0}")]
+    Rights(#[from] authorization::Error),
     /// No upstream connection came about; the client was told so.
     #[error(transparent)]
     NoUpstream(#[from] upstream::NoConnection),

@@ -1,22 +1,57 @@
-//! The first bytes of a client: a message, or another protocol altogether; and the upstream connection for it.
+//! The first bytes of a client: TLS, a message, or another protocol altogether; and the upstream connection for it.
 //!
 //! Upstream is connected to once a whole message is there, so that a port scan or a health check costs it nothing. If
 //! that fails, the client's first message gets an error that says so.
 
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::End;
 use super::requests::read_message;
 use crate::limits::Limits;
-use crate::stream::{Incoming, Outgoing};
-use crate::upstream::{Connection, NoConnection, Upstream};
+use crate::stream::{self, Incoming, Outgoing};
+use crate::tls::{Acceptor, Client, is_handshake};
+use crate::upstream::{Connection, Upstream};
 use crate::wire::{Header, Rejection, Request, ServerError};
 
 /// What mongod 6.0.5 answers to HTTP on its port.
 const HTTP_ANSWER: &[u8] =
     b"HTTP/1.0 200 OK\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: 85\r\n\r\n\
     It looks like you are trying to access MongoDB over HTTP on the native driver port.\r\n";
+
+/// Shakes hands with the client, if TLS is spoken here.
+///
+/// # Errors
+/// [`End`] if the handshake fails, or the client doesn't speak TLS though it must; then it is told so.
+pub async fn accept(
+    client: TcpStream,
+    tls: Option<&Acceptor>,
+    limits: &Limits,
+    length_max: usize,
+) -> Result<(Incoming, Outgoing), End> {
+    let Some(acceptor) = tls else {
+        return stream::split(client).map_err(End::Client);
+    };
+    let Ok(accepted) = timeout(limits.handshake_timeout, acceptor.accept(client)).await else {
+        return Err(End::NoHandshake);
+    };
+    match accepted.map_err(End::Handshake)? {
+        Client::Tls(stream) => stream::split_encrypted(*stream).map_err(End::Client),
+        Client::Plain(socket) => stream::split(socket).map_err(End::Client),
+        Client::Refused(socket) => {
+            let (mut client_in, mut client_out) = stream::split(socket).map_err(End::Client)?;
+            let telling = async {
+                first_message(&mut client_in, &mut client_out, length_max).await?;
+                tell(&client_in, &mut client_out, tls_required()).await
+            };
+            if let Ok(Err(end)) = timeout(limits.handshake_timeout, telling).await {
+                debug!(%end, "the client couldn't be told that it must speak TLS");
+            }
+            Err(End::NotTls)
+        }
+    }
+}
 
 /// Connects to upstream once the client's first message is there, which stays in its inbox.
 ///
@@ -37,7 +72,12 @@ pub async fn connect(
     match upstream.connect(limits.upstream_timeout).await {
         Ok(connection) => Ok(connection),
         Err(none) => {
-            if let Err(error) = tell(client_in, client_out, &none).await {
+            let error = ServerError {
+                code: 6,
+                code_name: "HostUnreachable",
+                message: format!("Keyward has {none}"),
+            };
+            if let Err(error) = tell(client_in, client_out, error).await {
                 debug!(%error, "the client couldn't be told that upstream is missing");
             }
             Err(none.into())
@@ -49,21 +89,14 @@ pub async fn connect(
 async fn first_message(client_in: &mut Incoming, client_out: &mut Outgoing, length_max: usize) -> Result<(), End> {
     loop {
         match read_message(client_in, length_max).await {
-            Ok(false) if is_tls(client_in.inbox.bytes()) => return Err(End::Tls),
+            Ok(false) if is_handshake(client_in.inbox.bytes()) => return Err(End::Tls),
             Ok(false) => {}
             Ok(true) => return Ok(()),
             Err(End::Refused(Rejection::Length(_))) => return Err(foreign(client_in.inbox.bytes(), client_out).await),
-            Err(End::TooLong(..)) if is_tls(client_in.inbox.bytes()) => return Err(End::Tls),
+            Err(End::TooLong(..)) if is_handshake(client_in.inbox.bytes()) => return Err(End::Tls),
             Err(end) => return Err(end),
         }
     }
-}
-
-/// Whether the bytes begin a TLS handshake. Read as a header it could state a length within the limits, but as the
-/// server knows, a first message that answers another one is none.
-fn is_tls(bytes: &[u8]) -> bool {
-    let answers = bytes.get(8..12);
-    bytes.starts_with(&[0x16, 0x03]) && answers.is_some_and(|answers| answers != [0; 4] && answers != [0xff; 4])
 }
 
 /// Tells what else was sent instead of a message; HTTP is answered.
@@ -75,22 +108,25 @@ async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
         };
     }
     match Header::read(bytes) {
-        _ if is_tls(bytes) => End::Tls,
+        _ if is_handshake(bytes) => End::Tls,
         Err(rejection) => End::Refused(rejection),
         Ok(_) => End::ClientClosed,
     }
 }
 
-/// Answers the first message with what a `mongos` says when it can't reach what it needs.
-async fn tell(client_in: &Incoming, client_out: &mut Outgoing, none: &NoConnection) -> Result<(), End> {
+fn tls_required() -> ServerError {
+    ServerError {
+        code: 141,
+        code_name: "SSLHandshakeFailed",
+        message: "Keyward takes encrypted connections only (tls.mode: required); connect with tls=true".to_owned(),
+    }
+}
+
+/// Answers the first message with an error.
+async fn tell(client_in: &Incoming, client_out: &mut Outgoing, error: ServerError) -> Result<(), End> {
     let mut scratch = Vec::new();
     let message = client_in.inbox.message()?.unwrap_or_default();
     let envelope = Request::read(message, None, &mut scratch)?.envelope;
-    let error = ServerError {
-        code: 6,
-        code_name: "HostUnreachable",
-        message: format!("Keyward has {none}"),
-    };
     if !envelope.wants_reply() {
         return Ok(());
     }

@@ -33,10 +33,12 @@ pub(crate) use drain::draining;
 pub use drain::{Drain, Stage};
 pub use end::End;
 
+use crate::authorization::Rights;
 use crate::classify::{Protection, Verdict, classify};
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
-use crate::stream::{self, Incoming, Outgoing};
+use crate::stream::{Incoming, Outgoing};
+use crate::tls;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
 use crate::write::{self, Era};
@@ -70,6 +72,8 @@ pub struct Service {
     is_secured: bool,
     /// Names this process to drivers.
     process: ObjectId,
+    /// How clients' connections are encrypted, if they are.
+    pub tls: Option<Arc<tls::Acceptor>>,
 }
 
 impl Service {
@@ -90,9 +94,15 @@ impl Service {
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             is_secured,
             process: ObjectId::new(),
+            tls: None,
         };
         service.limit(limits);
         service
+    }
+
+    /// Encrypts clients' connections.
+    pub fn encrypted(self, tls: Option<Arc<tls::Acceptor>>) -> Service {
+        Service { tls, ..self }
     }
 
     /// The limits that hold now.
@@ -117,6 +127,8 @@ struct Session {
     upstream: Connection,
     requests: Requests,
     replies: Replies,
+    /// What the client may write, as far as that was asked for.
+    rights: Rights,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
     /// Set while a large request is there, unpacked already.
@@ -168,12 +180,21 @@ impl Session {
         mut stage: watch::Receiver<Stage>,
     ) -> Result<(Self, watch::Receiver<Era>), End> {
         let limits = service.limits();
-        let (mut client_in, mut client_out) = stream::split(client).map_err(End::Client)?;
-        client_in.share = Share::of(service.memory.clone());
         let length_max = match service.is_secured {
             true => limits.max_unauthenticated_message_bytes,
             false => MESSAGE_BYTES_MAX,
         };
+        let accepted = tokio::select! {
+            biased;
+            () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
+            accepted = greeting::accept(client, service.tls.as_deref(), &limits, length_max) => accepted,
+        };
+        let (mut client_in, mut client_out) = accepted.inspect_err(|end| {
+            if matches!(end, End::Handshake(_) | End::NotTls) {
+                service.metrics.connections.handshakes_failed.inc();
+            }
+        })?;
+        client_in.share = Share::of(service.memory.clone());
         let greeting = greeting::connect(&mut client_in, &mut client_out, &service.upstream, &limits, length_max);
         let greeted = tokio::select! {
             biased;
@@ -190,6 +211,10 @@ impl Session {
             next_era: None,
             unpacked_by: None,
             unpacked_share: Share::of(service.memory.clone()),
+            rights: match service.upstream.has_credential() {
+                true => Rights::unknown(),
+                false => Rights::no_less_than_keywards(),
+            },
             service,
             client_in,
             client_out,
@@ -308,6 +333,9 @@ impl Session {
             None => Requests::Waiting,
             Some(reply) => {
                 self.service.metrics.commands.forwarded.inc();
+                if outline.may_change_user {
+                    self.rights.forget();
+                }
                 match reply {
                     Some(reply) => self.replies.owe(reply),
                     None => self.is_unanswered = true,

@@ -20,6 +20,8 @@ pub struct Outline {
     pub may_write: bool,
     /// Its reply may say that the client is authenticated now.
     pub authenticates: bool,
+    /// The connection may belong to another user once it is carried out.
+    pub may_change_user: bool,
     /// It has a number by which a driver sends it again.
     has_number: bool,
 }
@@ -65,7 +67,9 @@ impl Outline {
             b"hello" | b"isMaster" | b"ismaster" | b"saslStart" | b"saslContinue" | b"authenticate" => {
                 outline.may_write = false;
                 outline.authenticates = true;
+                outline.may_change_user = true;
             }
+            b"logout" => outline.may_change_user = true,
             b"commitTransaction" | b"abortTransaction" => outline.edge = Some(Edge::End),
             _ => {}
         }

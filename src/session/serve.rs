@@ -3,6 +3,7 @@
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
 use super::{Drain, End, Outline, Owed, Requests, Service, Session, drain, forwarded, owed, work_time};
+use crate::authorization::{Rights, Ruling};
 use crate::classify::{Verdict, classify};
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::{self, Served};
@@ -25,8 +26,16 @@ impl Session {
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
         let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => {
-                let drain = self.drain.as_ref();
-                serve_one(&request, self.last_reply_id, &self.service, drain, &mut self.upstream).await?
+                let (drain, rights) = (self.drain.as_ref(), &mut self.rights);
+                serve_one(
+                    &request,
+                    self.last_reply_id,
+                    &self.service,
+                    drain,
+                    rights,
+                    &mut self.upstream,
+                )
+                .await?
             }
             Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
             Err(rejection) => return Err(rejection.into()),
@@ -63,6 +72,7 @@ async fn serve_one(
     reply_id: i32,
     service: &Service,
     drain: Option<&Drain>,
+    rights: &mut Rights,
     upstream: &mut crate::upstream::Connection,
 ) -> Result<Outcome, End> {
     let envelope = &request.envelope;
@@ -92,6 +102,11 @@ async fn serve_one(
                 Ok(parsed) => parsed,
                 Err(rejection) => return turn_down(envelope, &rejection, reply_id),
             };
+            // Before anything is done as Keyward's own user, whose rights aren't the client's.
+            if let Ruling::Refused(body) = rights.rule(&write, &parsed, upstream).await? {
+                commands.unauthorized.inc();
+                return answer(envelope, &body, reply_id);
+            }
             let timer = commands.protected_seconds.start_timer();
             let (served, own) = work_time::measured(write::serve(&write, &parsed, &service.writes, upstream)).await;
             match served? {
@@ -108,7 +123,12 @@ async fn serve_one(
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
         _ => match forwarded(request, &outline, &**catalog) {
-            Some(reply) => Ok(Outcome::Forward(reply)),
+            Some(reply) => {
+                if outline.may_change_user {
+                    rights.forget();
+                }
+                Ok(Outcome::Forward(reply))
+            }
             None => Err(End::OutOfStep),
         },
     }

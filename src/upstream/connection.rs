@@ -9,10 +9,9 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use mongodb::options::ServerAddress;
-use tokio::net::TcpStream;
 
 use crate::raw::Doc;
-use crate::stream::{self, Incoming, Outgoing};
+use crate::stream::{Incoming, Outgoing};
 use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
 
 /// How far transaction numbers go ahead of the clock at once: a minute, in microseconds.
@@ -73,9 +72,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: TcpStream, address: ServerAddress) -> io::Result<Self> {
-        let (incoming, outgoing) = stream::split(socket)?;
-        Ok(Connection {
+    pub(crate) fn new((incoming, outgoing): (Incoming, Outgoing), address: ServerAddress) -> Self {
+        Connection {
             incoming,
             outgoing,
             address,
@@ -83,7 +81,7 @@ impl Connection {
             unanswered: Vec::new(),
             session: rand::random(),
             last_transaction: 0,
-        })
+        }
     }
 
     /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't

@@ -1,11 +1,12 @@
 //! The deployment behind Keyward: where it is, Keyward's own client of it, and connections for clients.
 //!
-//! Who may be connected to is followed by the driver's own monitoring ([`topology`]); a client's connection is plain
-//! TCP to one of those, and for life ([`Connection`]). Connecting ends after a limit: nobody waits for ever.
+//! Who may be connected to is followed by the driver's own monitoring ([`topology`]), which also resolves
+//! `mongodb+srv`; a client's connection goes to one of those, encrypted as the driver's, and for life ([`Connection`]). Connecting ends after a limit: nobody waits for ever.
 
 mod connection;
 mod topology;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,6 +21,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 pub use connection::{Connection, Error, Reply};
 pub use topology::Targets;
 
+use crate::stream;
+use crate::tls::{Connector, TlsError};
+
 /// How long one address may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long to leave it when no address accepted one.
@@ -31,9 +35,9 @@ pub enum SetupError {
     /// The URI can't be read, or its hosts can't be looked up.
     #[error("the upstream URI can't be used: {0}")]
     Uri(#[from] mongodb::error::Error),
-    /// The URI asks for encryption.
-    #[error("the upstream URI asks for TLS, which Keyward's connections don't speak yet")]
-    Tls,
+    /// The files for encryption that the URI names can't be used.
+    #[error("the upstream URI asks for TLS: {0}")]
+    Tls(#[from] TlsError),
     /// The URI asks for load balancer mode.
     #[error("the upstream URI asks for loadBalanced=true, which Keyward doesn't speak")]
     LoadBalanced,
@@ -54,6 +58,7 @@ pub struct Upstream {
     targets: watch::Receiver<Targets>,
     turn: Arc<AtomicUsize>,
     has_credential: bool,
+    tls: Option<Connector>,
 }
 
 impl Upstream {
@@ -63,9 +68,10 @@ impl Upstream {
     /// [`SetupError`] if the URI can't be used; a deployment that can't be reached yet is no error.
     pub async fn new(uri: &str) -> Result<Self, SetupError> {
         let mut options = ClientOptions::parse(uri).await?;
-        if matches!(options.tls, Some(Tls::Enabled(_))) {
-            return Err(SetupError::Tls);
-        }
+        let tls = match &options.tls {
+            Some(Tls::Enabled(tls)) => Some(Connector::new(tls)?),
+            _ => None,
+        };
         if options.load_balanced == Some(true) {
             return Err(SetupError::LoadBalanced);
         }
@@ -81,6 +87,7 @@ impl Upstream {
             targets,
             turn: Arc::default(),
             has_credential,
+            tls,
         })
     }
 
@@ -112,7 +119,7 @@ impl Upstream {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             for offset in 0..addresses.len() {
                 let address = &addresses[(turn + offset) % addresses.len()];
-                match timeout_at(deadline, connect_to(address)).await {
+                match timeout_at(deadline, self.connect_to(address)).await {
                     Ok(Ok(connection)) => return Ok(connection),
                     Ok(Err(error)) => reason = format!("{address}: {error}"),
                     Err(_) => return Err(NoConnection { reason, within }),
@@ -125,15 +132,21 @@ impl Upstream {
             }
         }
     }
-}
 
-async fn connect_to(address: &ServerAddress) -> std::io::Result<Connection> {
-    let ServerAddress::Tcp { host, port } = address else {
-        return Err(std::io::ErrorKind::Unsupported.into());
-    };
-    let connecting = TcpStream::connect((host.as_str(), port.unwrap_or(27017)));
-    let socket = timeout(CONNECT, connecting)
-        .await
-        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-    Connection::new(socket, address.clone())
+    async fn connect_to(&self, address: &ServerAddress) -> io::Result<Connection> {
+        let ServerAddress::Tcp { host, port } = address else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let connecting = async {
+            let socket = TcpStream::connect((host.as_str(), port.unwrap_or(27017))).await?;
+            match &self.tls {
+                None => stream::split(socket),
+                Some(tls) => stream::split_encrypted(tls.connect(host, socket).await?),
+            }
+        };
+        let halves = timeout(CONNECT, connecting)
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        Ok(Connection::new(halves, address.clone()))
+    }
 }

@@ -43,6 +43,23 @@ struct Up {
     /// The router's port; any free one by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+    /// A replica set with access control in the place of the cluster (whose stand-in router can't log anybody in), and a
+    /// user `root` with password `root` who may do everything.
+    #[arg(long, conflicts_with_all = ["shards", "dir", "port"])]
+    auth: bool,
+}
+
+/// What was started.
+enum Started {
+    Cluster(Cluster),
+    Secured(ReplicaSet),
+}
+
+/// The line on standard output for a replica set.
+#[derive(Serialize)]
+struct Secured {
+    uri: String,
+    members: Vec<String>,
 }
 
 /// The line on standard output.
@@ -84,22 +101,22 @@ async fn run(up: Up) -> Result<(), Error> {
     let interrupted = interruption()?;
     let start = Instant::now();
     // Interrupted while it starts, the whole process just ends, and what it has started with it.
-    let starting = tokio::task::spawn_blocking(|| start_cluster(up));
+    let starting = tokio::task::spawn_blocking(|| start(up));
     tokio::pin!(interrupted);
-    let cluster = tokio::select! {
-        cluster = starting => cluster.map_err(io::Error::other)??,
+    let started = tokio::select! {
+        started = starting => started.map_err(io::Error::other)??,
         () = &mut interrupted => std::process::exit(130),
     };
-    announce(&cluster)?;
+    announce(&started)?;
+    let uri = match &started {
+        Started::Cluster(cluster) => cluster.uri(),
+        Started::Secured(set) => set.uri(),
+    };
     let seconds = format!("{:.1}", start.elapsed().as_secs_f32());
-    tracing::info!(
-        uri = cluster.uri(),
-        seconds,
-        "the cluster is ready; interrupt (Ctrl-C) to end it"
-    );
+    tracing::info!(uri, seconds, "ready; interrupt (Ctrl-C) to end it");
     interrupted.await;
-    tracing::info!("ending the cluster");
-    tokio::task::spawn_blocking(|| drop(cluster))
+    tracing::info!("ending");
+    tokio::task::spawn_blocking(|| drop(started))
         .await
         .map_err(io::Error::other)?;
     Ok(())
@@ -117,7 +134,13 @@ fn interruption() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn start_cluster(up: Up) -> Result<Cluster, Error> {
+fn start(up: Up) -> Result<Started, Error> {
+    if up.auth {
+        let set = ReplicaSet::builder("rs")
+            .members(up.replicas.into())
+            .root_user("root", "root");
+        return set.start().map(Started::Secured);
+    }
     let mut builder = Cluster::builder().shards(up.shards.into()).replicas(up.replicas.into());
     if let Some(folder) = up.dir {
         builder = builder.folder(folder);
@@ -125,10 +148,21 @@ fn start_cluster(up: Up) -> Result<Cluster, Error> {
     if let Some(port) = up.port {
         builder = builder.port(port);
     }
-    builder.start()
+    builder.start().map(Started::Cluster)
 }
 
-fn announce(cluster: &Cluster) -> io::Result<()> {
+fn announce(started: &Started) -> io::Result<()> {
+    let cluster = match started {
+        Started::Cluster(cluster) => cluster,
+        Started::Secured(set) => {
+            let secured = Secured {
+                uri: set.uri(),
+                members: set.addresses(),
+            };
+            let line = serde_json::to_string(&secured).map_err(io::Error::other)?;
+            return writeln!(io::stdout(), "{line}");
+        }
+    };
     let shard = |set: &ReplicaSet| Shard {
         name: set.name().to_owned(),
         members: set.addresses(),

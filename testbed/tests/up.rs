@@ -101,6 +101,23 @@ fn the_line_says_where_everything_is() {
 }
 
 #[test]
+fn a_deployment_with_users_lets_nobody_in_without_a_password() {
+    let mut running = up(&["--auth"]);
+    let member = running.addresses["members"][0].as_str().unwrap();
+    let refused = command::run(member, "admin", bson::doc! { "listDatabases": 1 }).unwrap_err();
+    assert_eq!(refused.code(), Some(13), "{refused}");
+    let uri = running.addresses["uri"].as_str().unwrap().to_owned();
+    let names = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let client = mongodb::Client::with_uri_str(&uri).await.unwrap();
+        client.list_database_names().await
+    });
+    assert!(names.unwrap().contains(&"admin".to_owned()));
+    kill(Pid::from_raw(running.testbed.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert!(running.testbed.wait().unwrap().success());
+    expect_nothing_left(running.home.path());
+}
+
+#[test]
 fn killed_with_9_it_leaves_nothing() {
     let mut running = up(&["--shards", "1"]);
     let (servers, removers): (Vec<Pid>, Vec<Pid>) = processes_in(running.home.path()).into_iter().partition(is_server);

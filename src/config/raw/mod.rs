@@ -24,6 +24,9 @@ pub struct RawConfig {
     pub listen: Option<SocketAddr>,
     pub upstream: Option<String>,
     pub upstream_file: Option<PathBuf>,
+    pub upstream_username_file: Option<PathBuf>,
+    pub upstream_password_file: Option<PathBuf>,
+    pub tls: Option<RawTls>,
     #[serde(default, deserialize_with = "address")]
     pub admin: Option<SocketAddr>,
     #[serde(default, deserialize_with = "duration")]
@@ -39,6 +42,34 @@ pub struct RawConfig {
     pub log: Option<RawLog>,
     pub limits: Option<RawLimits>,
     pub constraints: Option<Vec<Option<RawConstraint>>>,
+}
+
+/// `tls`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTls {
+    pub mode: Option<RawTlsMode>,
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub client_ca: Option<PathBuf>,
+    pub client_certificate: Option<RawClientCertificate>,
+}
+
+/// `tls.mode`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RawTlsMode {
+    Required,
+    Preferred,
+    Off,
+}
+
+/// `tls.client_certificate`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RawClientCertificate {
+    Required,
+    Optional,
 }
 
 /// `log`
@@ -358,6 +389,7 @@ mod tests {
         let example = include_str!("../../../config.example.yaml");
         let names = [
             field_names::<RawConfig>(),
+            field_names::<RawTls>(),
             field_names::<RawLog>(),
             field_names::<RawLimits>(),
             field_names::<RawConstraint>(),

@@ -158,15 +158,22 @@ impl Process {
     /// # Errors
     /// As [`Process::start`].
     pub fn restart(&self) -> Result<(), ProcessError> {
+        match self.restart_unseen()? {
+            true => self.wait_until_ready(),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts it again if it isn't running, and doesn't wait until it answers; says whether it wasn't.
+    pub(crate) fn restart_unseen(&self) -> Result<bool, ProcessError> {
         let mut child = self.child();
         if let Some(running) = child.as_mut()
             && running.try_wait().map_err(|source| self.system(source))?.is_none()
         {
-            return Ok(());
+            return Ok(false);
         }
         *child = Some(self.spawn()?);
-        drop(child);
-        self.wait_until_ready()
+        Ok(true)
     }
 
     /// Freezes it (SIGSTOP): its connections stay open, nothing answers. Returns once it stands still.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use bson::{Bson, Document, doc};
@@ -31,6 +31,14 @@ pub struct ReplicaSetBuilder {
     role: Role,
     parameters: Vec<(String, String)>,
     root: Option<User>,
+    tls: Option<Tls>,
+}
+
+/// The files with which every member asks for encryption.
+#[derive(Debug, Clone)]
+struct Tls {
+    certificate_key: PathBuf,
+    ca: PathBuf,
 }
 
 impl ReplicaSetBuilder {
@@ -41,6 +49,7 @@ impl ReplicaSetBuilder {
             role,
             parameters: Vec::new(),
             root: None,
+            tls: None,
         }
     }
 
@@ -69,6 +78,18 @@ impl ReplicaSetBuilder {
         self.root = Some(User {
             name: name.to_owned(),
             password: password.to_owned(),
+        });
+        self
+    }
+
+    /// Requires TLS of everybody, clients' certificates included: `certificate_key` is what every member shows, for
+    /// 127.0.0.1, and `ca` the authority of all; PEM files. It is off by default.
+    ///
+    /// The set is set up before it is turned on; from then on only clients with certificates reach it.
+    pub fn require_tls(mut self, certificate_key: &Path, ca: &Path) -> Self {
+        self.tls = Some(Tls {
+            certificate_key: certificate_key.to_owned(),
+            ca: ca.to_owned(),
         });
         self
     }
@@ -104,6 +125,9 @@ impl ReplicaSetBuilder {
             create_root(&set, root)?;
             self.turn_access_control_on(&mut set, folder)?;
             set.root = self.root;
+        }
+        if let Some(tls) = &self.tls {
+            turn_tls_on(&mut set, tls)?;
         }
         Ok(set)
     }
@@ -201,6 +225,20 @@ impl ReplicaSetBuilder {
         }
         set.wait_for_primary().map(drop)
     }
+}
+
+/// What talks to the members here speaks no TLS: so they are restarted once nothing is left to be said.
+fn turn_tls_on(set: &mut ReplicaSet, tls: &Tls) -> Result<(), Error> {
+    for member in &mut set.members {
+        member.terminate()?;
+        member.add_arguments(["--tlsMode".into(), "requireTLS".into()]);
+        member.add_arguments(["--tlsCertificateKeyFile".into(), tls.certificate_key.clone().into()]);
+        member.add_arguments(["--tlsCAFile".into(), tls.ca.clone().into()]);
+    }
+    for member in &set.members {
+        member.restart_unseen()?;
+    }
+    Ok(())
 }
 
 fn create_root(set: &ReplicaSet, root: &User) -> Result<(), Error> {

@@ -1,0 +1,175 @@
+//! A client's command in a form that needs the same rights and can't write, so that the server itself can refuse it.
+//!
+//! Sent as it came, the command could be let by if the right was given just now: it would write past the constraints.
+
+use bson::spec::ElementType;
+
+use super::Error;
+use super::needs::{Actions, Need};
+use crate::classify::Write;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::upstream::{Connection, Reply};
+use crate::wire::{Draft, OpMsg, OutSequence};
+
+/// What the server answers to the harmless form of an upserting `findAndModify`, once rights are no question any more: an
+/// array can't be an `_id`.
+pub const OF_WHO_MAY: [i64; 2] = [
+    53, // InvalidIdField
+    54, // NotSingleValueField
+];
+
+/// What would make the command part of something, or make it wait, or count the statements that are gone.
+const LEFT_OUT: [&[u8]; 10] = [
+    b"txnNumber",
+    b"autocommit",
+    b"startTransaction",
+    b"startOrContinueTransaction",
+    b"coordinator",
+    b"stmtId",
+    b"stmtIds",
+    b"readConcern",
+    b"writeConcern",
+    b"arrayFilters",
+];
+
+/// Sends it, and gives what the server says.
+///
+/// # Errors
+/// [`Error`] if the connection is done for.
+pub async fn send(
+    write: &Write<'_>,
+    message: &OpMsg<'_>,
+    missing: &Need<'_>,
+    upstream: &mut Connection,
+) -> Result<Reply, Error> {
+    let body = message.body;
+    let upserts = missing.actions.contain(Actions::INSERT);
+    let (name, statement) = match write {
+        Write::Insert(_) => ("documents", document()),
+        Write::Update(_) => ("updates", update(upserts)),
+        Write::Delete(_) => ("deletes", delete()),
+        Write::FindAndModify(_) => {
+            let command = find_and_modify(body)?;
+            return Ok(upstream.request(&Draft::of_body(&command)).await?);
+        }
+        // Its statements are sent one by one; the first of a kind that is missing says what is.
+        Write::BulkWrite | Write::Drop(_) | Write::Reshape | Write::DropDatabase { .. } => {
+            let (command, name, statement) = of_bulk(body, missing)?;
+            return request(&command, name, &statement, upstream).await;
+        }
+    };
+    let command = without(body, &[name.as_bytes()])?.finish();
+    request(&command, name, &statement, upstream).await
+}
+
+async fn request(command: &[u8], name: &str, statement: &[u8], upstream: &mut Connection) -> Result<Reply, Error> {
+    let draft = Draft {
+        sequences: vec![OutSequence {
+            name: name.as_bytes(),
+            documents: vec![statement],
+        }],
+        ..Draft::of_body(command)
+    };
+    Ok(upstream.request(&draft).await?)
+}
+
+/// The body without what could have an effect, and without `fields`.
+fn without(body: Doc<'_>, fields: &[&[u8]]) -> Result<Builder, Malformed> {
+    let mut rest = Builder::new();
+    for element in body.elements() {
+        let element = element?;
+        if !LEFT_OUT.contains(&element.name) && !fields.contains(&element.name) {
+            rest.element(&element);
+        }
+    }
+    Ok(rest)
+}
+
+/// A document that no collection takes.
+fn document() -> Vec<u8> {
+    let mut document = Builder::new();
+    document.open(ElementType::Array, b"_id").close();
+    document.finish()
+}
+
+/// A query that no document meets.
+fn nothing() -> Vec<u8> {
+    let mut query = Builder::new();
+    query
+        .open(ElementType::EmbeddedDocument, b"_id")
+        .open(ElementType::Array, b"$in")
+        .close()
+        .close();
+    query.finish()
+}
+
+fn update(upserts: bool) -> Vec<u8> {
+    let mut update = Builder::new();
+    append(&mut update, b"q", &nothing());
+    append(&mut update, b"u", &document());
+    update.boolean("upsert", upserts);
+    update.finish()
+}
+
+fn delete() -> Vec<u8> {
+    let mut delete = Builder::new();
+    append(&mut delete, b"q", &nothing());
+    delete.int32("limit", 0);
+    delete.finish()
+}
+
+/// In its place, so that what the server shows of the command is what came but for what it would do.
+fn find_and_modify(body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut command = Builder::new();
+    let mut has_query = false;
+    for element in body.elements() {
+        let element = element?;
+        match element.name {
+            b"query" => {
+                has_query = true;
+                append(&mut command, b"query", &nothing());
+            }
+            b"update" => append(&mut command, b"update", &document()),
+            name if LEFT_OUT.contains(&name) => {}
+            _ => {
+                command.element(&element);
+            }
+        }
+    }
+    if !has_query {
+        append(&mut command, b"query", &nothing());
+    }
+    Ok(command.finish())
+}
+
+/// The statement of a `bulkWrite` that needs what is missing.
+fn of_bulk<'n>(body: Doc<'_>, missing: &Need<'_>) -> Result<(Vec<u8>, &'n str, Vec<u8>), Malformed> {
+    let actions = missing.actions;
+    let (command, name, statement) = if actions.contain(Actions::UPDATE) {
+        ("update", "updates", update(actions.contain(Actions::INSERT)))
+    } else if actions.contain(Actions::REMOVE) {
+        ("delete", "deletes", delete())
+    } else {
+        ("insert", "documents", document())
+    };
+    let mut harmless = Builder::new();
+    harmless.string(command, missing.collection);
+    for field in [
+        "bypassDocumentValidation",
+        "lsid",
+        "apiVersion",
+        "apiStrict",
+        "apiDeprecationErrors",
+        "$clusterTime",
+    ] {
+        if let Some(element) = body.get(field)? {
+            harmless.element(&element);
+        }
+    }
+    harmless.string("$db", missing.database);
+    Ok((harmless.finish(), name, statement))
+}
+
+fn append(to: &mut Builder, name: &[u8], document: &[u8]) {
+    to.append(ElementType::EmbeddedDocument, name, document);
+}

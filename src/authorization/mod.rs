@@ -1,0 +1,200 @@
+//! What a client may write, established on its own connection before Keyward's own user does anything for it.
+//!
+//! A reservation is made with Keyward's rights, and whether a key is taken is seen with them: so no write gets that far
+//! before the server has said that the client may do it. What the server says is kept for as long as a `mongos` itself
+//! keeps it, and forgotten when the client logs in or out. Where a right seems to be missing, the server itself has the
+//! last word, and its refusal is what the client reads.
+
+mod harmless;
+mod needs;
+mod privileges;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::classify::Write;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::upstream::{self, Connection, Reply};
+use crate::wire::{Draft, OpMsg};
+
+use needs::Need;
+use privileges::Privileges;
+
+/// How long what the server said holds: as long as a `mongos` keeps users' rights (`userCacheInvalidationIntervalSecs`).
+const KEPT: Duration = Duration::from_secs(30);
+/// What the server calls a want of rights.
+const UNAUTHORIZED: i64 = 13;
+/// What must stand in a command of ours if it stands in the client's.
+const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
+
+/// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection is done for.
+    #[error(transparent)]
+    Upstream(#[from] upstream::Error),
+    /// The server doesn't answer the question.
+    #[error("the server answers {command} with an error: {reason}")]
+    Unanswered {
+        /// What it was asked.
+        command: &'static str,
+        /// What it says.
+        reason: String,
+    },
+    /// A reply, or the client's message, isn't BSON.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// What a connection's user may write, as far as it is known.
+#[derive(Debug)]
+pub struct Rights(Known);
+
+#[derive(Debug)]
+enum Known {
+    Nothing,
+    /// Everybody may do everything: whether that is so can't change while the server runs, and the connection lives no
+    /// longer than that.
+    NoAccessControl,
+    Privileges {
+        privileges: Privileges,
+        asked: Instant,
+    },
+}
+
+/// What becomes of a write.
+#[derive(Debug)]
+pub enum Ruling {
+    /// The client may do it.
+    MayWrite,
+    /// The server refuses it with this reply.
+    Refused(Vec<u8>),
+}
+
+impl Rights {
+    /// Nothing is known yet.
+    pub fn unknown() -> Self {
+        Rights(Known::Nothing)
+    }
+
+    /// Keyward doesn't log in: where it may do something, everybody may.
+    pub fn no_less_than_keywards() -> Self {
+        Rights(Known::NoAccessControl)
+    }
+
+    /// The connection may belong to another user from now on.
+    pub fn forget(&mut self) {
+        if let Known::Privileges { .. } = self.0 {
+            self.0 = Known::Nothing;
+        }
+    }
+
+    /// Says whether the client may do the write; asks the server at most once in a while.
+    ///
+    /// # Errors
+    /// [`Error`]: the connection has to go.
+    pub async fn rule(
+        &mut self,
+        write: &Write<'_>,
+        message: &OpMsg<'_>,
+        upstream: &mut Connection,
+    ) -> Result<Ruling, Error> {
+        if let Known::NoAccessControl = self.0 {
+            return Ok(Ruling::MayWrite);
+        }
+        let needs = Need::of(write, message)?;
+        if self.missing(&needs).is_none() {
+            return Ok(Ruling::MayWrite);
+        }
+        self.0 = ask(message.body, upstream).await?;
+        while let Some(missing) = self.missing(&needs) {
+            let reply = harmless::send(write, message, missing, upstream).await?;
+            if !is_allowed(&reply)? {
+                return Ok(Ruling::Refused(reply.body().bytes().to_vec()));
+            }
+            // What Keyward makes of the privileges isn't what the server makes of them: the server decides.
+            if let Known::Privileges { privileges, .. } = &mut self.0 {
+                privileges.add(missing);
+            }
+        }
+        Ok(Ruling::MayWrite)
+    }
+
+    /// The first of `needs` that isn't known to be there.
+    fn missing<'n, 'a>(&self, needs: &'n [Need<'a>]) -> Option<&'n Need<'a>> {
+        match &self.0 {
+            Known::NoAccessControl => None,
+            Known::Privileges { privileges, asked } if asked.elapsed() < KEPT => {
+                needs.iter().find(|need| !privileges.cover(need))
+            }
+            Known::Nothing | Known::Privileges { .. } => needs.first(),
+        }
+    }
+}
+
+/// Asks the server, which a `mongos` answers without its shards.
+async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
+    let mut status = Builder::new();
+    status.int32("connectionStatus", 1).boolean("showPrivileges", true);
+    let reply = run(status, "connectionStatus", body, upstream).await?;
+    if let Some(reason) = refusal(&reply)? {
+        return Err(unanswered("connectionStatus", reason));
+    }
+    let (has_user, privileges) = Privileges::read(reply.body())?;
+    if !has_user {
+        // Nobody has logged in. Where that may be, this is answered; else only what needs no user is.
+        let mut refresh = Builder::new();
+        refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
+        let reply = run(refresh, "refreshSessions", body, upstream).await?;
+        match (refusal(&reply)?, code(&reply)?) {
+            (None, _) => return Ok(Known::NoAccessControl),
+            (Some(_), Some(UNAUTHORIZED)) => {}
+            (Some(reason), _) => return Err(unanswered("refreshSessions", reason)),
+        }
+    }
+    Ok(Known::Privileges {
+        privileges,
+        asked: Instant::now(),
+    })
+}
+
+async fn run(
+    mut command: Builder,
+    name: &'static str,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Reply, Error> {
+    tracing::trace!(command = name, "asking for a client's rights");
+    for field in API {
+        if let Some(element) = body.get(field)? {
+            command.element(&element);
+        }
+    }
+    command.string("$db", b"admin");
+    let command = command.finish();
+    Ok(upstream.request(&Draft::of_body(&command)).await?)
+}
+
+/// Whether the server let the harmless form of a command by. Whatever else it says, it says to the client's own command, too.
+fn is_allowed(reply: &Reply) -> Result<bool, Malformed> {
+    Ok(refusal(reply)?.is_none() || code(reply)?.is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
+}
+
+/// What the server says, if it isn't `ok`.
+fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
+    if reply.body().get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+        return Ok(None);
+    }
+    let text = reply.body().get("errmsg")?;
+    let text = text.and_then(|text| text.as_string_bytes()).unwrap_or_default();
+    Ok(Some(String::from_utf8_lossy(text).into_owned()))
+}
+
+fn code(reply: &Reply) -> Result<Option<i64>, Malformed> {
+    Ok(reply.body().get("code")?.and_then(|code| code.as_whole_number()))
+}
+
+fn unanswered(command: &'static str, reason: String) -> Error {
+    Error::Unanswered { command, reason }
+}

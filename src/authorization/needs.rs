@@ -1,0 +1,154 @@
+//! The rights that a write needs, as the server's own commands check them.
+
+use crate::classify::Write;
+use crate::raw::{Doc, Malformed};
+use crate::wire::OpMsg;
+
+/// A set of the actions that writes need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Actions(u8);
+
+impl Actions {
+    pub const FIND: Actions = Actions(1);
+    pub const INSERT: Actions = Actions(2);
+    pub const UPDATE: Actions = Actions(4);
+    pub const REMOVE: Actions = Actions(8);
+    pub const BYPASS_VALIDATION: Actions = Actions(16);
+
+    /// The action that the server calls `name`, or none if no write needs it.
+    pub fn named(name: &[u8]) -> Actions {
+        match name {
+            b"find" => Actions::FIND,
+            b"insert" => Actions::INSERT,
+            b"update" => Actions::UPDATE,
+            b"remove" => Actions::REMOVE,
+            b"bypassDocumentValidation" => Actions::BYPASS_VALIDATION,
+            _ => Actions::default(),
+        }
+    }
+
+    /// Both sets in one.
+    pub fn and(self, other: Actions) -> Actions {
+        Actions(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are in it.
+    pub fn contain(self, other: Actions) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What a write needs on one collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need<'a> {
+    pub database: &'a [u8],
+    pub collection: &'a [u8],
+    pub actions: Actions,
+}
+
+impl<'a> Need<'a> {
+    /// All that `write` needs before anything is done for it. A drop needs nothing: the server is the first to be asked.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the command isn't BSON.
+    pub fn of(write: &Write<'a>, message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
+        let body = message.body;
+        let (target, actions) = match write {
+            Write::Insert(target) => (target, Actions::INSERT),
+            Write::Update(target) => {
+                let upserts = any(message, "updates", is_upsert)?;
+                (target, with_insert(Actions::UPDATE, upserts))
+            }
+            Write::Delete(target) => (target, Actions::REMOVE),
+            Write::FindAndModify(target) => {
+                let writes = match is_set(body, "remove")? {
+                    true => Actions::REMOVE,
+                    false => with_insert(Actions::UPDATE, is_upsert(body)?),
+                };
+                (target, writes.and(Actions::FIND))
+            }
+            Write::BulkWrite => return in_bulk(message),
+            Write::Drop(_) | Write::Reshape | Write::DropDatabase { .. } => return Ok(Vec::new()),
+        };
+        Ok(vec![Need {
+            database: target.database,
+            collection: target.collection,
+            actions: actions.and(bypass(body)?),
+        }])
+    }
+}
+
+/// What each kind of operation needs on its collection in `nsInfo`, each kind for itself.
+fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
+    let bypass = bypass(message.body)?;
+    let namespaces = documents(message, "nsInfo")?;
+    let mut needs: Vec<Need<'a>> = Vec::new();
+    for operation in documents(message, "ops")? {
+        let Some(first) = operation.elements().next().transpose()? else {
+            continue;
+        };
+        let actions = match first.name {
+            b"insert" => Actions::INSERT,
+            b"update" => with_insert(Actions::UPDATE, is_upsert(operation)?),
+            b"delete" => Actions::REMOVE,
+            _ => continue,
+        };
+        let index = first.as_whole_number().and_then(|index| usize::try_from(index).ok());
+        let Some(entry) = index.and_then(|index| namespaces.get(index)) else {
+            continue;
+        };
+        let namespace = entry.get("ns")?.and_then(|namespace| namespace.as_string_bytes());
+        let Some((text, dot)) = namespace.and_then(|text| Some((text, text.iter().position(|byte| *byte == b'.')?)))
+        else {
+            continue;
+        };
+        let need = Need {
+            database: &text[..dot],
+            collection: &text[dot + 1..],
+            actions: actions.and(bypass),
+        };
+        if !needs.contains(&need) {
+            needs.push(need);
+        }
+    }
+    Ok(needs)
+}
+
+fn any(message: &OpMsg<'_>, field: &str, is: impl Fn(Doc<'_>) -> Result<bool, Malformed>) -> Result<bool, Malformed> {
+    for document in documents(message, field)? {
+        if is(document)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The documents of a field, wherever in the message they stand. What is none of them the write path refuses, or the server.
+fn documents<'a>(message: &OpMsg<'a>, field: &str) -> Result<Vec<Doc<'a>>, Malformed> {
+    match message.documents(field)? {
+        Some(batch) => Ok(batch.iter()?.filter_map(Result::ok).collect()),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn with_insert(actions: Actions, upserts: bool) -> Actions {
+    match upserts {
+        true => actions.and(Actions::INSERT),
+        false => actions,
+    }
+}
+
+fn is_upsert(statement: Doc<'_>) -> Result<bool, Malformed> {
+    is_set(statement, "upsert")
+}
+
+fn bypass(body: Doc<'_>) -> Result<Actions, Malformed> {
+    Ok(match is_set(body, "bypassDocumentValidation")? {
+        true => Actions::BYPASS_VALIDATION,
+        false => Actions::default(),
+    })
+}
+
+fn is_set(document: Doc<'_>, field: &str) -> Result<bool, Malformed> {
+    Ok(document.get(field)?.is_some_and(|value| value.is_truthy()))
+}

@@ -1,0 +1,153 @@
+//! The privileges in a reply to `connectionStatus`, as far as writes need them.
+
+use super::needs::{Actions, Need};
+use crate::raw::{Doc, Malformed};
+
+/// What a user may do to documents.
+#[derive(Debug, Default)]
+pub struct Privileges(Vec<Privilege>);
+
+#[derive(Debug)]
+struct Privilege {
+    /// `None` is every database.
+    database: Option<Vec<u8>>,
+    /// `None` is every collection but the system's.
+    collection: Option<Vec<u8>>,
+    actions: Actions,
+}
+
+impl Privileges {
+    /// Reads a reply; also says whether anybody has logged in.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the reply isn't BSON.
+    pub fn read(reply: Doc<'_>) -> Result<(bool, Privileges), Malformed> {
+        let info = reply.nested("authInfo")?.unwrap_or(Doc::empty());
+        let users = info.nested("authenticatedUsers")?.unwrap_or(Doc::empty());
+        let mut privileges = Vec::new();
+        for element in info
+            .nested("authenticatedUserPrivileges")?
+            .into_iter()
+            .flat_map(Doc::elements)
+        {
+            if let Some(privilege) = element?.as_document_or_array()? {
+                privileges.extend(Privilege::read(privilege)?);
+            }
+        }
+        Ok((!users.is_empty(), Privileges(privileges)))
+    }
+
+    /// Whether they are enough.
+    pub fn cover(&self, need: &Need<'_>) -> bool {
+        let there = self.0.iter().filter(|privilege| privilege.is_for(need));
+        let there = there.fold(Actions::default(), |all, privilege| all.and(privilege.actions));
+        there.contain(need.actions)
+    }
+
+    /// Adds what the server has shown to be there.
+    pub fn add(&mut self, need: &Need<'_>) {
+        self.0.push(Privilege {
+            database: Some(need.database.to_vec()),
+            collection: Some(need.collection.to_vec()),
+            actions: need.actions,
+        });
+    }
+}
+
+impl Privilege {
+    /// `None` if it isn't about documents.
+    fn read(privilege: Doc<'_>) -> Result<Option<Privilege>, Malformed> {
+        let mut actions = Actions::default();
+        for action in privilege.nested("actions")?.into_iter().flat_map(Doc::elements) {
+            if let Some(name) = action?.as_string_bytes() {
+                actions = actions.and(Actions::named(name));
+            }
+        }
+        let resource = privilege.nested("resource")?.unwrap_or(Doc::empty());
+        if actions == Actions::default() {
+            return Ok(None);
+        }
+        let (database, collection) = match resource.get("anyResource")?.is_some_and(|any| any.is_truthy()) {
+            true => (None, None),
+            false => match (resource.get("db")?, resource.get("collection")?) {
+                (Some(database), Some(collection)) => (database.as_string_bytes(), collection.as_string_bytes()),
+                // The cluster, or time series.
+                _ => return Ok(None),
+            },
+        };
+        let named = |name: Option<&[u8]>| name.filter(|name| !name.is_empty()).map(<[u8]>::to_vec);
+        Ok(Some(Privilege {
+            database: named(database),
+            collection: named(collection),
+            actions,
+        }))
+    }
+
+    fn is_for(&self, need: &Need<'_>) -> bool {
+        let is_database = self.database.as_ref().is_none_or(|name| name == need.database);
+        let is_collection = match &self.collection {
+            Some(name) => name == need.collection,
+            None => !need.collection.starts_with(b"system."),
+        };
+        is_database && is_collection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn cover(privileges: Vec<Document>, collection: &str, actions: Actions) -> bool {
+        let reply = doc! { "authInfo": {
+            "authenticatedUsers": [{ "user": "u", "db": "admin" }], "authenticatedUserPrivileges": privileges,
+        } };
+        let reply = reply.to_vec().unwrap();
+        let (has_user, privileges) = Privileges::read(Doc::new(&reply).unwrap()).unwrap();
+        assert!(has_user);
+        privileges.cover(&Need {
+            database: b"shop",
+            collection: collection.as_bytes(),
+            actions,
+        })
+    }
+
+    fn on(resource: Document, actions: &[&str]) -> Document {
+        doc! { "resource": resource, "actions": actions.to_vec() }
+    }
+
+    #[test]
+    fn a_privilege_is_for_what_its_resource_names() {
+        for (resource, fits) in [
+            (doc! { "db": "shop", "collection": "users" }, true),
+            (doc! { "db": "shop", "collection": "" }, true),
+            (doc! { "db": "", "collection": "users" }, true),
+            (doc! { "db": "", "collection": "" }, true),
+            (doc! { "anyResource": true }, true),
+            (doc! { "db": "shop", "collection": "user" }, false),
+            (doc! { "db": "shop2", "collection": "" }, false),
+            (doc! { "cluster": true }, false),
+            (doc! { "db": "shop", "system_buckets": "users" }, false),
+        ] {
+            let privileges = vec![on(resource.clone(), &["insert"])];
+            assert_eq!(cover(privileges, "users", Actions::INSERT), fits, "{resource}");
+        }
+        let all = vec![on(doc! { "db": "", "collection": "" }, &["insert"])];
+        assert!(!cover(all, "system.js", Actions::INSERT));
+    }
+
+    #[test]
+    fn several_privileges_are_enough_together_and_all_actions_are_needed() {
+        let apart = || {
+            vec![
+                on(doc! { "db": "shop", "collection": "users" }, &["insert", "dbStats"]),
+                on(doc! { "db": "shop", "collection": "" }, &["update"]),
+            ]
+        };
+        assert!(cover(apart(), "users", Actions::INSERT.and(Actions::UPDATE)));
+        assert!(!cover(apart(), "users", Actions::INSERT.and(Actions::REMOVE)));
+        assert!(!cover(apart(), "orders", Actions::INSERT));
+        assert!(!cover(Vec::new(), "users", Actions::FIND));
+    }
+}

@@ -1,0 +1,139 @@
+//! The privileges that Keyward's own user needs, and which of them it lacks. `docs/security.md` has the role with just these.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bson::{Bson, Document, doc};
+use mongodb::Client;
+
+use super::PrepareError;
+use crate::constraint::Constraint;
+
+/// What is done to the documents of a protected database, and to Keyward's collections beside them. A takeover writes a
+/// placeholder into the protected collection, past its validator.
+const IN_DATABASE: [&str; 8] = [
+    "find",
+    "insert",
+    "update",
+    "remove",
+    "bypassDocumentValidation",
+    "listCollections",
+    "createCollection",
+    "createIndex",
+];
+/// What spreading a proxy collection over the shards takes, too.
+const TO_SHARD: [&str; 3] = ["enableSharding", "splitChunk", "moveChunk"];
+
+/// The privileges for `constraints`, as `createRole` takes them.
+pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document> {
+    let databases: BTreeSet<&str> = constraints
+        .iter()
+        .map(|constraint| constraint.namespace().database.as_str())
+        .collect();
+    let more = TO_SHARD.iter().filter(|_| is_sharded);
+    let actions: Vec<&str> = IN_DATABASE.iter().chain(more).copied().collect();
+    let in_database = |database: &&str| {
+        doc! {
+            "resource": { "db": *database, "collection": "" }, "actions": actions.clone(),
+        }
+    };
+    let mut privileges: Vec<Document> = databases.iter().map(in_database).collect();
+    if is_sharded && !privileges.is_empty() {
+        let config =
+            |collection: &str| doc! { "resource": { "db": "config", "collection": collection }, "actions": ["find"] };
+        privileges.extend([config("collections"), config("chunks")]);
+        privileges.push(doc! { "resource": { "cluster": true }, "actions": ["listShards"] });
+    }
+    privileges
+}
+
+/// Those that Keyward's user lacks, each in words; none where nobody has to log in.
+///
+/// # Errors
+/// [`PrepareError::Store`] if the deployment doesn't say.
+pub async fn missing(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<String>, PrepareError> {
+    let admin = client.database("admin");
+    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+    let status = admin.run_command(status).await?;
+    let documents = |field: &str| -> Vec<Document> {
+        let info = status.get_document("authInfo").ok();
+        let array = info.and_then(|info| info.get_array(field).ok());
+        array
+            .into_iter()
+            .flatten()
+            .filter_map(|document| document.as_document().cloned())
+            .collect()
+    };
+    if documents("authenticatedUsers").is_empty() {
+        return Ok(Vec::new());
+    }
+    let there = documents("authenticatedUserPrivileges");
+    let hello = admin.run_command(doc! { "hello": 1 }).await?;
+    let is_sharded = hello.get_str("msg").ok() == Some("isdbgrid");
+    let mut missing = Vec::new();
+    for privilege in needed(constraints, is_sharded) {
+        let Ok(resource) = privilege.get_document("resource") else {
+            continue;
+        };
+        let have: BTreeSet<String> = there
+            .iter()
+            .filter(|other| {
+                other
+                    .get_document("resource")
+                    .is_ok_and(|other| covers(other, resource))
+            })
+            .flat_map(actions)
+            .collect();
+        let lacking: Vec<String> = actions(&privilege)
+            .into_iter()
+            .filter(|action| !have.contains(action))
+            .collect();
+        if !lacking.is_empty() {
+            missing.push(format!("{} on {resource}", lacking.join(", ")));
+        }
+    }
+    Ok(missing)
+}
+
+fn actions(privilege: &Document) -> Vec<String> {
+    let actions = privilege.get_array("actions").ok().into_iter().flatten();
+    actions.filter_map(Bson::as_str).map(str::to_owned).collect()
+}
+
+/// Whether a privilege on `resource` is one on `asked`, too. Generous: what is wrongly taken for there fails later, and
+/// says so; what is wrongly missed would keep Keyward from starting.
+fn covers(resource: &Document, asked: &Document) -> bool {
+    if resource.get_bool("anyResource").unwrap_or(false) {
+        return true;
+    }
+    if asked.contains_key("cluster") {
+        return resource.get_bool("cluster").unwrap_or(false);
+    }
+    let is_same_or_any = |field: &str| match (resource.get_str(field), asked.get_str(field)) {
+        (Ok(there), Ok(asked)) => there.is_empty() || there == asked,
+        _ => false,
+    };
+    is_same_or_any("db") && is_same_or_any("collection")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resource_covers_what_lies_in_it() {
+        let users = doc! { "db": "shop", "collection": "" };
+        for (resource, expected) in [
+            (doc! { "anyResource": true }, true),
+            (doc! { "db": "", "collection": "" }, true),
+            (doc! { "db": "shop", "collection": "" }, true),
+            (doc! { "db": "shop", "collection": "users" }, false),
+            (doc! { "db": "other", "collection": "" }, false),
+            (doc! { "cluster": true }, false),
+        ] {
+            assert_eq!(covers(&resource, &users), expected, "{resource}");
+        }
+        assert!(covers(&doc! { "cluster": true }, &doc! { "cluster": true }));
+        assert!(!covers(&doc! { "db": "", "collection": "" }, &doc! { "cluster": true }));
+    }
+}

@@ -1,0 +1,137 @@
+//! Clients' connections: which of them speak TLS, the handshake, and the certificates that it is done with.
+//!
+//! The certificates are one snapshot, swapped as a whole; connections that are there keep theirs.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+use super::files::{Files, TlsError};
+use super::{Mode, Settings};
+
+/// So many bytes tell a handshake from a message.
+const TELLING: usize = 12;
+/// How long to leave a client whose first bytes begin like a handshake and aren't enough to tell.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// A client's connection, as it turned out.
+#[derive(Debug)]
+pub enum Client {
+    /// Encrypted.
+    Tls(Box<tokio_rustls::server::TlsStream<TcpStream>>),
+    /// Not encrypted, which is allowed.
+    Plain(TcpStream),
+    /// Not encrypted, though it must be.
+    Refused(TcpStream),
+}
+
+/// Certificates that are good, and not in use yet.
+pub struct Prepared(Current);
+
+/// Accepts encrypted connections.
+pub struct Acceptor {
+    current: ArcSwap<Current>,
+}
+
+struct Current {
+    settings: Settings,
+    fingerprint: u128,
+    config: Arc<ServerConfig>,
+}
+
+impl Current {
+    fn load(settings: Settings) -> Result<Current, TlsError> {
+        let files = Files::read(&settings)?;
+        Ok(Current {
+            config: Arc::new(files.server_config(&settings)?),
+            fingerprint: files.fingerprint(),
+            settings,
+        })
+    }
+}
+
+impl Prepared {
+    /// The certificates that `settings` names.
+    ///
+    /// # Errors
+    /// [`TlsError`] if they can't be used.
+    pub fn load(settings: Settings) -> Result<Prepared, TlsError> {
+        Current::load(settings).map(Prepared)
+    }
+}
+
+impl Acceptor {
+    /// With the certificates that `settings` names.
+    ///
+    /// # Errors
+    /// [`TlsError`] if they can't be used.
+    pub fn new(settings: Settings) -> Result<Acceptor, TlsError> {
+        Ok(Acceptor {
+            current: ArcSwap::from_pointee(Current::load(settings)?),
+        })
+    }
+
+    /// What it does now.
+    pub fn settings(&self) -> Settings {
+        self.current.load().settings.clone()
+    }
+
+    /// Goes on with what was prepared, for new connections.
+    pub fn replace(&self, prepared: Prepared) {
+        self.current.store(Arc::new(prepared.0));
+    }
+
+    /// Tells the files in use from those that lie there now.
+    pub(super) fn fingerprint(&self) -> u128 {
+        self.current.load().fingerprint
+    }
+
+    /// Finds out what the client speaks, and shakes hands if it is TLS.
+    ///
+    /// # Errors
+    /// What the system says, or what is wrong with the handshake.
+    pub async fn accept(&self, socket: TcpStream) -> io::Result<Client> {
+        let current = self.current.load_full();
+        if !speaks_tls(&socket).await? {
+            return Ok(match current.settings.mode {
+                Mode::Required => Client::Refused(socket),
+                Mode::Preferred => Client::Plain(socket),
+            });
+        }
+        let acceptor = TlsAcceptor::from(Arc::clone(&current.config));
+        Ok(Client::Tls(Box::new(acceptor.accept(socket).await?)))
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Acceptor({:?})", self.current.load().settings)
+    }
+}
+
+/// Looks at the first bytes without taking them.
+async fn speaks_tls(socket: &TcpStream) -> io::Result<bool> {
+    let mut first = [0; TELLING];
+    loop {
+        let there = socket.peek(&mut first).await?;
+        let seen = &first[..there];
+        let may_be = [0x16, 0x03].iter().zip(seen).all(|(expected, byte)| expected == byte);
+        if there == 0 || there == TELLING || !may_be {
+            return Ok(is_handshake(seen));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Whether the bytes begin a TLS handshake. Read as a header they could state a length within the limits, but as the
+/// server knows, a first message that answers another one is none.
+pub fn is_handshake(bytes: &[u8]) -> bool {
+    let answers = bytes.get(8..12);
+    bytes.starts_with(&[0x16, 0x03]) && answers.is_some_and(|answers| answers != [0; 4] && answers != [0xff; 4])
+}

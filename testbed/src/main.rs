@@ -51,7 +51,7 @@ struct Up {
 
 /// What was started.
 enum Started {
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
     Secured(ReplicaSet),
 }
 
@@ -99,7 +99,7 @@ async fn main() -> ExitCode {
 
 async fn run(up: Up) -> Result<(), Error> {
     let interrupted = interruption()?;
-    let start = Instant::now();
+    let began = Instant::now();
     // Interrupted while it starts, the whole process just ends, and what it has started with it.
     let starting = tokio::task::spawn_blocking(|| start(up));
     tokio::pin!(interrupted);
@@ -112,7 +112,7 @@ async fn run(up: Up) -> Result<(), Error> {
         Started::Cluster(cluster) => cluster.uri(),
         Started::Secured(set) => set.uri(),
     };
-    let seconds = format!("{:.1}", start.elapsed().as_secs_f32());
+    let seconds = format!("{:.1}", began.elapsed().as_secs_f32());
     tracing::info!(uri, seconds, "ready; interrupt (Ctrl-C) to end it");
     interrupted.await;
     tracing::info!("ending");
@@ -148,7 +148,7 @@ fn start(up: Up) -> Result<Started, Error> {
     if let Some(port) = up.port {
         builder = builder.port(port);
     }
-    builder.start().map(Started::Cluster)
+    builder.start().map(|cluster| Started::Cluster(Box::new(cluster)))
 }
 
 fn announce(started: &Started) -> io::Result<()> {

@@ -1,9 +1,7 @@
-//! Keyward in an operator's hands: restarted under load, its configuration changed while clients write, and more clients
-//! than anybody wishes for, not all of them good.
+//! Keyward in an operator's hands: restarted under load, its configuration changed while clients write.
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
-mod many;
 mod process;
 mod reload;
 mod restart;

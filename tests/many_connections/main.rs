@@ -4,6 +4,12 @@
 //! connects to the replica set for whatever comes after: ten thousand connections cost a real server more than this test
 //! is about. Where the system allows fewer open files than twenty thousand, there are fewer connections, which it says.
 
+#![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+#[allow(dead_code, reason = "the tests of an operator's hands need more of it")]
+#[path = "../operated/process.rs"]
+mod process;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +21,7 @@ use testbed::ReplicaSet;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::process::Keyward;
+use process::Keyward;
 
 const CONNECTIONS: usize = 10_000;
 const HOSTILE: usize = 1_000;

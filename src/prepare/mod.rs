@@ -370,6 +370,11 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
 /// # Errors
 /// [`StoreError`] if it doesn't.
 pub async fn ping(client: &Client) -> Result<(), StoreError> {
-    client.database("admin").run_command(doc! { "ping": 1 }).await?;
-    Ok(())
+    let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
+    let has_time = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    // A new deployment with users says nothing of its time before it has keys to sign it with; ages of reservations need it.
+    match has_time && !hello.contains_key("operationTime") {
+        true => Err(StoreError::Unexpected("a reply without operationTime")),
+        false => Ok(()),
+    }
 }

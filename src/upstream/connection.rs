@@ -5,7 +5,7 @@
 //! caller gave up waiting): such a connection is closed, never used on.
 
 use std::io;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use mongodb::options::ServerAddress;
@@ -26,6 +26,9 @@ pub enum Error {
     /// The connection broke; whether upstream ran the command is unknown.
     #[error("the upstream connection broke: {0}")]
     Io(#[from] io::Error),
+    /// No reply came in time; whether upstream ran the command, or still will, is unknown.
+    #[error("upstream didn't answer within {} s", .0.as_secs_f32())]
+    Late(Duration),
     /// Upstream closed the connection; whether it ran the command is unknown.
     #[error("upstream closed the connection")]
     Closed,

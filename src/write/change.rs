@@ -150,7 +150,8 @@ async fn write(
         candidate.withdraw();
         return Ok(Tried::Again);
     };
-    let sent = forward::statement(case.command, case.statement.kind, case.index, own, Some(time), upstream).await;
+    let sent = forward::statement(case.command, case.statement.kind, case.index, own, Some(time), upstream);
+    let sent = forward::within(case.context.lease, sent).await;
     let sent = sent.inspect_err(|_| in_doubt(case, candidate))?;
     match sent.fate {
         Fate::Applied { by_majority: true } => settle(case, seen, given_up, candidate, &sent.body, upstream).await?,

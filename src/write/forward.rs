@@ -54,6 +54,19 @@ pub enum ForwardError {
     Malformed(#[from] Malformed),
 }
 
+/// The reply, if it comes within a lease: the server ends what it was given less time for, so whatever is later than that
+/// isn't worth waiting for. The connection is done for then.
+///
+/// # Errors
+/// [`ForwardError`]: that of the reply, or that it is late.
+pub async fn within<T>(
+    lease: Duration,
+    reply: impl Future<Output = Result<T, ForwardError>>,
+) -> Result<T, ForwardError> {
+    let late = |_| ForwardError::Lost(upstream::Error::Late(lease));
+    tokio::time::timeout(lease, reply).await.map_err(late)?
+}
+
 /// Sends `candidates` on, allowing `time` for it.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::forward::{ForwardError, Outcome, Part, forward};
+use super::forward::{ForwardError, Outcome, Part, forward, within};
 use super::lease_left::LeaseLeft;
 use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
 use super::strict::Strict;
@@ -264,7 +264,10 @@ impl<'a> Insert<'a, '_> {
         }
         let part = match (strict, self.time_to_forward(&ready)) {
             (Some(strict), _) => strict.insert(&ready, upstream).await,
-            (None, Some(time)) => forward(self.command, &ready, time, upstream).await,
+            (None, Some(time)) => {
+                let forwarded = forward(self.command, &ready, time, upstream);
+                within(self.context.lease, forwarded).await
+            }
             (None, None) => {
                 self.refuse(&Refusal::TimeLimit);
                 return Ok(());

@@ -7,7 +7,7 @@ use bson::{Bson, Document, doc};
 use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
-use crate::forwarder::{Forwarder, wait_until};
+use crate::forwarder::{Forwarder, insert_into, send, wait_until};
 use crate::support::{Keyward, on_each_shard, run};
 use crate::{EMAIL, assert_agreement, insert, keyward, reservations, users, write_errors};
 
@@ -227,4 +227,24 @@ async fn a_start_whose_connection_breaks_in_the_middle_goes_on() {
         .await;
         assert_eq!(write_errors(&reply), [(2, 11000)], "{reply}");
     }
+}
+
+/// A router that has stopped, say: the server would have ended the write by then, so its reply isn't waited for any longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
+    let database = "no_reply";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let upstream = format!("mongodb://{}/", forwarder.address);
+    let keyward = Keyward::start_with_lease(&upstream, "2s", &EMAIL.replace("DB", database));
+    // It never arrives.
+    let _held = forwarder.hold(&insert_into("users"));
+    let (address, began) = (keyward.address.clone(), Instant::now());
+    let reply = tokio::task::spawn_blocking(move || send(&address, database, insert(vec![user(1)], true)));
+    assert!(reply.await.unwrap().is_err(), "the connection isn't closed");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let other = crate::keyward(cluster, database, "2s", &[EMAIL]);
+    let reply = send(&other.address, database, insert(vec![user(1)], true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
 }

@@ -248,3 +248,25 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     assert_agreement(cluster, database, "email").await;
 }
+
+/// Reservations are no retryable writes: Keyward sends them again itself, for clients whose drivers don't.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_that_a_shard_turns_down_for_the_moment_is_written_again() {
+    let _alone = ALONE.lock().await;
+    let database = "reserved_again";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    for (id, how) in [(1, doc! { "errorCode": 10107 }), (2, doc! { "closeConnection": true })] {
+        let fail = |shard: &ReplicaSet| {
+            let mut data =
+                doc! { "failCommands": ["insert"], "namespace": format!("{database}.keyward.users.email_1") };
+            data.extend(how.clone());
+            shard.fail_point("failCommand", doc! { "times": 1 }, data).unwrap()
+        };
+        let _failing: Vec<FailPoint> = cluster.shards().iter().map(fail).collect();
+        let reply = run(&client, database, insert(vec![user(id)], true)).await;
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{how}: {reply}");
+    }
+    assert_agreement(cluster, database, "email").await;
+}

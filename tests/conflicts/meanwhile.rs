@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use bson::{Binary, Document, doc, spec::BinarySubtype};
 use testbed::Cluster;
 
-use crate::forwarder::{Forwarder, Held, send};
+use crate::forwarder::{Forwarder, Held, insert_into, send};
 use crate::support::Keyward;
 use crate::{EMAIL, PHONE, assert_agreement, insert, keyward, users, write_errors};
 
@@ -129,4 +129,43 @@ async fn a_key_that_was_changed_since_the_look_is_not_left_reserved() {
     let freed = ["a@x", "c@x"].map(|email| doc! { "region": "z", "email": email });
     let reply = send(&address, database, insert(freed.to_vec(), true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
+}
+
+/// A delete whose driver has sent it again, to another Keyward, comes to look at the reservation only when the document is
+/// being inserted anew: the server remembers the delete, and the reservation is the insert's.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_remembers_gives_up_no_later_writes_reservation() {
+    let database = "remembered";
+    let cluster = users(database);
+    let constraint = EMAIL.replace("DB", database);
+    let behind = |forwarder: &Forwarder| {
+        let upstream = format!("mongodb://{}/", forwarder.address);
+        Keyward::start_with_lease(&upstream, "60s", &constraint)
+    };
+    let forwarders = [(); 2].map(|()| Forwarder::start(cluster.router_address()));
+    let keywards = [behind(&forwarders[0]), behind(&forwarders[1])];
+    let start = |keyward: usize, command: Document| {
+        let address = keywards[keyward].address.clone();
+        std::thread::spawn(move || send(&address, database, command).unwrap())
+    };
+    let user = doc! { "_id": 2, "region": "a", "email": "a@x" };
+    send(&keywards[1].address, database, insert(vec![user.clone()], true)).unwrap();
+    let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 2, "region": "a" }, "limit": 1 }] };
+    let delete = retryable(delete);
+    // The read of what is to be given up.
+    let look = forwarders[0].hold(b"\x04$in\0");
+    let first_try = start(0, delete.clone());
+    look.wait();
+    let reply = send(&keywards[1].address, database, delete).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let held = forwarders[1].hold(&insert_into("users"));
+    let inserting = start(1, insert(vec![user], true));
+    held.wait();
+    drop(look);
+    let reply = first_try.join().unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    drop(held);
+    let reply = inserting.join().unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
 }

@@ -248,15 +248,7 @@ impl Model for System {
             Action::LeaseEnds { key } => self.lease_ends(&mut state, key),
             Action::Sweep { key } => {
                 let seen = state.store.reservations[key as usize]?;
-                let request = match self.rules.is_strict() {
-                    true => Request::TakeOver {
-                        key,
-                        seen,
-                        anew: None,
-                        from_absent: true,
-                    },
-                    false => Request::DeleteSeen { key, seen },
-                };
+                let request = Request::sweep(key, seen, &self.rules);
                 state.network.push(Message { to: None, request });
             }
             Action::KeywardDies { keyward } => {

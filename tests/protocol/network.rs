@@ -5,6 +5,7 @@
 
 use keyward::reservation::{Scope, Token};
 
+use crate::protocol::rules::Rules;
 use crate::protocol::store::Reservation;
 use crate::protocol::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
 
@@ -122,6 +123,19 @@ impl Request {
                 | Request::AskDone { .. }
                 | Request::Obstacle { .. }
         )
+    }
+
+    /// What the sweeper sends about a reservation whose owner it has found absent.
+    pub fn sweep(key: Key, seen: Reservation, rules: &Rules) -> Request {
+        match rules.is_strict() {
+            true => Request::TakeOver {
+                key,
+                seen,
+                anew: None,
+                from_absent: true,
+            },
+            false => Request::DeleteSeen { key, seen },
+        }
     }
 
     /// Whether it may come twice. A release is never repeated by whoever carries it, nor is a client's write: a driver's

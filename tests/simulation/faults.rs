@@ -84,15 +84,7 @@ impl Simulation {
             if !is_absent && !rules.lacks(Broken::LookWithoutOwner) {
                 continue;
             }
-            let request = match rules.is_strict() {
-                true => Request::TakeOver {
-                    key,
-                    seen,
-                    anew: None,
-                    from_absent: true,
-                },
-                false => Request::DeleteSeen { key, seen },
-            };
+            let request = Request::sweep(key, seen, &rules);
             let message = Message { to: None, request };
             self.transmit(message, LEASE / 10);
         }

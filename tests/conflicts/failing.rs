@@ -253,7 +253,7 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reservation_that_a_shard_turns_down_for_the_moment_is_written_again() {
     let _alone = ALONE.lock().await;
-    let database = "reserved_again";
+    let database = "reserved_again_meanwhile";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;

@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
@@ -17,6 +18,9 @@ use crate::support::{self, Keyward, shard_on_two};
 
 /// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
 pub fn users(database: &str) -> &'static Cluster {
+    static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let is_new = TAKEN.lock().unwrap().insert(database.to_owned());
+    assert!(is_new, "another test has the database {database}");
     let cluster = Cluster::shared();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });

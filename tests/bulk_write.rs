@@ -382,7 +382,7 @@ async fn an_unacknowledged_one_is_carried_out_in_silence() {
     socket.read_exact(&mut rest).unwrap();
     let reply = [&header[..], &rest].concat();
     assert!(OpMsg::parse(&reply).is_ok());
-    let mut ids: Vec<i32> = on_each_shard(cluster, database, "users")
+    let mut ids: Vec<i32> = on_each_shard(cluster.shards(), database, "users")
         .await
         .concat()
         .iter()

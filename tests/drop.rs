@@ -65,7 +65,9 @@ async fn assert_agreement(cluster: &Cluster, database: &str) {
 }
 
 async fn reservations(cluster: &Cluster, database: &str) -> Vec<Document> {
-    on_each_shard(cluster, database, "keyward.users.email_1").await.concat()
+    on_each_shard(cluster.shards(), database, "keyward.users.email_1")
+        .await
+        .concat()
 }
 
 /// The names of what a database holds.
@@ -293,7 +295,7 @@ async fn drops_race_with_writers_through_two_keywards() {
     // Those that were in flight are settled after their lease.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let documents = on_each_shard(cluster, database, "users").await.concat().len();
+        let documents = on_each_shard(cluster.shards(), database, "users").await.concat().len();
         if reservations(cluster, database).await.len() == documents || Instant::now() > deadline {
             break;
         }

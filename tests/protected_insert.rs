@@ -75,7 +75,7 @@ async fn the_second_of_two_equal_addresses_on_two_shards_gets_the_native_error()
     let error = reply.get_array("writeErrors").unwrap()[0].as_document().unwrap();
     let text = "E11000 duplicate key error collection: two_shards.users index: email_1 dup key: { email: \"a@x\" }";
     assert_eq!(error.get_str("errmsg").unwrap(), text);
-    let counts: Vec<usize> = support::on_each_shard(cluster, database, "users")
+    let counts: Vec<usize> = support::on_each_shard(cluster.shards(), database, "users")
         .await
         .iter()
         .map(Vec::len)
@@ -211,7 +211,7 @@ async fn two_keywards_and_64_clients_fight_over_2000_addresses() {
     );
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
     support::assert_documents_and_reservations_agree(cluster, database, "users", "email_1", email).await;
-    let counts: Vec<usize> = support::on_each_shard(cluster, database, "users")
+    let counts: Vec<usize> = support::on_each_shard(cluster.shards(), database, "users")
         .await
         .iter()
         .map(Vec::len)
@@ -246,7 +246,9 @@ async fn the_shards_hold_what_the_manuals_recipe_would_have_written() {
         .unwrap();
     for (field, value) in [("email", "a@x"), ("login", "a")] {
         let proxy = format!("keyward.users.{field}_1");
-        let reservations = support::on_each_shard(cluster, database, &proxy).await.concat();
+        let reservations = support::on_each_shard(cluster.shards(), database, &proxy)
+            .await
+            .concat();
         assert_eq!(reservations.len(), 1);
         let reservation = &reservations[0];
         let key = reservation.get_document("_id").unwrap().get_document("k").unwrap();
@@ -269,7 +271,7 @@ async fn reservations_lie_on_every_shard_from_the_first_hundred_on() {
         .collection::<Document>("users");
     let monotonic = (0..100).map(|number| doc! { "_id": number, "region": "a", "number": 1_000_000 + number });
     users.insert_many(monotonic).await.unwrap();
-    let counts: Vec<usize> = support::on_each_shard(cluster, database, "keyward.users.number_1")
+    let counts: Vec<usize> = support::on_each_shard(cluster.shards(), database, "keyward.users.number_1")
         .await
         .iter()
         .map(Vec::len)

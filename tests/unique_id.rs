@@ -272,7 +272,7 @@ async fn a_document_that_changes_shards_keeps_its_id() {
     assert!(is_refused(
         &run(&client, database, insert(vec![thing(1, "z")], true)).await
     ));
-    let reservations = support::on_each_shard(cluster, database, "keyward.things._id_")
+    let reservations = support::on_each_shard(cluster.shards(), database, "keyward.things._id_")
         .await
         .concat();
     assert_eq!(reservations[0].get_document("route").unwrap(), &doc! { "region": "z" });

@@ -372,9 +372,14 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
 pub async fn ping(client: &Client) -> Result<(), StoreError> {
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
     let has_time = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    if !has_time || hello.contains_key("operationTime") {
+        return Ok(());
+    }
     // A new deployment with users says nothing of its time before it has keys to sign it with; ages of reservations need it.
-    match has_time && !hello.contains_key("operationTime") {
-        true => Err(StoreError::Unexpected("a reply without operationTime")),
-        false => Ok(()),
+    // A router that nobody has asked anything yet may have to ask for it first.
+    let ping = client.database("admin").run_command(doc! { "ping": 1 }).await?;
+    match ping.contains_key("operationTime") {
+        true => Ok(()),
+        false => Err(StoreError::Unexpected("a reply without operationTime")),
     }
 }

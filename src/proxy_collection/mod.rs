@@ -16,6 +16,7 @@ mod reserving;
 mod snapshot;
 mod sort_keys;
 mod walk;
+mod writing;
 mod young;
 
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
+use writing::write;
 
 pub use placeholder::TakenOver;
 pub use reading::Read;
@@ -49,6 +51,9 @@ pub use walk::{Entry, Unreadable, id_of};
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
 const KEYS_MAX: usize = 1_000;
 
+/// So long a takeover may wait for a transaction that is open, in ms.
+const TAKEOVER_MS: i32 = 1_000;
+
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
@@ -58,6 +63,9 @@ pub enum StoreError {
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
+    /// A transaction that is still open has written to a reservation that was to be changed.
+    #[error("a transaction that is still open holds it up")]
+    Busy,
     /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now: nobody can prove
     /// that it won't come.
     #[error(
@@ -248,12 +256,14 @@ impl ProxyCollection {
         let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, token) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],
-            "writeConcern": { "w": "majority" },
+            "writeConcern": { "w": "majority" }, "maxTimeMS": TAKEOVER_MS,
         };
-        Ok(match write(&self.database, command).await? {
-            1 => TakenOver::Done,
-            _ => TakenOver::Changed,
-        })
+        match write(&self.database, command).await {
+            Ok(1) => Ok(TakenOver::Done),
+            Ok(_) => Ok(TakenOver::Changed),
+            Err(StoreError::Busy) => Ok(TakenOver::Busy),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes the reservations of `keys` that still have these tokens.
@@ -301,18 +311,6 @@ impl ProxyCollection {
     async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
         self.finder.find(command).await
     }
-}
-
-/// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have the
-/// same name twice, which no map of fields can hold.
-async fn write(database: &Database, command: RawDocumentBuf) -> Result<i32, StoreError> {
-    let reply = database.run_raw_command(command).await?;
-    // A shard that couldn't be reached is told here, not by an error of the whole command.
-    if reply.contains_key("writeErrors") || reply.contains_key("writeConcernError") {
-        return Err(StoreError::Unexpected("the reply to a write on reservations"));
-    }
-    let unexpected = |_| StoreError::Unexpected("the reply to a write on reservations");
-    reply.get_i32("n").map_err(unexpected)
 }
 
 /// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.

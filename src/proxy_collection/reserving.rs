@@ -1,28 +1,20 @@
 //! Reservations written, many in one insert: what the server says of each.
 //!
-//! Where a transaction that is open has written in the place of one of them, the server lets the insert wait until that
-//! transaction ends, which may take a minute if nobody goes on with it. The others aren't to wait for that: an insert that
-//! takes long is not waited for, each of its reservations is tried alone, and those that still wait are let be. What the
-//! server writes of it later it writes under the same tokens, so it is known as what it is.
+//! Those that a transaction that is open holds up are let be. What the server writes of them later it writes under the same
+//! tokens, so it is known as what it is.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, rawdoc};
-use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, StreamExt};
-use mongodb::{Database, error::ErrorKind};
-use tokio::time::{Instant, timeout};
+use futures_util::future::FutureExt;
+use mongodb::Database;
+use tokio::time::Instant;
 
 use super::queue::Work;
+use super::writing::{PATIENCE_ALONE_MS, each_alone, is_time_up, says_time_up, together_or_each};
 
-/// So long an insert of many is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// So long an insert of one is waited for that has waited before.
-const PATIENCE_ALONE: Duration = Duration::from_millis(500);
-/// So many are tried alone at a time.
-const ALONE_AT_ONCE: usize = 32;
 /// How long a key is known to be in an open transaction's hands after it was met last.
 const REMEMBERED: Duration = Duration::from_secs(5);
 
@@ -43,9 +35,8 @@ pub enum Reserved {
 const COMMAND_MAX: usize = 20_000;
 const COMMAND_BYTES_MAX: usize = 16 << 20;
 
-/// The server's codes for a duplicate key, and for a time limit that has passed.
+/// The server's code for a duplicate key.
 const DUPLICATE_KEY: i32 = 11_000;
-const MAX_TIME_EXPIRED: i32 = 50;
 
 /// Writes reservations.
 ///
@@ -72,15 +63,7 @@ impl Work for Reserving {
     }
 
     async fn run(&self, reservations: Vec<RawDocumentBuf>) -> Vec<Reserved> {
-        let insert = self.insert_twice(&reservations);
-        tokio::pin!(insert);
-        if let Ok(outcomes) = timeout(PATIENCE, insert.as_mut()).await {
-            return outcomes;
-        }
-        tokio::select! {
-            outcomes = insert => outcomes,
-            outcomes = self.each_alone(&reservations) => outcomes,
-        }
+        together_or_each(self.insert_twice(&reservations), self.each_alone(&reservations)).await
     }
 }
 
@@ -113,8 +96,7 @@ impl Reserving {
                 tried.len() - 1
             });
         }
-        let tries: Vec<BoxFuture<'_, Reserved>> = tried.into_iter().map(|one| self.alone(one).boxed()).collect();
-        let outcomes: Vec<Reserved> = stream::iter(tries).buffered(ALONE_AT_ONCE).collect().await;
+        let outcomes = each_alone(tried.into_iter().map(|one| self.alone(one).boxed()).collect()).await;
         let mut seen = HashSet::new();
         let outcome = |reservation: &RawDocumentBuf| match (outcomes[firsts[key(reservation)]], key(reservation)) {
             (Reserved::Written, key) if !seen.insert(key.to_vec()) => Reserved::Taken,
@@ -124,7 +106,7 @@ impl Reserving {
     }
 
     async fn alone(&self, reservation: &RawDocumentBuf) -> Reserved {
-        let outcome = self.insert(&[reservation], Some(PATIENCE_ALONE)).await[0];
+        let outcome = self.insert(&[reservation], Some(PATIENCE_ALONE_MS)).await[0];
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
             Reserved::Busy => busy.insert(key(reservation).to_vec(), Instant::now()),
@@ -150,8 +132,8 @@ impl Reserving {
         outcomes
     }
 
-    /// Inserts them in order, by as many commands as they need, each of which may take `limit`.
-    async fn insert(&self, reservations: &[&RawDocumentBuf], limit: Option<Duration>) -> Vec<Reserved> {
+    /// Inserts them in order, by as many commands as they need, each of which may take `limit` ms.
+    async fn insert(&self, reservations: &[&RawDocumentBuf], limit: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
         while outcomes.len() < reservations.len() {
             let mut documents = RawArrayBuf::new();
@@ -169,7 +151,7 @@ impl Reserving {
                 "writeConcern": { "w": "majority" },
             };
             if let Some(limit) = limit {
-                command.append(cstr!("maxTimeMS"), i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+                command.append(cstr!("maxTimeMS"), limit);
             }
             let reply = self.database.run_raw_command(command).await;
             let outcomes_of_command = reply
@@ -191,7 +173,7 @@ fn key(reservation: &RawDocument) -> &[u8] {
 
 /// What a command that failed as a whole says of each of its reservations.
 fn unanswered(error: &mongodb::error::Error, count: usize) -> Reserved {
-    if matches!(&*error.kind, ErrorKind::Command(refused) if refused.code == MAX_TIME_EXPIRED) {
+    if is_time_up(error) {
         return Reserved::Busy;
     }
     tracing::warn!(%error, count, "reservations were not answered for");
@@ -217,7 +199,7 @@ fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
         let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
         *outcomes.get_mut(index)? = match error.get_i32("code").ok()? {
             DUPLICATE_KEY => Reserved::Taken,
-            MAX_TIME_EXPIRED => Reserved::Busy,
+            _ if says_time_up(error) => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");
                 Reserved::Unsure

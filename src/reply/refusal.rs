@@ -12,14 +12,30 @@ pub enum Refusal {
     #[error("{0}")]
     Malformed(Malformed),
     /// A field that the server requires is missing.
-    #[error("BSON field 'insert.{0}' is missing but a required field")]
-    MissingField(&'static str),
+    #[error("BSON field '{command}.{field}' is missing but a required field")]
+    MissingField {
+        /// The command's name.
+        command: String,
+        /// The field.
+        field: &'static str,
+    },
     /// A field has a type that the server refuses.
-    #[error("BSON field 'insert.{0}' is of the wrong type")]
+    #[error("BSON field '{0}' is of the wrong type")]
     WrongType(&'static str),
     /// The server takes 1 to 100,000 documents.
     #[error("Write batch sizes must be between 1 and 100000. Got {0} operations.")]
     BatchSize(usize),
+    /// The client numbers its statements, but not all of them, or more.
+    #[error(
+        "Number of statement ids must match the number of batch entries. Got {numbers} statement ids but {statements} \
+         operations."
+    )]
+    StatementNumbers {
+        /// How many numbers it gives.
+        numbers: usize,
+        /// How many statements there are.
+        statements: usize,
+    },
     /// What is wrong with a `bulkWrite`.
     #[error("{0}")]
     Bulk(BulkFault),
@@ -67,10 +83,10 @@ impl Refusal {
     fn code(&self) -> (i32, &'static str) {
         match self {
             Refusal::Malformed(_) => (22, "InvalidBSON"),
-            Refusal::MissingField(_) => (40414, "Location40414"),
+            Refusal::MissingField { .. } => (40414, "Location40414"),
             Refusal::WrongType(_) => (14, "TypeMismatch"),
             Refusal::MaxTime(_) => (2, "BadValue"),
-            Refusal::BatchSize(_) => (16, "InvalidLength"),
+            Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (16, "InvalidLength"),
             Refusal::Bulk(fault) => fault.code(),
             Refusal::ConstraintsChanged => (117, "ConflictingOperationInProgress"),
             // What a mongos says that can't reach a shard: drivers try again.

@@ -92,7 +92,10 @@ fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>
     let batch = message
         .documents(field)
         .map_err(malformed)?
-        .ok_or(Refusal::MissingField(field))?;
+        .ok_or_else(|| Refusal::MissingField {
+            command: command_name(message.body),
+            field,
+        })?;
     if !batch.is_array() {
         return Err(Refusal::WrongType(field));
     }
@@ -107,14 +110,22 @@ fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>
     }
 }
 
+fn command_name(body: Doc<'_>) -> String {
+    let first = body.elements().flatten().next();
+    first.map_or_else(String::new, |command| {
+        String::from_utf8_lossy(command.name).into_owned()
+    })
+}
+
 fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
-    let Some(txn_number) = body.get("txnNumber").map_err(malformed)? else {
+    let field = |name| {
+        let field = body.get(name).map_err(malformed)?;
+        Ok::<_, Refusal>(field.filter(|field| !is_nothing(field)))
+    };
+    let Some(txn_number) = field("txnNumber")? else {
         return Ok(None);
     };
-    let lsid = body
-        .get("lsid")
-        .map_err(malformed)?
-        .map(|lsid| lsid.as_document_or_array());
+    let lsid = field("lsid")?.map(|lsid| lsid.as_document_or_array());
     let id = match lsid.transpose().map_err(malformed)?.flatten() {
         Some(lsid) => lsid.get("id").map_err(malformed)?,
         None => None,
@@ -124,17 +135,17 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
         // The server refuses both; without them Keyward couldn't recognise the retry.
         return Err(Refusal::WrongType("txnNumber"));
     };
-    let statements = match body.get("stmtIds").map_err(malformed)? {
+    let statements = match field("stmtIds")? {
         Some(statements) => Some(numbers(&statements)?),
         None => None,
     };
-    if statements
-        .as_ref()
-        .is_some_and(|statements| statements.len() != documents)
-    {
-        return Err(Refusal::WrongType("stmtIds"));
+    if let Some(statements) = statements.as_ref().filter(|statements| statements.len() != documents) {
+        return Err(Refusal::StatementNumbers {
+            numbers: statements.len(),
+            statements: documents,
+        });
     }
-    let statements = match (statements, body.get("stmtId").map_err(malformed)?) {
+    let statements = match (statements, field("stmtId")?) {
         (None, Some(first)) => {
             let first = first.as_whole_number().and_then(|first| i32::try_from(first).ok());
             let first = first.ok_or(Refusal::WrongType("stmtId"))?;
@@ -174,9 +185,14 @@ pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     array.elements().map(number).collect::<Option<Vec<_>>>().ok_or(wrong)
 }
 
-/// The server takes null for no answer, and refuses what is no boolean.
+/// The server takes null for a field that isn't there.
+pub fn is_nothing(element: &Element<'_>) -> bool {
+    matches!(element.kind, ElementType::Null | ElementType::Undefined)
+}
+
+/// The server refuses what is no boolean.
 fn is_ordered(ordered: Element<'_>) -> bool {
-    matches!(ordered.kind, ElementType::Null | ElementType::Undefined) || ordered.is_truthy()
+    is_nothing(&ordered) || ordered.is_truthy()
 }
 
 /// The client's limit, zero meaning none. It doesn't go on as it came, so what the server would refuse is refused here.

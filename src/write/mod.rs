@@ -10,6 +10,7 @@ mod drop;
 mod era;
 mod shard_key;
 mod touch;
+mod unusual;
 
 mod forward;
 mod insert;
@@ -151,6 +152,15 @@ pub async fn serve(
     if matches!(write, Write::Drop(_)) {
         let reply = drop::drop_collection(context, &protected, message.body, upstream).await;
         return reply.map(Served::Reply);
+    }
+    let kind = match write {
+        Write::Insert(_) => None,
+        Write::Update(_) => Some(Kind::Update),
+        Write::Delete(_) => Some(Kind::Delete),
+        _ => Some(Kind::FindAndModify),
+    };
+    if let Some(reply) = unusual::objection(message, kind, upstream).await? {
+        return Ok(Served::Reply(reply));
     }
     let command = match write {
         Write::Insert(_) => BatchCommand::parse(message, "documents"),

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
+use super::batch_command::is_nothing;
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
 use super::narrow::{both, equality, pin};
@@ -106,7 +107,7 @@ impl<'a> Statement<'a> {
         ];
         Ok(Selection {
             query: self.query()?,
-            options,
+            options: options.map(|option| option.filter(|option| !is_nothing(option))),
             is_single: self.is_single,
         })
     }

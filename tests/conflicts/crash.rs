@@ -85,7 +85,7 @@ async fn killed_in_the_middle_of_batches_it_leaves_nothing_that_lasts() {
         "{elapsed:?}"
     );
     assert_agreement(cluster, database, "email").await;
-    let documents = on_each_shard(cluster, database, "users").await.concat();
+    let documents = on_each_shard(cluster.shards(), database, "users").await.concat();
     assert_eq!(documents.len(), ADDRESSES as usize);
     let there: HashSet<i32> = documents
         .iter()

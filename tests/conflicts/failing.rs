@@ -65,7 +65,7 @@ async fn retried(cluster: &Cluster, keyward: &Keyward, database: &str, shard: &R
     let result = users.insert_many((first..first + 4).map(user)).await;
     assert!(result.is_ok(), "{how}: {result:?}");
     drop(fail);
-    let documents = on_each_shard(cluster, database, "users").await.concat();
+    let documents = on_each_shard(cluster.shards(), database, "users").await.concat();
     let there = |id: i32| {
         documents
             .iter()
@@ -181,13 +181,16 @@ async fn a_time_limit_that_passes_midway_leaves_no_document_without_its_key() {
         .iter()
         .map(|reservation| reservation.get("owner").unwrap().to_string())
         .collect();
-    for document in on_each_shard(cluster, database, "users").await.concat() {
+    for document in on_each_shard(cluster.shards(), database, "users").await.concat() {
         assert!(held.contains(&document.get("_id").unwrap().to_string()), "{document}");
     }
     // Whatever was in doubt is free once its lease is over, or has its document.
     let rest = run(&client, database, insert((0..2_000).map(user).collect(), false)).await;
     assert!(write_errors(&rest).iter().all(|(_, code)| *code == 11000), "{rest}");
-    assert_eq!(on_each_shard(cluster, database, "users").await.concat().len(), 2_000);
+    assert_eq!(
+        on_each_shard(cluster.shards(), database, "users").await.concat().len(),
+        2_000
+    );
     assert_agreement(cluster, database, "email").await;
 }
 

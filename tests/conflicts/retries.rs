@@ -93,7 +93,7 @@ pub async fn lose_this_and_retry(
         ids.sort();
         ids
     };
-    let documents = on_each_shard(cluster, database, "users").await.concat();
+    let documents = on_each_shard(cluster.shards(), database, "users").await.concat();
     let native: Vec<Document> = {
         use futures_util::TryStreamExt;
         let users = ReplicaSet::shared().client().database(database).collection("users");

@@ -70,7 +70,9 @@ pub fn store_of_email(database: &str) -> (ProxyCollection, Key) {
 /// What is reserved for `field`, from the shards.
 pub async fn reservations(cluster: &Cluster, database: &str, field: &str) -> Vec<Document> {
     let proxy = format!("keyward.users.{field}_1");
-    support::on_each_shard(cluster, database, &proxy).await.concat()
+    support::on_each_shard(cluster.shards(), database, &proxy)
+        .await
+        .concat()
 }
 
 /// The codes of a reply's write errors by their positions.

@@ -258,7 +258,7 @@ async fn cross(database: &str, constraint: &str) {
         "{all:?}, {looks} looks"
     );
     for field in ["email", "tags"] {
-        let [held, reserved] = held_and_reserved(cluster, database, field).await;
+        let [held, reserved] = held_and_reserved(cluster.shards(), database, field).await;
         assert_eq!(held, reserved, "{field}");
     }
 }

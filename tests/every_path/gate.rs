@@ -126,7 +126,7 @@ fn step(request: &[u8]) -> Option<String> {
     match name.as_str() {
         "commitTransaction" => Some("commit".to_owned()),
         "abortTransaction" => Some("abort".to_owned()),
-        "insert" | "update" | "delete" | "find" | "aggregate" | "findAndModify" | "getMore" => {
+        "insert" | "update" | "delete" | "find" | "aggregate" | "findAndModify" | "getMore" | "drop" => {
             let collection = match name.as_str() {
                 "getMore" => command.get_str("collection").ok()?,
                 _ => value.as_str()?,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod crossing;
+mod dropped;
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
 mod gate;
@@ -11,13 +12,14 @@ mod killed;
 mod paths;
 #[path = "../support/mod.rs"]
 mod support;
+mod trial;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use bson::doc;
 use support::{index_values as values, on_each_shard, shard_on_two};
-use testbed::Cluster;
+use testbed::{Cluster, ReplicaSet};
 
 /// Each of these tests loads the machine: beside another one, leases would measure that.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -34,10 +36,10 @@ fn users(database: &str) -> &'static Cluster {
 }
 
 /// What documents hold in `field` and what is reserved for it, as (key, owner).
-async fn held_and_reserved(cluster: &Cluster, database: &str, field: &str) -> [BTreeSet<String>; 2] {
-    let documents = on_each_shard(cluster, database, "users").await.concat();
+async fn held_and_reserved(shards: &[ReplicaSet], database: &str, field: &str) -> [BTreeSet<String>; 2] {
+    let documents = on_each_shard(shards, database, "users").await.concat();
     let proxy = format!("keyward.users.{field}_1");
-    let reservations = on_each_shard(cluster, database, &proxy).await.concat();
+    let reservations = on_each_shard(shards, database, &proxy).await.concat();
     let held = documents.iter().flat_map(|document| {
         let of = move |value| format!("{value} of {:?}", document.get("_id").unwrap());
         values(document, field).into_iter().map(of)
@@ -50,11 +52,11 @@ async fn held_and_reserved(cluster: &Cluster, database: &str, field: &str) -> [B
 }
 
 /// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.
-async fn settles(cluster: &Cluster, database: &str, constraints: &str) {
-    let _sweeping = support::Keyward::start_sweeping(&cluster.uri(), constraints);
+async fn settles(uri: &str, shards: &[ReplicaSet], database: &str, constraints: &str) {
+    let _sweeping = support::Keyward::start_sweeping(uri, constraints);
     let started = Instant::now();
     loop {
-        let [held, reserved] = held_and_reserved(cluster, database, "email").await;
+        let [held, reserved] = held_and_reserved(shards, database, "email").await;
         assert!(
             held.is_subset(&reserved),
             "unprotected: {:?}",

@@ -18,6 +18,9 @@ pub enum Kind {
     Retryable,
     /// The application: it may find that a part was done.
     Plain,
+    /// The driver: the same command with the same number. A server of this version doesn't know the command, only those that
+    /// it stands for.
+    Bulk,
     /// The driver's `withTransaction`: the commit is asked for again; everything else begins anew.
     Transaction,
 }
@@ -76,7 +79,7 @@ const fn retried(name: &'static str, write: fn(i32) -> Vec<Document>) -> Path {
     }
 }
 
-pub const PATHS: [Path; 18] = [
+pub const PATHS: [Path; 19] = [
     retried("insert", |base| {
         retryable(insert(base, vec![doc! { "region": "z", "email": new(base) }], true))
     }),
@@ -145,6 +148,19 @@ pub const PATHS: [Path; 18] = [
         retryable(doc! { "findAndModify": "users", "query": { "_id": base, "region": "a" }, "remove": true })
     }),
     Path {
+        name: "bulkWrite",
+        write: |base| {
+            let inserted = doc! { "_id": base + 1, "region": "z", "email": new(base) };
+            let change = doc! { "$set": { "email": format!("more{base}@x") }, "$inc": { "count": 1 } };
+            let ops = [
+                doc! { "insert": 0, "document": inserted },
+                doc! { "update": 0, "filter": { "_id": base, "region": "a" }, "updateMods": change },
+            ];
+            retryable(doc! { "bulkWrite": 1, "ops": ops.to_vec(), "nsInfo": [{ "ns": "DB.users" }] })
+        },
+        kind: Kind::Bulk,
+    },
+    Path {
         name: "insert without retries",
         write: |base| vec![insert(base, vec![doc! { "region": "z", "email": new(base) }], true)],
         kind: Kind::Plain,
@@ -172,8 +188,19 @@ pub const PATHS: [Path; 18] = [
     },
 ];
 
-/// The command with its first `count` statements only.
+/// The command with its first `count` statements only; the last one of these alone where it is written as a command of its
+/// own. None if it has fewer.
 pub fn first_statements(command: &Document, count: usize) -> Option<Document> {
+    if let Ok(ops) = command.get_array("ops") {
+        let op = ops.get(count.checked_sub(1)?)?.as_document().unwrap();
+        return Some(match op.get("document") {
+            Some(document) => doc! { "insert": "users", "documents": [document] },
+            None => {
+                let [query, change] = ["filter", "updateMods"].map(|field| op.get(field).unwrap());
+                doc! { "update": "users", "updates": [{ "q": query, "u": change }] }
+            }
+        });
+    }
     let mut command = command.clone();
     let list = ["documents", "updates", "deletes"]
         .into_iter()

@@ -125,11 +125,13 @@ impl Side {
     }
 
     async fn documents_and_reservations(&self, cluster: &Cluster) -> [Vec<Document>; 2] {
-        let documents = on_each_shard(cluster, &self.database, COLLECTION).await.concat();
+        let documents = on_each_shard(cluster.shards(), &self.database, COLLECTION)
+            .await
+            .concat();
         let mut reservations = Vec::new();
         for field in FIELDS {
             let proxy = format!("keyward.{COLLECTION}.{field}_1");
-            reservations.extend(on_each_shard(cluster, &self.database, &proxy).await.concat());
+            reservations.extend(on_each_shard(cluster.shards(), &self.database, &proxy).await.concat());
         }
         [documents, reservations]
     }

@@ -68,7 +68,7 @@ async fn try_it(database: &str, constraint: &str, bytes: Vec<u8>, other_waits: b
 }
 
 async fn documents(database: &str) -> Vec<i32> {
-    let documents = on_each_shard(users_of(), database, "users").await.concat();
+    let documents = on_each_shard(users_of().shards(), database, "users").await.concat();
     documents
         .iter()
         .map(|document| document.get_i32("_id").unwrap())

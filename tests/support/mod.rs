@@ -235,10 +235,10 @@ fn primary_shard(cluster: &testbed::Cluster, database: &str) -> String {
 }
 
 /// What each shard holds of a collection, asked directly.
-pub async fn on_each_shard(cluster: &testbed::Cluster, database: &str, collection: &str) -> Vec<Vec<Document>> {
+pub async fn on_each_shard(shards: &[testbed::ReplicaSet], database: &str, collection: &str) -> Vec<Vec<Document>> {
     use futures_util::TryStreamExt;
     let mut all = Vec::new();
-    for shard in cluster.shards() {
+    for shard in shards {
         let collection = shard.client().database(database).collection::<Document>(collection);
         all.push(collection.find(doc! {}).await.unwrap().try_collect().await.unwrap());
     }
@@ -264,9 +264,9 @@ pub async fn assert_documents_and_reservations_agree(
     constraint: &str,
     key_of: impl Fn(&Document) -> Vec<Document>,
 ) {
-    let documents = on_each_shard(cluster, database, collection).await.concat();
+    let documents = on_each_shard(cluster.shards(), database, collection).await.concat();
     let proxy = format!("keyward.{collection}.{constraint}");
-    let reservations = on_each_shard(cluster, database, &proxy).await.concat();
+    let reservations = on_each_shard(cluster.shards(), database, &proxy).await.concat();
     let reserved = |document: &Document| {
         let key = document.get_document("_id").unwrap().get_document("k").unwrap().clone();
         format!("{key} of {}", document.get("owner").unwrap())

@@ -1,0 +1,75 @@
+//! Writes on reservations that never wait for long.
+//!
+//! Where a transaction that is open has written to a reservation, the server lets whoever writes to it wait until that
+//! transaction ends, which may take a minute if nobody goes on with it. Others who travel in the same command aren't to wait
+//! for that: a command that takes long is not waited for, and each of them is tried alone.
+
+use std::time::Duration;
+
+use bson::{Document, RawDocumentBuf};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, StreamExt};
+use mongodb::Database;
+use mongodb::error::{Error, ErrorKind};
+use tokio::time::timeout;
+
+use super::StoreError;
+
+/// So long a command of many is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So long, in ms, a command of one may wait that has waited before.
+pub const PATIENCE_ALONE_MS: i32 = 500;
+/// So many are tried alone at a time.
+const ALONE_AT_ONCE: usize = 32;
+
+/// The server's code for a time limit that has passed.
+const MAX_TIME_EXPIRED: i32 = 50;
+
+/// Waits for `together`; where it takes long, for what comes first: it, or all of `each` done by itself.
+pub async fn together_or_each<T>(together: impl Future<Output = Vec<T>>, each: impl Future<Output = Vec<T>>) -> Vec<T> {
+    tokio::pin!(together);
+    if let Ok(answers) = timeout(PATIENCE, together.as_mut()).await {
+        return answers;
+    }
+    tokio::select! {
+        answers = together => answers,
+        answers = each => answers,
+    }
+}
+
+/// Runs commands that were made for one item each; what became of each, in order.
+pub async fn each_alone<T>(alone: Vec<BoxFuture<'_, T>>) -> Vec<T> {
+    stream::iter(alone).buffered(ALONE_AT_ONCE).collect().await
+}
+
+/// Whether a command failed as a whole because its `maxTimeMS` have passed.
+pub fn is_time_up(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Command(refused) if refused.code == MAX_TIME_EXPIRED)
+}
+
+/// Whether a write error says that the command's `maxTimeMS` have passed.
+pub fn says_time_up(error: &Document) -> bool {
+    error.get_i32("code").ok() == Some(MAX_TIME_EXPIRED)
+}
+
+/// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have the
+/// same name twice, which no map of fields can hold.
+pub async fn write(database: &Database, command: RawDocumentBuf) -> Result<i32, StoreError> {
+    let reply = match database.run_raw_command(command).await {
+        Err(error) if is_time_up(&error) => return Err(StoreError::Busy),
+        reply => reply?,
+    };
+    let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
+    // A shard that couldn't be reached is told here, not by an error of the whole command.
+    if let Ok(errors) = reply.get_array("writeErrors") {
+        let mut errors = errors.iter().filter_map(|error| error.as_document());
+        return Err(match errors.all(says_time_up) {
+            true => StoreError::Busy,
+            false => unexpected(),
+        });
+    }
+    if reply.contains_key("writeConcernError") {
+        return Err(unexpected());
+    }
+    reply.get_i32("n").map_err(|_| unexpected())
+}

@@ -1,0 +1,421 @@
+//! Commands that no driver sends: with fields that nobody knows, fields given twice, or values of a type that nobody
+//! expects. What the server has against one it is asked before anything is done, by two commands that have no effect: the
+//! same fields, so that it finds the same fault, and one more that it refuses whatever comes before; and the same circumstances (session,
+//! concerns, …), with a statement that changes nothing. Without an objection the command is carried out as any other.
+
+use bson::spec::ElementType;
+
+use super::ForwardError;
+use super::narrow::nothing;
+use super::statement::Kind;
+use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::upstream::Connection;
+use crate::wire::{Batch, Draft, MESSAGE_BYTES_MAX, OpMsg};
+
+/// What a field of a command may hold for the command to be a usual one.
+#[derive(Clone, Copy)]
+enum Holds {
+    Text,
+    Boolean,
+    Number,
+    Int,
+    Long,
+    Document,
+    Array,
+    Ints,
+    DocumentOrArray,
+    DocumentOrText,
+    /// Zero or one.
+    Limit,
+    /// The only one that there is.
+    ApiVersion,
+    /// A session's id, as drivers make it.
+    Session,
+    WriteConcern,
+    Anything,
+}
+
+type Fields = &'static [(&'static str, Holds)];
+
+/// The circumstances in which any command may be run.
+const CIRCUMSTANCES: Fields = &[
+    ("$db", Holds::Text),
+    ("lsid", Holds::Session),
+    ("txnNumber", Holds::Long),
+    ("autocommit", Holds::Boolean),
+    ("startTransaction", Holds::Boolean),
+    ("writeConcern", Holds::WriteConcern),
+    ("$clusterTime", Holds::Document),
+    ("maxTimeMS", Holds::Number),
+    ("apiVersion", Holds::ApiVersion),
+    ("apiStrict", Holds::Boolean),
+    ("apiDeprecationErrors", Holds::Boolean),
+    ("comment", Holds::Anything),
+];
+
+const OF_A_BATCH: Fields = &[
+    ("ordered", Holds::Boolean),
+    ("bypassDocumentValidation", Holds::Boolean),
+    ("stmtId", Holds::Int),
+    ("stmtIds", Holds::Ints),
+];
+
+const OF_A_BATCH_OF_CHANGES: Fields = &[
+    ("ordered", Holds::Boolean),
+    ("bypassDocumentValidation", Holds::Boolean),
+    ("stmtId", Holds::Int),
+    ("stmtIds", Holds::Ints),
+    ("let", Holds::Document),
+];
+
+const OF_FIND_AND_MODIFY: Fields = &[
+    ("query", Holds::Document),
+    ("update", Holds::DocumentOrArray),
+    ("remove", Holds::Boolean),
+    ("new", Holds::Boolean),
+    ("upsert", Holds::Boolean),
+    ("fields", Holds::Document),
+    ("sort", Holds::Document),
+    ("hint", Holds::DocumentOrText),
+    ("collation", Holds::Document),
+    ("arrayFilters", Holds::Array),
+    ("let", Holds::Document),
+    ("bypassDocumentValidation", Holds::Boolean),
+    ("stmtId", Holds::Int),
+];
+
+const OF_AN_UPDATE: Fields = &[
+    ("q", Holds::Document),
+    ("u", Holds::DocumentOrArray),
+    ("c", Holds::Document),
+    ("multi", Holds::Boolean),
+    ("upsert", Holds::Boolean),
+    ("upsertSupplied", Holds::Boolean),
+    ("arrayFilters", Holds::Array),
+    ("collation", Holds::Document),
+    ("hint", Holds::DocumentOrText),
+    ("sort", Holds::Document),
+];
+
+const OF_A_DELETE: Fields = &[
+    ("q", Holds::Document),
+    ("limit", Holds::Limit),
+    ("collation", Holds::Document),
+    ("hint", Holds::DocumentOrText),
+];
+
+/// What belongs to a transaction that is under way, which mustn't hear of any of this: an error would end it.
+const OF_TRANSACTIONS: [&[u8]; 5] = [
+    b"lsid",
+    b"txnNumber",
+    b"autocommit",
+    b"startTransaction",
+    b"readConcern",
+];
+
+/// A field that no command has, and so none is carried out with.
+const UNKNOWN: &str = "keywardAsks";
+
+/// A command that writes, and how it is written.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Insert,
+    Changes(Kind),
+}
+
+/// What the server has against the command, if it isn't one that drivers send: the reply. `kind` is none for an `insert`.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled.
+pub async fn objection(
+    message: &OpMsg<'_>,
+    kind: Option<Kind>,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let form = kind.map_or(Form::Insert, Form::Changes);
+    if form.is_usual(message)? {
+        return Ok(None);
+    }
+    let command = form.never_accepted(message)?;
+    if command.len() < MESSAGE_BYTES_MAX / 2 {
+        let reply = ask(&command, upstream).await?;
+        let text = Doc::new(&reply)?.get("errmsg")?.and_then(|text| text.as_string_bytes());
+        let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
+        if !is_about_ours {
+            return Ok(Some(reply));
+        }
+    }
+    if message.body.get("autocommit")?.is_some() {
+        return Ok(None);
+    }
+    let reply = ask(&form.without_effect(message.body)?, upstream).await?;
+    let is_ok = Doc::new(&reply)?.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    Ok((!is_ok).then_some(reply))
+}
+
+async fn ask(command: &[u8], upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
+    let reply = upstream.request(&Draft::of_body(command)).await?;
+    Ok(reply.body().bytes().to_vec())
+}
+
+impl Form {
+    /// The name of the batch; none where the command itself is the statement.
+    fn list(self) -> Option<&'static str> {
+        match self {
+            Form::Insert => Some("documents"),
+            Form::Changes(kind) => kind.list(),
+        }
+    }
+
+    fn of_command(self) -> Fields {
+        match self {
+            Form::Insert => OF_A_BATCH,
+            Form::Changes(Kind::FindAndModify) => OF_FIND_AND_MODIFY,
+            Form::Changes(Kind::Update | Kind::Delete) => OF_A_BATCH_OF_CHANGES,
+        }
+    }
+
+    /// The fields of a statement, and those that it must have.
+    fn of_statement(self) -> Option<(Fields, &'static [&'static str])> {
+        match self {
+            Form::Changes(Kind::Update) => Some((OF_AN_UPDATE, &["q", "u"])),
+            Form::Changes(Kind::Delete) => Some((OF_A_DELETE, &["q", "limit"])),
+            Form::Insert | Form::Changes(Kind::FindAndModify) => None,
+        }
+    }
+
+    fn lacks_its_batch(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
+        match self.list() {
+            Some(list) => Ok(message.documents(list)?.is_none()),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether a driver may have sent it.
+    fn is_usual(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
+        let list = self.list();
+        let mut sequences = message.sequences();
+        if sequences.any(|sequence| list.is_none_or(|list| sequence.name != list.as_bytes())) {
+            return Ok(false);
+        }
+        if message.body.get("txnNumber")?.is_some() && message.body.get("lsid")?.is_none()
+            || self.lacks_its_batch(message)?
+        {
+            return Ok(false);
+        }
+        let is_list = |field: &Element<'_>| list.is_some_and(|list| field.name == list.as_bytes());
+        let mut known = Known::default();
+        for (position, field) in message.body.elements().enumerate() {
+            let field = field?;
+            let is_usual = match position {
+                0 => field.kind == ElementType::String,
+                _ if is_list(&field) => is_of_documents(&field)?,
+                _ => known.holds(&field, self.of_command(), 0)? || known.holds(&field, CIRCUMSTANCES, 16)?,
+            };
+            if !is_usual {
+                return Ok(false);
+            }
+        }
+        let Some((fields, required)) = self.of_statement() else {
+            return Ok(true);
+        };
+        let Some(batch) = list.and_then(|list| message.documents(list).transpose()).transpose()? else {
+            return Ok(false);
+        };
+        for statement in batch.iter()? {
+            let Ok(statement) = statement else { return Ok(false) };
+            let mut known = Known::default();
+            for field in statement.elements() {
+                if !known.holds(&field?, fields, 0)? {
+                    return Ok(false);
+                }
+            }
+            for name in required {
+                if statement.get(name)?.is_none() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has no
+    /// documents here.
+    fn never_accepted(self, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed> {
+        let mut command = Builder::new();
+        for field in message.body.elements() {
+            let field = field?;
+            if OF_TRANSACTIONS.contains(&field.name) {
+                continue;
+            }
+            match matches!(self, Form::Insert) && field.name == b"documents" && is_of_documents(&field)? {
+                true => command.open(ElementType::Array, b"documents").close(),
+                false => command.element(&field),
+            };
+        }
+        for sequence in message.sequences() {
+            command.open(ElementType::Array, sequence.name);
+            let documents = Batch::Sequence(sequence.documents).iter()?;
+            for (position, document) in documents.flatten().enumerate() {
+                if !matches!(self, Form::Insert) {
+                    command.document(&position.to_string(), document);
+                }
+            }
+            command.close();
+        }
+        if !self.lacks_its_batch(message)? {
+            command.int32(UNKNOWN, 1);
+        }
+        Ok(command.finish())
+    }
+
+    /// A command of the same name in the same circumstances that changes nothing.
+    fn without_effect(self, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+        let mut command = Builder::new();
+        let own = self.of_command();
+        for (position, field) in body.elements().enumerate() {
+            let field = field?;
+            let is_own = own.iter().any(|(name, _)| field.name == name.as_bytes());
+            let is_list = self.list().is_some_and(|list| field.name == list.as_bytes());
+            if position == 0 || !is_own && !is_list {
+                command.element(&field);
+            }
+        }
+        let never = nothing(Doc::empty())?;
+        match self {
+            // The server takes no array for an `_id`.
+            Form::Insert => {
+                command.open(ElementType::Array, b"documents");
+                command.open(ElementType::EmbeddedDocument, b"0");
+                command.open(ElementType::Array, b"_id").close();
+                command.close().close();
+            }
+            Form::Changes(Kind::Update) => {
+                command.open(ElementType::Array, b"updates");
+                command.open(ElementType::EmbeddedDocument, b"0");
+                command.append(ElementType::EmbeddedDocument, b"q", &never);
+                command.open(ElementType::EmbeddedDocument, b"u");
+                command
+                    .open(ElementType::EmbeddedDocument, b"$unset")
+                    .int32("keyward", 1);
+                command.close().close().close().close();
+            }
+            Form::Changes(Kind::Delete) => {
+                command.open(ElementType::Array, b"deletes");
+                command.open(ElementType::EmbeddedDocument, b"0");
+                command
+                    .append(ElementType::EmbeddedDocument, b"q", &never)
+                    .int32("limit", 1);
+                command.close().close();
+            }
+            Form::Changes(Kind::FindAndModify) => {
+                command
+                    .append(ElementType::EmbeddedDocument, b"query", &never)
+                    .boolean("remove", true);
+            }
+        }
+        Ok(command.finish())
+    }
+}
+
+/// The fields of one document that were met, a bit for each.
+#[derive(Default)]
+struct Known(u32);
+
+impl Known {
+    /// Whether `field` is one of `fields`, stands here for the first time and holds what it should. The first of `fields` has
+    /// bit `first_bit`.
+    fn holds(&mut self, field: &Element<'_>, fields: Fields, first_bit: u32) -> Result<bool, Malformed> {
+        let bits = first_bit..;
+        let Some((bit, (_, holds))) = bits.zip(fields).find(|(_, (name, _))| field.name == name.as_bytes()) else {
+            return Ok(false);
+        };
+        let is_first = self.0 & 1 << bit == 0;
+        self.0 |= 1 << bit;
+        Ok(is_first && holds.fits(field)?)
+    }
+}
+
+impl Holds {
+    fn fits(self, field: &Element<'_>) -> Result<bool, Malformed> {
+        let kind = field.kind;
+        Ok(match self {
+            Holds::Text => kind == ElementType::String,
+            Holds::Boolean => kind == ElementType::Boolean,
+            Holds::Number => is_number(kind),
+            Holds::Int => kind == ElementType::Int32,
+            Holds::Long => kind == ElementType::Int64 && field.as_whole_number() >= Some(0),
+            Holds::Document => kind == ElementType::EmbeddedDocument,
+            Holds::Array => kind == ElementType::Array,
+            Holds::Ints => match field.as_document_or_array()? {
+                Some(numbers) if kind == ElementType::Array => {
+                    only(numbers, |number| number.kind == ElementType::Int32)?
+                }
+                _ => false,
+            },
+            Holds::DocumentOrArray => matches!(kind, ElementType::EmbeddedDocument | ElementType::Array),
+            Holds::DocumentOrText => matches!(kind, ElementType::EmbeddedDocument | ElementType::String),
+            Holds::Limit => is_number(kind) && matches!(field.as_whole_number(), Some(0 | 1)),
+            Holds::ApiVersion => field.as_str() == Some("1"),
+            Holds::Session => match inside(field)? {
+                Some(session) => {
+                    only(session, |part| {
+                        matches!(part.name, b"id" | b"uid") && part.kind == ElementType::Binary
+                    })? && session
+                        .get("id")?
+                        .is_some_and(|id| id.value.len() == 21 && id.value[4] == 4)
+                }
+                None => false,
+            },
+            Holds::WriteConcern => match inside(field)? {
+                Some(concern) => only(concern, |part| match part.name {
+                    b"w" => part.kind == ElementType::String || part.as_whole_number().is_some_and(|w| w >= 0),
+                    b"j" => part.kind == ElementType::Boolean,
+                    b"wtimeout" => is_number(part.kind),
+                    _ => false,
+                })?,
+                None => false,
+            },
+            Holds::Anything => true,
+        })
+    }
+}
+
+/// Whether it is an array of documents, numbered as elements are; the server takes no other one for a batch.
+fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
+    let Some(documents) = field
+        .as_document_or_array()?
+        .filter(|_| field.kind == ElementType::Array)
+    else {
+        return Ok(false);
+    };
+    let mut position = 0_usize;
+    only(documents, |document| {
+        let number = std::str::from_utf8(document.name)
+            .ok()
+            .and_then(|name| name.parse().ok());
+        let is_next = number == Some(position);
+        position += 1;
+        is_next && document.kind == ElementType::EmbeddedDocument
+    })
+}
+
+fn is_number(kind: ElementType) -> bool {
+    matches!(kind, ElementType::Int32 | ElementType::Int64 | ElementType::Double)
+}
+
+fn inside<'a>(field: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
+    match field.kind {
+        ElementType::EmbeddedDocument => field.as_document_or_array(),
+        _ => Ok(None),
+    }
+}
+
+fn only(document: Doc<'_>, mut is_it: impl FnMut(&Element<'_>) -> bool) -> Result<bool, Malformed> {
+    for field in document.elements() {
+        if !is_it(&field?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

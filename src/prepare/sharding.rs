@@ -70,8 +70,12 @@ impl Deployment {
         let Deployment::Sharded(shards) = self else {
             return create_unsharded(client, &namespace).await;
         };
-        let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
-        client.database("admin").run_command(command).await?;
+        // A server that is asked to shard what is sharded locks the collection nevertheless: behind a transaction that is open
+        // there, and every reservation behind that.
+        if self.shard_key(client, &namespace).await? != ["_id"] {
+            let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
+            client.database("admin").run_command(command).await?;
+        }
         if state == State::Backfilling && constraint.sharding() == Sharding::Hashed {
             spread(client, &namespace, shards).await?;
         }

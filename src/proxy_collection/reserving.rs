@@ -183,6 +183,8 @@ fn unanswered(error: &mongodb::error::Error, count: usize) -> Reserved {
 /// What a reply says of each; nothing if it isn't what it must be.
 fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
     let written = match reply.get_document("writeConcernError") {
+        // The transaction ended just before the time did.
+        Ok(error) if says_time_up(error) => Reserved::Busy,
         Ok(error) => {
             let code = error.get_i32("code").unwrap_or_default();
             tracing::warn!(code, count, "reservations were not acknowledged by a majority");

@@ -47,7 +47,7 @@ pub fn is_time_up(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::Command(refused) if refused.code == MAX_TIME_EXPIRED)
 }
 
-/// Whether a write error says that the command's `maxTimeMS` have passed.
+/// Whether a write error, or one about the write concern, says that the command's `maxTimeMS` have passed.
 pub fn says_time_up(error: &Document) -> bool {
     error.get_i32("code").ok() == Some(MAX_TIME_EXPIRED)
 }
@@ -68,8 +68,12 @@ pub async fn write(database: &Database, command: RawDocumentBuf) -> Result<i32, 
             false => unexpected(),
         });
     }
-    if reply.contains_key("writeConcernError") {
-        return Err(unexpected());
+    if let Ok(error) = reply.get_document("writeConcernError") {
+        // It is written, and whoever wrote it will find it to be theirs.
+        return Err(match says_time_up(error) {
+            true => StoreError::Busy,
+            false => unexpected(),
+        });
     }
     reply.get_i32("n").map_err(|_| unexpected())
 }

@@ -3,13 +3,23 @@
 
 use std::time::{Duration, Instant};
 
-use bson::{Binary, Document, doc, spec::BinarySubtype};
+use bson::{Binary, Document, RawBson, doc, spec::BinarySubtype};
+use keyward::proxy_collection::{Owner, TakenOver};
+use keyward::reservation::{AttemptId, Token};
 
 use crate::forwarder::send;
+use crate::trial::{key_of_email, store_of_email};
 use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
 
 fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "region": "a", "email": email }
+}
+
+/// The fields of the commands of a new transaction.
+fn transaction() -> Document {
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let lsid = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
+    doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -18,9 +28,7 @@ async fn its_key_is_waited_for_and_no_other() {
     let cluster = users(database);
     let keyward = keyward(cluster, database, "10s", &[EMAIL]);
     let (address, began) = (&keyward.address, Instant::now());
-    let bytes = rand::random::<[u8; 16]>().to_vec();
-    let lsid = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
-    let transaction = doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false };
+    let transaction = transaction();
     let mut first = insert(vec![user(1, "a@x")], true);
     first.extend(transaction.clone());
     first.insert("startTransaction", true);
@@ -55,6 +63,68 @@ async fn its_key_is_waited_for_and_no_other() {
     let reply = send(address, database, insert(vec![user(20, "a@x")], true)).unwrap();
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
     assert_agreement(cluster, database, "email").await;
+}
+
+/// Whoever locks a collection waits for the transaction, and everybody else for the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyward_that_starts_meanwhile_holds_nobody_up() {
+    let database = "starts_meanwhile";
+    let cluster = users(database);
+    let first = keyward(cluster, database, "10s", &[EMAIL]);
+    let mut open = insert(vec![user(1, "a@x")], true);
+    open.extend(transaction());
+    open.insert("startTransaction", true);
+    assert_eq!(send(&first.address, database, open).unwrap().get_i32("n").unwrap(), 1);
+    let began = Instant::now();
+    let _second = keyward(cluster, database, "10s", &[EMAIL]);
+    let reply = send(&first.address, database, insert(vec![user(2, "b@x")], true)).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    // The transaction lives for a minute.
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+/// What others release together with a reservation that the transaction has changed goes without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
+    let database = "released_meanwhile";
+    let cluster = users(database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, held) = store_of_email(database);
+    let other = key_of_email("b@x", database);
+    let token = |byte| Token {
+        attempt: AttemptId([byte; 16]),
+        position: 0,
+        operation: None,
+    };
+    let owner = Owner {
+        id: RawBson::Int32(1),
+        route: None,
+    };
+    proxy
+        .reserve(&[(&held, &owner, token(1)), (&other, &owner, token(2))])
+        .await
+        .unwrap();
+    let seen = proxy.read(&[&held]).await.unwrap().remove(0).unwrap().reservation;
+    let id = Document::try_from(&held.reservation_id()).unwrap();
+    let mut open =
+        doc! { "update": "keyward.users.email_1", "updates": [{ "q": { "_id": id }, "u": { "$set": { "x": 1 } } }] };
+    open.extend(transaction());
+    open.insert("startTransaction", true);
+    let reply = send(&cluster.router_address(), database, open).unwrap();
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    let began = Instant::now();
+    // Asked for at once, they travel in one command.
+    let release = |key, byte| {
+        let (proxy, token) = (&proxy, token(byte));
+        async move { proxy.release(&[(key, token)]).await }
+    };
+    let (of_held, of_other) = tokio::join!(release(&held, 1), release(&other, 2));
+    assert!(of_held.is_err(), "{of_held:?}");
+    of_other.unwrap();
+    let taken = proxy.take_over(&held, &seen, &owner, token(3)).await.unwrap();
+    assert_eq!(taken, TakenOver::Busy);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(crate::reservations(cluster, database, "email").await.len(), 1);
 }
 
 /// Keyward's own look at the documents of a statement takes no longer than the client allows, in either way.

@@ -54,17 +54,26 @@ pub async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
 
 /// The store of the reservations of `users.email`, and the key of `a@x`.
 pub fn store_of_email(database: &str) -> (ProxyCollection, Key) {
+    let constraint = Arc::new(email(database));
+    let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
+    let client = Cluster::shared().client();
+    let lease = Duration::from_secs(60);
+    let proxy = ProxyCollection::new(&client, constraint, metrics, lease);
+    (proxy, key_of_email("a@x", database))
+}
+
+/// The key of a document with this address.
+pub fn key_of_email(address: &str, database: &str) -> Key {
+    let document = doc! { "email": address }.to_vec().unwrap();
+    email(database).keys(Doc::new(&document).unwrap()).unwrap().remove(0)
+}
+
+fn email(database: &str) -> Constraint {
     let spec = IndexSpec {
         key: doc! { "email": 1 },
         ..Default::default()
     };
-    let constraint = Arc::new(Constraint::new(Namespace::new(database, "users"), spec).unwrap());
-    let document = doc! { "email": "a@x" }.to_vec().unwrap();
-    let key = constraint.keys(Doc::new(&document).unwrap()).unwrap().remove(0);
-    let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
-    let client = Cluster::shared().client();
-    let lease = Duration::from_secs(60);
-    (ProxyCollection::new(&client, constraint, metrics, lease), key)
+    Constraint::new(Namespace::new(database, "users"), spec).unwrap()
 }
 
 /// What is reserved for `field`, from the shards.

@@ -116,7 +116,7 @@ const OF_TRANSACTIONS: [&[u8]; 5] = [
     b"readConcern",
 ];
 
-/// A field that no command has, and so none is carried out with.
+/// A field that no command has: every server refuses it in these commands, before it does anything.
 const UNKNOWN: &str = "keywardAsks";
 
 /// A command that writes, and how it is written.

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use testbed::Cluster;
 
 use crate::planted::{self, LEASE, Writers, item, user};
@@ -49,10 +50,15 @@ async fn planted_faults_are_found_among_a_million_documents_and_nothing_else() {
         user.insert("text", "x".repeat(200));
         user
     };
-    for first in (0..count).step_by(10_000) {
-        let some = first..count.min(first + 10_000);
-        users.insert_many(some.map(long)).await.unwrap();
-    }
+    let batches = (0..count).step_by(5_000).map(|first| {
+        let some = first..count.min(first + 5_000);
+        users.insert_many(some.map(long)).into_future()
+    });
+    stream::iter(batches)
+        .buffer_unordered(8)
+        .try_collect::<Vec<_>>()
+        .await
+        .unwrap();
     database
         .collection::<Document>("items")
         .insert_many((0..50).map(item))

@@ -244,8 +244,8 @@ impl Form {
         Ok(true)
     }
 
-    /// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has no
-    /// documents here.
+    /// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has only a
+    /// document here that can't be inserted.
     fn never_accepted(self, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed> {
         let mut command = Builder::new();
         for field in message.body.elements() {
@@ -254,17 +254,21 @@ impl Form {
                 continue;
             }
             match matches!(self, Form::Insert) && field.name == b"documents" && is_of_documents(&field)? {
-                true => command.open(ElementType::Array, b"documents").close(),
-                false => command.element(&field),
-            };
+                true => append_impossible_document(&mut command),
+                false => {
+                    command.element(&field);
+                }
+            }
         }
         for sequence in message.sequences() {
+            if matches!(self, Form::Insert) && sequence.name == b"documents" {
+                append_impossible_document(&mut command);
+                continue;
+            }
             command.open(ElementType::Array, sequence.name);
             let documents = Batch::Sequence(sequence.documents).iter()?;
             for (position, document) in documents.flatten().enumerate() {
-                if !matches!(self, Form::Insert) {
-                    command.document(&position.to_string(), document);
-                }
+                command.document(&position.to_string(), document);
             }
             command.close();
         }
@@ -288,13 +292,7 @@ impl Form {
         }
         let never = nothing(Doc::empty())?;
         match self {
-            // The server takes no array for an `_id`.
-            Form::Insert => {
-                command.open(ElementType::Array, b"documents");
-                command.open(ElementType::EmbeddedDocument, b"0");
-                command.open(ElementType::Array, b"_id").close();
-                command.close().close();
-            }
+            Form::Insert => append_impossible_document(&mut command),
             Form::Changes(Kind::Update) => {
                 command.open(ElementType::Array, b"updates");
                 command.open(ElementType::EmbeddedDocument, b"0");
@@ -321,6 +319,14 @@ impl Form {
         }
         Ok(command.finish())
     }
+}
+
+/// The batch of an `insert` that inserts nothing: the server takes no array for an `_id`.
+fn append_impossible_document(command: &mut Builder) {
+    command.open(ElementType::Array, b"documents");
+    command.open(ElementType::EmbeddedDocument, b"0");
+    command.open(ElementType::Array, b"_id").close();
+    command.close().close();
 }
 
 /// The fields of one document that were met, a bit for each.

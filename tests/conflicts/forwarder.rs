@@ -224,7 +224,8 @@ pub fn pass(mut from: &TcpStream, mut to: &TcpStream, mut fate: impl FnMut(&[u8]
     let _ = to.shutdown(Shutdown::Both);
 }
 
-fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
+/// The next whole message.
+pub fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let mut message = vec![0; usize::try_from(i32::from_le_bytes(length)).unwrap()];

@@ -3,22 +3,27 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../conflicts/forwarder.rs"]
+mod forwarder;
 #[path = "../support/scripts.rs"]
 mod scripts;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bson::doc;
+use forwarder::{Fate, pass};
 use scripts::{node, output, pymongo};
 use support::{Keyward, run};
 use testbed::ReplicaSet;
+
+/// The op code of a compressed message.
+const COMPRESSED: [u8; 4] = 2012_i32.to_le_bytes();
 
 /// What every script prints.
 const EXPECTED: &str = "\
@@ -199,28 +204,16 @@ impl Wire {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let count = compressed.clone();
-                std::thread::spawn(move || pass(&from, &to, &count));
-                std::thread::spawn(move || pass(&server, &client, &AtomicUsize::new(0)));
+                let compressed = compressed.clone();
+                let count = move |message: &[u8]| {
+                    let is_compressed = message[12..16] == COMPRESSED;
+                    compressed.fetch_add(usize::from(is_compressed), Ordering::Relaxed);
+                    Fate::Passed
+                };
+                std::thread::spawn(move || pass(&from, &to, count));
+                std::thread::spawn(move || pass(&server, &client, |_| Fate::Passed));
             }
         });
         wire
     }
-}
-
-/// Passes messages on, and counts those that are compressed.
-fn pass(mut from: &TcpStream, mut to: &TcpStream, compressed: &AtomicUsize) {
-    let mut header = [0; 16];
-    while from.read_exact(&mut header).is_ok() {
-        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-        let mut rest = vec![0; length as usize - header.len()];
-        if header[12..] == 2012_u32.to_le_bytes() {
-            compressed.fetch_add(1, Ordering::Relaxed);
-        }
-        if from.read_exact(&mut rest).is_err() || to.write_all(&[&header[..], &rest].concat()).is_err() {
-            break;
-        }
-    }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
 }

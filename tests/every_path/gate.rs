@@ -1,11 +1,13 @@
 //! A TCP forwarder between a Keyward that is to be killed and its cluster: it notes each command of a write, and keeps back
 //! the one at which the Keyward is to die.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use bson::Document;
+
+use crate::forwarder::read_message;
 
 /// What becomes of the command at which its Keyward is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +145,7 @@ fn step(request: &[u8]) -> Option<String> {
 fn forward(client: TcpStream, server: TcpStream, round: Arc<Round>) {
     let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
     std::thread::spawn(move || {
-        while let Some(message) = read_message(&mut from) {
+        while let Ok(message) = read_message(&mut from) {
             if !round.lets_through(&message) || to.write_all(&message).is_err() {
                 break;
             }
@@ -157,13 +159,4 @@ fn forward(client: TcpStream, server: TcpStream, round: Arc<Round>) {
         let _ = to.shutdown(Shutdown::Both);
         let _ = from.shutdown(Shutdown::Both);
     });
-}
-
-fn read_message(from: &mut impl Read) -> Option<Vec<u8>> {
-    let mut length = [0; 4];
-    from.read_exact(&mut length).ok()?;
-    let mut message = vec![0; usize::try_from(i32::from_le_bytes(length)).ok()?];
-    message[..4].copy_from_slice(&length);
-    from.read_exact(&mut message[4..]).ok()?;
-    Some(message)
 }

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../conflicts/forwarder.rs"]
+mod forwarder;
 mod messages;
 mod side_by_side;
 #[path = "../support/mod.rs"]

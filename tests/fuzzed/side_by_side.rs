@@ -2,7 +2,7 @@
 //! driver would, to a protected collection through Keyward and to one with a native unique index. Both do the same, say the
 //! same and hold the same afterwards; or Keyward refuses, and then nothing has changed.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use testbed::ReplicaSet;
 
+use crate::forwarder::read_message;
 use crate::messages::{self, message, op_msg};
 use crate::support::{Keyward, comparable, in_one_order};
 
@@ -259,15 +260,6 @@ fn connect(address: &str) -> TcpStream {
 fn command(database: &str, mut body: Document, request_id: i32) -> Vec<u8> {
     body.insert("$db", database);
     op_msg(&body.to_vec().unwrap(), &[], 0, request_id)
-}
-
-fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    from.read_exact(&mut length)?;
-    let mut message = vec![0; usize::try_from(i32::from_le_bytes(length)).unwrap()];
-    message[..4].copy_from_slice(&length);
-    from.read_exact(&mut message[4..])?;
-    Ok(message)
 }
 
 /// The document of a reply, of either form, without what differs between any two.

@@ -20,9 +20,6 @@ const MESSAGES: u64 = 2_000;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 /// Of many differences so many are told.
 const SHOWN_MAX: usize = 20;
-/// Everybody's messages are the same, unless `KEYWARD_SEED` says otherwise: what a new seed finds is news, no reason to refuse a
-/// change.
-const SEED: u64 = 1;
 
 /// The server's codes for what is no BSON, or runs past its end: of several such faults any may be found first.
 const FOUND_IN_ANY_ORDER: [i32; 2] = [22, 15];
@@ -53,7 +50,7 @@ async fn so_it_is_in_strict_mode() {
 }
 
 async fn side_by_side(strategy: &'static str, database: &'static str) {
-    let seed = std::env::var("KEYWARD_SEED").map_or(SEED, |seed| seed.parse().unwrap());
+    let seed = crate::seed();
     let count = std::env::var("KEYWARD_FUZZ_MESSAGES").map_or(MESSAGES, |count| count.parse().unwrap());
     tokio::task::spawn_blocking(move || {
         // Each has a server of its own: what comes of garbled messages may go to any database, and any session.

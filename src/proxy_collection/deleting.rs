@@ -1,12 +1,12 @@
 //! Reservations deleted, many in one command.
 
-use bson::{RawArrayBuf, RawDocumentBuf, cstr, rawdoc};
+use bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 use futures_util::future::FutureExt;
 use mongodb::Database;
 
 use super::StoreError;
 use super::queue::Work;
-use super::writing::{PATIENCE_ALONE_MS, each_alone, together_or_each, write};
+use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
 
 /// Deletes what filters find, one reservation each.
 #[derive(Debug)]
@@ -27,31 +27,29 @@ impl Work for Deleting {
     }
 
     async fn run(&self, filters: Vec<RawDocumentBuf>) -> Vec<Self::Answer> {
-        let together = async {
-            let outcome = self.delete(&filters, None).await;
-            vec![outcome; filters.len()]
-        };
-        let alone = filters.iter().map(|filter| {
-            self.delete(std::slice::from_ref(filter), Some(PATIENCE_ALONE_MS))
-                .boxed()
-        });
-        together_or_each(together, each_alone(alone.collect())).await
+        // Its reply is waited for, however long: a delete that nobody waits for any more could still come, and hit what its
+        // attempt has reserved anew, under its token, since.
+        let outcome = self.delete(&filters, PATIENCE_MS).await;
+        if !matches!(outcome, Err(StoreError::Busy)) {
+            return vec![outcome; filters.len()];
+        }
+        let alone = filters
+            .iter()
+            .map(|filter| self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).boxed());
+        each_alone(alone.collect()).await
     }
 }
 
 impl Deleting {
     /// Deletes them by one command, which may take `limit` ms.
-    async fn delete(&self, filters: &[RawDocumentBuf], limit: Option<i32>) -> Result<(), StoreError> {
+    async fn delete(&self, filters: &[RawDocumentBuf], limit: i32) -> Result<(), StoreError> {
         let mut deletes = RawArrayBuf::new();
         for filter in filters {
             deletes.push(rawdoc! { "q": filter.clone(), "limit": 1 });
         }
-        let mut command = rawdoc! {
-            "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 },
+        let command = rawdoc! {
+            "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": limit,
         };
-        if let Some(limit) = limit {
-            command.append(cstr!("maxTimeMS"), limit);
-        }
         write(&self.database, command).await.map(|_| ())
     }
 }

@@ -39,7 +39,7 @@ use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
-use writing::write;
+use writing::{PATIENCE_MS, write};
 
 pub use placeholder::TakenOver;
 pub use reading::Read;
@@ -50,9 +50,6 @@ pub use walk::{Entry, Unreadable, id_of};
 
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
 const KEYS_MAX: usize = 1_000;
-
-/// So long a takeover may wait for a transaction that is open, in ms.
-const TAKEOVER_MS: i32 = 1_000;
 
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -256,7 +253,7 @@ impl ProxyCollection {
         let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, token) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],
-            "writeConcern": { "w": "majority" }, "maxTimeMS": TAKEOVER_MS,
+            "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
         match write(&self.database, command).await {
             Ok(1) => Ok(TakenOver::Done),

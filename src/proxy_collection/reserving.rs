@@ -10,10 +10,10 @@ use std::time::Duration;
 use bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, rawdoc};
 use futures_util::future::FutureExt;
 use mongodb::Database;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::queue::Work;
-use super::writing::{PATIENCE_ALONE_MS, each_alone, is_time_up, says_time_up, together_or_each};
+use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
 
 /// How long a key is known to be in an open transaction's hands after it was met last.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -63,7 +63,16 @@ impl Work for Reserving {
     }
 
     async fn run(&self, reservations: Vec<RawDocumentBuf>) -> Vec<Reserved> {
-        together_or_each(self.insert_twice(&reservations), self.each_alone(&reservations)).await
+        let together = self.insert_twice(&reservations);
+        tokio::pin!(together);
+        let patience = Duration::from_millis(PATIENCE_MS.unsigned_abs().into());
+        if let Ok(outcomes) = timeout(patience, together.as_mut()).await {
+            return outcomes;
+        }
+        tokio::select! {
+            outcomes = together => outcomes,
+            outcomes = self.each_alone(&reservations) => outcomes,
+        }
     }
 }
 

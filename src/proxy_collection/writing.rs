@@ -2,21 +2,18 @@
 //!
 //! Where a transaction that is open has written to a reservation, the server lets whoever writes to it wait until that
 //! transaction ends, which may take a minute if nobody goes on with it. Others who travel in the same command aren't to wait
-//! for that: a command that takes long is not waited for, and each of them is tried alone.
-
-use std::time::Duration;
+//! for that: after a second each of them is tried alone.
 
 use bson::{Document, RawDocumentBuf};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 use mongodb::Database;
 use mongodb::error::{Error, ErrorKind};
-use tokio::time::timeout;
 
 use super::StoreError;
 
-/// So long a command of many is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
+pub const PATIENCE_MS: i32 = 1_000;
 /// So long, in ms, a command of one may wait that has waited before.
 pub const PATIENCE_ALONE_MS: i32 = 500;
 /// So many are tried alone at a time.
@@ -24,18 +21,6 @@ const ALONE_AT_ONCE: usize = 32;
 
 /// The server's code for a time limit that has passed.
 const MAX_TIME_EXPIRED: i32 = 50;
-
-/// Waits for `together`; where it takes long, for what comes first: it, or all of `each` done by itself.
-pub async fn together_or_each<T>(together: impl Future<Output = Vec<T>>, each: impl Future<Output = Vec<T>>) -> Vec<T> {
-    tokio::pin!(together);
-    if let Ok(answers) = timeout(PATIENCE, together.as_mut()).await {
-        return answers;
-    }
-    tokio::select! {
-        answers = together => answers,
-        answers = each => answers,
-    }
-}
 
 /// Runs commands that were made for one item each; what became of each, in order.
 pub async fn each_alone<T>(alone: Vec<BoxFuture<'_, T>>) -> Vec<T> {

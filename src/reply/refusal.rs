@@ -22,6 +22,12 @@ pub enum Refusal {
     /// A field has a type that the server refuses.
     #[error("BSON field '{0}' is of the wrong type")]
     WrongType(&'static str),
+    /// It isn't a command that drivers send, and too large to ask the server what it has against it.
+    #[error(
+        "Keyward doesn't know all fields of this command, or their types, and can't ask the server about one so large; send \
+         fewer statements at a time"
+    )]
+    Unasked,
     /// The server takes 1 to 100,000 documents.
     #[error("Write batch sizes must be between 1 and 100000. Got {0} operations.")]
     BatchSize(usize),
@@ -85,6 +91,7 @@ impl Refusal {
             Refusal::Malformed(_) => (22, "InvalidBSON"),
             Refusal::MissingField { .. } => (40414, "Location40414"),
             Refusal::WrongType(_) => (14, "TypeMismatch"),
+            Refusal::Unasked => (9, "FailedToParse"),
             Refusal::MaxTime(_) => (2, "BadValue"),
             Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (16, "InvalidLength"),
             Refusal::Bulk(fault) => fault.code(),

@@ -172,6 +172,14 @@ pub async fn serve(
         Ok(command) => command,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
+    if let Some(kind) = kind {
+        for own in &command.documents {
+            if !kind.can_read_query(*own)? {
+                let refusal = Refusal::WrongType(kind.query_name());
+                return Ok(Served::Reply(refusal.body(&Times::default())));
+            }
+        }
+    }
     match write {
         Write::Insert(_) => {
             let reply = match Transaction::of_client(command.body)? {

@@ -31,6 +31,27 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The field of a statement that says which documents it is about.
+    pub fn query_name(self) -> &'static str {
+        match self {
+            Kind::FindAndModify => "query",
+            Kind::Update | Kind::Delete => "q",
+        }
+    }
+
+    /// Whether the statement says which documents it is about, or may leave it out: taken for a query of all documents, what
+    /// is none would change some that nobody meant.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
+        Ok(match own.get(self.query_name())? {
+            Some(query) if is_nothing(&query) => self == Kind::FindAndModify,
+            Some(query) => query.kind == ElementType::EmbeddedDocument,
+            None => self == Kind::FindAndModify,
+        })
+    }
+
     /// The batch of the command that its statements stand in, if they stand in one.
     pub fn list(self) -> Option<&'static str> {
         match self {
@@ -76,19 +97,12 @@ pub enum Evaluated {
 }
 
 impl<'a> Statement<'a> {
-    fn query_name(self) -> &'static str {
-        match self.kind {
-            Kind::FindAndModify => "query",
-            Kind::Update | Kind::Delete => "q",
-        }
-    }
-
     /// The statement's query, if it has one.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn query(self) -> Result<Option<Doc<'a>>, Malformed> {
-        let query = self.own.get(self.query_name())?;
+        let query = self.own.get(self.kind.query_name())?;
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
@@ -129,13 +143,17 @@ impl<'a> Statement<'a> {
         let mut own = Builder::new();
         for element in self.own.elements() {
             let element = element?;
-            match element.name == self.query_name().as_bytes() {
+            match element.name == self.kind.query_name().as_bytes() {
                 true => own.append(ElementType::EmbeddedDocument, element.name, narrowed),
                 false => own.element(&element),
             };
         }
-        if self.own.get(self.query_name())?.is_none() {
-            own.append(ElementType::EmbeddedDocument, self.query_name().as_bytes(), narrowed);
+        if self.own.get(self.kind.query_name())?.is_none() {
+            own.append(
+                ElementType::EmbeddedDocument,
+                self.kind.query_name().as_bytes(),
+                narrowed,
+            );
         }
         Ok(own.finish())
     }

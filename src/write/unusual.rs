@@ -9,14 +9,17 @@ use super::ForwardError;
 use super::narrow::nothing;
 use super::statement::Kind;
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
-use crate::wire::{Batch, Draft, MESSAGE_BYTES_MAX, OpMsg};
+use crate::wire::{BODY_BYTES_MAX, Batch, Draft, OpMsg};
 
 /// What a field of a command may hold for the command to be a usual one.
 #[derive(Clone, Copy)]
 enum Holds {
     Text,
     Boolean,
+    /// A boolean, or a number that the server takes for one.
+    Flag,
     Number,
     Int,
     Long,
@@ -58,14 +61,14 @@ const CIRCUMSTANCES: Fields = &[
 
 const OF_A_BATCH: Fields = &[
     ("ordered", Holds::Boolean),
-    ("bypassDocumentValidation", Holds::Boolean),
+    ("bypassDocumentValidation", Holds::Flag),
     ("stmtId", Holds::Int),
     ("stmtIds", Holds::Ints),
 ];
 
 const OF_A_BATCH_OF_CHANGES: Fields = &[
     ("ordered", Holds::Boolean),
-    ("bypassDocumentValidation", Holds::Boolean),
+    ("bypassDocumentValidation", Holds::Flag),
     ("stmtId", Holds::Int),
     ("stmtIds", Holds::Ints),
     ("let", Holds::Document),
@@ -74,16 +77,16 @@ const OF_A_BATCH_OF_CHANGES: Fields = &[
 const OF_FIND_AND_MODIFY: Fields = &[
     ("query", Holds::Document),
     ("update", Holds::DocumentOrArray),
-    ("remove", Holds::Boolean),
-    ("new", Holds::Boolean),
-    ("upsert", Holds::Boolean),
+    ("remove", Holds::Flag),
+    ("new", Holds::Flag),
+    ("upsert", Holds::Flag),
     ("fields", Holds::Document),
     ("sort", Holds::Document),
     ("hint", Holds::DocumentOrText),
     ("collation", Holds::Document),
     ("arrayFilters", Holds::Array),
     ("let", Holds::Document),
-    ("bypassDocumentValidation", Holds::Boolean),
+    ("bypassDocumentValidation", Holds::Flag),
     ("stmtId", Holds::Int),
 ];
 
@@ -91,9 +94,9 @@ const OF_AN_UPDATE: Fields = &[
     ("q", Holds::Document),
     ("u", Holds::DocumentOrArray),
     ("c", Holds::Document),
-    ("multi", Holds::Boolean),
-    ("upsert", Holds::Boolean),
-    ("upsertSupplied", Holds::Boolean),
+    ("multi", Holds::Flag),
+    ("upsert", Holds::Flag),
+    ("upsertSupplied", Holds::Flag),
     ("arrayFilters", Holds::Array),
     ("collation", Holds::Document),
     ("hint", Holds::DocumentOrText),
@@ -140,13 +143,14 @@ pub async fn objection(
         return Ok(None);
     }
     let command = form.never_accepted(message)?;
-    if command.len() < MESSAGE_BYTES_MAX / 2 {
-        let reply = ask(&command, upstream).await?;
-        let text = Doc::new(&reply)?.get("errmsg")?.and_then(|text| text.as_string_bytes());
-        let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
-        if !is_about_ours {
-            return Ok(Some(reply));
-        }
+    if command.len() > BODY_BYTES_MAX {
+        return Ok(Some(Refusal::Unasked.body(&Times::default())));
+    }
+    let reply = ask(&command, upstream).await?;
+    let text = Doc::new(&reply)?.get("errmsg")?.and_then(|text| text.as_string_bytes());
+    let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
+    if !is_about_ours {
+        return Ok(Some(reply));
     }
     if message.body.get("autocommit")?.is_some() {
         return Ok(None);
@@ -209,12 +213,12 @@ impl Form {
             return Ok(false);
         }
         let is_list = |field: &Element<'_>| list.is_some_and(|list| field.name == list.as_bytes());
-        let mut known = Known::default();
+        let (mut known, mut has_list) = (Known::default(), message.sequences().next().is_some());
         for (position, field) in message.body.elements().enumerate() {
             let field = field?;
             let is_usual = match position {
                 0 => field.kind == ElementType::String,
-                _ if is_list(&field) => is_of_documents(&field)?,
+                _ if is_list(&field) => !std::mem::replace(&mut has_list, true) && is_of_documents(&field)?,
                 _ => known.holds(&field, self.of_command(), 0)? || known.holds(&field, CIRCUMSTANCES, 16)?,
             };
             if !is_usual {
@@ -286,11 +290,21 @@ impl Form {
             let field = field?;
             let is_own = own.iter().any(|(name, _)| field.name == name.as_bytes());
             let is_list = self.list().is_some_and(|list| field.name == list.as_bytes());
-            if position == 0 || !is_own && !is_list {
+            // A usual one is left out: what was done under it before would be told again, or found to be another command.
+            let is_number_of_retry =
+                field.name == b"txnNumber" && Holds::Long.fits(&field)? && body.get("lsid")?.is_some();
+            if position == 0 || !is_own && !is_list && !is_number_of_retry {
                 command.element(&field);
             }
         }
-        let never = nothing(Doc::empty())?;
+        // A router wants the shard key of a `findAndModify`.
+        let query = match body.get("query")? {
+            Some(query) if matches!(self, Form::Changes(Kind::FindAndModify)) => {
+                inside(&query)?.unwrap_or(Doc::empty())
+            }
+            _ => Doc::empty(),
+        };
+        let never = nothing(query)?;
         match self {
             Form::Insert => append_impossible_document(&mut command),
             Form::Changes(Kind::Update) => {
@@ -353,6 +367,7 @@ impl Holds {
         Ok(match self {
             Holds::Text => kind == ElementType::String,
             Holds::Boolean => kind == ElementType::Boolean,
+            Holds::Flag => kind == ElementType::Boolean || is_number(kind),
             Holds::Number => is_number(kind),
             Holds::Int => kind == ElementType::Int32,
             Holds::Long => kind == ElementType::Int64 && field.as_whole_number() >= Some(0),

@@ -111,3 +111,33 @@ async fn fields_of_the_command_mean_what_they_mean_to_the_server() {
     }
     assert_agreement(cluster, database, "email").await;
 }
+
+/// What the server takes, though drivers don't send it, is carried out on shards, too, and again for a retry.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_people_send_is_carried_out() {
+    let database = "by_hand";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(
+        &client,
+        database,
+        insert(vec![doc! { "_id": 1, "region": "a", "email": 1 }], true),
+    )
+    .await;
+    let subtype = bson::spec::BinarySubtype::Uuid;
+    let session = doc! { "id": bson::Binary { subtype, bytes: rand::random::<[u8; 16]>().to_vec() } };
+    let command = doc! {
+        "findAndModify": "users", "query": { "_id": 1, "region": "a" }, "update": { "$inc": { "email": 1 } }, "new": 1,
+        "sort": Bson::Null, "lsid": session, "txnNumber": 1_i64,
+    };
+    for _ in 0..2 {
+        let reply = crate::forwarder::send(&keyward.address, database, command.clone()).unwrap();
+        assert_eq!(
+            reply.get_document("value").unwrap().get_i32("email").ok(),
+            Some(2),
+            "{reply}"
+        );
+    }
+    assert_agreement(cluster, database, "email").await;
+}

@@ -26,6 +26,8 @@ pub enum Action {
     ArriveStale(Message),
     /// Whoever sent it gives it up; it may still arrive.
     TimeOut(Message),
+    /// The server ends it for having waited too long, and says so.
+    IsEnded(Message),
     /// It comes twice: the second time later, and with nobody waiting for the reply.
     Duplicate(Message),
     /// The server ends a transaction whose Keyward is gone.
@@ -105,6 +107,9 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         }
         if message.to.is_some() && state.faults > 0 {
             actions.push(Action::TimeOut(message.clone()));
+        }
+        if message.to.is_some() && state.faults > 0 && message.request.may_be_ended() {
+            actions.push(Action::IsEnded(message.clone()));
         }
         if message.to.is_some() && state.faults > 0 && message.request.is_write() && message.request.may_come_twice() {
             actions.push(Action::Duplicate(message.clone()));

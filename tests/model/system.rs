@@ -4,7 +4,7 @@ use stateright::Model;
 
 use crate::actions::{self, Action};
 use crate::protocol::network::{Message, Reply, Request};
-use crate::protocol::rules::Rules;
+use crate::protocol::rules::{Broken, Rules};
 use crate::protocol::store::Store;
 use crate::protocol::task::Task;
 use crate::protocol::words::{Deed, Id, Key, Keys, Op, OpId, Outcome, TaskId};
@@ -234,6 +234,17 @@ impl Model for System {
                     });
                 }
                 self.receive(&mut state, &message, Reply::Silence);
+            }
+            Action::IsEnded(message) => {
+                state.faults -= 1;
+                state.take(&message);
+                if self.rules.lacks(Broken::ReleaseLeftBehind) {
+                    state.network.push(Message {
+                        to: None,
+                        ..message.clone()
+                    });
+                }
+                self.receive(&mut state, &message, Reply::Busy);
             }
             Action::Duplicate(message) => {
                 state.faults -= 1;

@@ -138,8 +138,14 @@ impl Request {
         }
     }
 
-    /// Whether it may come twice. A release is never repeated by whoever carries it, nor is a client's write: a driver's
-    /// second try is a try of its own.
+    /// Whether the server may end it for having waited too long, and says so: where an open transaction has written to the
+    /// reservation. Whoever sent it sends it again.
+    pub fn may_be_ended(&self) -> bool {
+        matches!(self, Request::Release { .. })
+    }
+
+    /// Whether it may come twice. A release is repeated only once the first is known not to come, and a client's write not
+    /// at all: a driver's second try is a try of its own.
     pub fn may_come_twice(&self) -> bool {
         !matches!(self, Request::Release { .. } | Request::Write(_))
     }

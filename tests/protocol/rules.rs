@@ -22,6 +22,8 @@ pub enum Broken {
     ReleaseBeforeWrite,
     /// A release deletes whatever reservation there is.
     ReleaseWithoutToken,
+    /// A release that the server takes long for is sent again while the first may still come.
+    ReleaseLeftBehind,
     /// What was seen is deleted without comparing what is there now.
     DeleteWithoutToken,
     /// A reservation counts before a majority has it.

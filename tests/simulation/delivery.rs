@@ -46,6 +46,16 @@ impl Simulation {
             self.queue.push(at, Event::Reply { ticket, reply });
             return self.put_on_its_way(ticket, message, 2 * LEASE);
         }
+        if message.request.may_be_ended() && self.befalls(self.plan.faults.delay, Fault::Ended) {
+            let at = self.now + self.random.between(1, LEASE / 6);
+            let reply = Reply::Busy;
+            self.queue.push(at, Event::Reply { ticket, reply });
+            if self.plan.rules.lacks(Broken::ReleaseLeftBehind) {
+                let way = self.random.between(1, LEASE);
+                self.arrives_after(way, ticket, message);
+            }
+            return;
+        }
         if message.request.may_come_twice() && self.befalls(self.plan.faults.duplicate, Fault::Duplicated) {
             self.put_on_its_way(ticket, message.clone(), way_max);
         }
@@ -59,16 +69,7 @@ impl Simulation {
         if self.befalls(self.plan.faults.delay, Fault::Delayed) {
             return self.put_on_its_way(ticket, message, DELAY_MAX);
         }
-        let message = Box::new(message);
-        let was_slow = false;
-        self.queue.push(
-            self.now + 1 + extra,
-            Event::Arrive {
-                ticket,
-                message,
-                was_slow,
-            },
-        );
+        self.arrives_after(1 + extra, ticket, message);
     }
 
     fn put_on_its_way(&mut self, ticket: Ticket, message: Message, way_max: Time) {
@@ -76,16 +77,18 @@ impl Simulation {
             true => self.random.magnitude(way_max),
             false => self.random.between(1, 20),
         };
+        self.arrives_after(way, ticket, message);
+    }
+
+    fn arrives_after(&mut self, way: Time, ticket: Ticket, message: Message) {
         let message = Box::new(message);
         let was_slow = false;
-        self.queue.push(
-            self.now + way,
-            Event::Arrive {
-                ticket,
-                message,
-                was_slow,
-            },
-        );
+        let arrival = Event::Arrive {
+            ticket,
+            message,
+            was_slow,
+        };
+        self.queue.push(self.now + way, arrival);
     }
 
     /// Whether the lease bounds how long this write may take.

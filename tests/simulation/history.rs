@@ -61,6 +61,8 @@ pub enum Fault {
     Delayed,
     /// A reservation is not waited for any more, as one that stands behind an open transaction, and is written later.
     LetBe,
+    /// A release had to wait too long behind an open transaction, and is sent again.
+    Ended,
     Duplicated,
     Slow,
     EndedByTheServer,

@@ -175,6 +175,7 @@ impl Task {
     pub fn receive(&mut self, request: &Request, reply: Reply) -> Requests {
         let mut requests = Vec::new();
         match (&self.stage, request) {
+            (_, Request::Release { .. }) if reply == Reply::Busy => requests.push(request.clone()),
             (_, Request::Release { key, .. }) => {
                 self.releasing -= 1;
                 if reply == Reply::Silence && self.is_claiming() {

@@ -12,6 +12,7 @@ mod faults;
 mod interrupted;
 mod million;
 mod planted;
+mod restored;
 mod run;
 mod shapes;
 mod strict;

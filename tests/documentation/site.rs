@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use crate::markdown::{Page, pages, repository};
 
@@ -70,4 +71,27 @@ fn what_is_included_is_there() {
         }
     }
     assert!(count > 0);
+}
+
+/// Left out where mdBook isn't installed: what it would find fault with, the tests above find, too.
+#[test]
+fn mdbook_makes_the_site() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut mdbook = Command::new("mdbook");
+    mdbook
+        .arg("build")
+        .arg(repository().join("docs"))
+        .arg("--dest-dir")
+        .arg(folder.path());
+    let Ok(output) = mdbook.output() else {
+        eprintln!("mdbook isn't installed: the site is not made");
+        return;
+    };
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let complains = said.contains("ERROR") || said.contains("WARN");
+    assert!(output.status.success() && !complains, "{said}");
+    for chapter in chapters() {
+        let page = std::fs::read_to_string(folder.path().join(&chapter).with_extension("html")).unwrap();
+        assert!(page.contains("<main>"), "{chapter}");
+    }
 }

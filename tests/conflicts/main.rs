@@ -27,6 +27,7 @@ mod side_by_side;
 #[path = "../support/mod.rs"]
 mod support;
 mod trial;
+mod waiting;
 
 use trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
 

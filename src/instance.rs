@@ -354,8 +354,8 @@ fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
     if missing.is_empty() {
         readiness.unblock(&Obstacle::Privileges);
     } else if !readiness.obstacles().contains(&(Obstacle::Privileges, text.clone())) {
-        tracing::error!(missing = missing.join("; "), "Keyward's user lacks privileges");
         readiness.block(Obstacle::Privileges, text);
+        tracing::error!(missing = missing.join("; "), "Keyward's user lacks privileges");
     }
     missing.is_empty()
 }
@@ -381,8 +381,8 @@ async fn prepared(
 }
 
 async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) {
-    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
     readiness.block(Obstacle::Upstream, error.to_string());
+    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
     tokio::time::sleep(RETRY).await;
 }
 

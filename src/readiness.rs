@@ -15,8 +15,6 @@ pub enum Obstacle {
     Upstream,
     /// Keyward's own user may not do what it must.
     Privileges,
-    /// This constraint isn't enforced yet, or not any more; named as [`crate::metrics::Metrics::constraint`] names it.
-    Constraint(String),
     /// The process has been told to stop.
     Draining,
 }
@@ -27,7 +25,6 @@ impl fmt::Display for Obstacle {
             Obstacle::Startup => f.write_str("startup"),
             Obstacle::Upstream => f.write_str("upstream"),
             Obstacle::Privileges => f.write_str("privileges"),
-            Obstacle::Constraint(name) => write!(f, "constraint {name}"),
             Obstacle::Draining => f.write_str("draining"),
         }
     }

@@ -3,13 +3,16 @@
 //!
 //! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
 
-use bson::{Document, doc, oid::ObjectId};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
+
+/// Where the uuid of the proxy collection stands whose reservations were found complete.
+const PROXY_FIELD: &str = "proxyCollection";
 
 /// How far a constraint has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +45,10 @@ impl Definitions {
         }
     }
 
-    /// Writes the definition down unless it is there; gives the state that the constraint is in.
-    pub(super) async fn register(&self, constraint: &Constraint) -> Result<State, PrepareError> {
+    /// Writes the definition down unless it is there; gives the state that the constraint is in. `proxy` is the uuid of its
+    /// proxy collection, if there is one: where that isn't the one whose reservations were found complete, as when it was
+    /// dropped or restored, all documents are to be taken in again.
+    pub(super) async fn register(&self, constraint: &Constraint, proxy: Option<&Bson>) -> Result<State, PrepareError> {
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
             "state": State::Backfilling.name(),
@@ -52,7 +57,16 @@ impl Definitions {
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
         let found = upsert.write_concern(WriteConcern::majority()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
-        state(constraint, &found)
+        let state = state(constraint, &found)?;
+        if state == State::Enforced && (proxy.is_none() || found.get(PROXY_FIELD) != proxy) {
+            tracing::warn!(
+                namespace = %constraint.namespace(), constraint = constraint.name(),
+                "the proxy collection isn't the one that was made complete: every document is taken in again"
+            );
+            self.suspend(constraint).await?;
+            return Ok(State::Backfilling);
+        }
+        Ok(state)
     }
 
     /// The state that the constraint is in, where its documents are kept unique as it says here; none if the cluster
@@ -91,17 +105,19 @@ impl Definitions {
         }
     }
 
-    /// Notes that every document is reserved. Not if another Keyward has reported duplicates meanwhile: documents may
+    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if another Keyward has reported duplicates meanwhile: documents may
     /// have been changed for it that were taken in here before. Gives whether it is noted.
-    pub(super) async fn enforce(&self, constraint: &Constraint) -> Result<bool, PrepareError> {
+    pub(super) async fn enforce(&self, constraint: &Constraint, proxy: Option<&Bson>) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
         let or = vec![
             doc! { "backfill": { "$exists": true } },
             doc! { "state": State::Enforced.name() },
         ];
         filter.insert("$or", or);
-        let update = doc! { "$set": { "state": State::Enforced.name() }, "$unset": { "backfill": 1 } };
-        let update = self.collection.update_one(filter, update);
+        let set = doc! { "state": State::Enforced.name(), PROXY_FIELD: proxy };
+        let update = self
+            .collection
+            .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
         Ok(update.write_concern(WriteConcern::majority()).await?.matched_count == 1)
     }
 

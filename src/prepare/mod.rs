@@ -166,7 +166,8 @@ pub async fn make(
                 .prepare_collation()
                 .await
                 .map_err(|error| not_collated(constraint, error))?;
-            let state = definitions.register(constraint).await?;
+            let (_, there) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+            let state = definitions.register(constraint, there.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, state).await?;
             if state != State::Enforced {
@@ -314,12 +315,14 @@ async fn take_in_one(
 ) -> Result<Option<Report>, PrepareError> {
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
+    // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
+    let (_, proxy) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
     loop {
         let report = backfill::backfill(client, protected, position, lease, from.clone()).await?;
         if !report.is_empty() {
             return Ok(Some(report));
         }
-        if definitions.enforce(constraint).await? {
+        if definitions.enforce(constraint, proxy.as_ref()).await? {
             tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
             return Ok(None);
         }

@@ -27,7 +27,7 @@ use crate::server;
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
-use crate::telemetry::Level;
+use crate::telemetry::Telemetry;
 use crate::tls;
 use crate::upstream::{SetupError, Upstream};
 use crate::write;
@@ -167,7 +167,7 @@ impl Instance {
     /// Has another configuration hold, or says why not: in the log, in the metrics, and on the admin pages.
     ///
     /// Cancel: constraints that are new may reserve already, and enforce nothing; only to stop is of use then.
-    pub async fn reload(&mut self, wanted: Result<Config, Problems>, level: &Level) {
+    pub async fn reload(&mut self, wanted: Result<Config, Problems>, telemetry: &Telemetry) {
         self.reloads.begin();
         let metrics = self.service.metrics.config.clone();
         let applied = match wanted {
@@ -176,7 +176,7 @@ impl Instance {
         };
         match applied {
             Ok(changes) => {
-                level.set(&self.config.log);
+                telemetry.apply(&self.config);
                 self.sweeping = sweeping(&self.service, &self.config);
                 self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
                 metrics.applied.inc();
@@ -214,18 +214,19 @@ impl Instance {
     }
 
     /// Says at once that clients aren't welcome any more; goes on for `drain_delay`, and then sends them away, in `drain` at
-    /// most.
-    pub async fn stop(self) {
+    /// most. Gives what is left of that time.
+    pub async fn stop(self) -> Duration {
         self.readiness.block(Obstacle::Draining, "stopping");
         tokio::time::sleep(self.config.drain_delay).await;
-        self.stage
-            .send_replace(Stage::Draining(Drain::begin(self.config.drain)));
+        let drain = Drain::begin(self.config.drain);
+        self.stage.send_replace(Stage::Draining(drain));
         drop((self.sweeping, self.privileges));
         if let Err(error) = self.serving.await {
             tracing::error!(%error, "serving ended before it was told to");
         }
         // The pages close last: how the draining goes can be watched to the end.
         drop(self.pages);
+        drain.until().saturating_duration_since(tokio::time::Instant::now())
     }
 }
 

@@ -40,3 +40,4 @@ pub mod readiness;
 pub mod reload;
 pub mod status;
 pub mod telemetry;
+pub mod traces;

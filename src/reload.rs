@@ -16,6 +16,7 @@ use crate::metrics::constraint_label;
 use crate::prepare::{self, PrepareError, Reserving};
 use crate::session::Service;
 use crate::tls;
+use crate::traces;
 
 /// How long what was decided by the old constraints may take to be done.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -112,7 +113,15 @@ pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> R
         needs_restart: needing_restart(current, &wanted),
     };
     let format = current.log.format;
+    let traces = match (&current.traces, &wanted.traces) {
+        (Some(current), Some(wanted)) => Some(traces::Settings {
+            endpoint: current.endpoint.clone(),
+            ..wanted.clone()
+        }),
+        (current, _) => current.clone(),
+    };
     *current = Config {
+        traces,
         listen: current.listen,
         admin: current.admin,
         upstream: current.upstream.clone(),
@@ -136,9 +145,15 @@ fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
         ("lease", current.lease != wanted.lease),
         ("tls", current.tls.is_some() != wanted.tls.is_some()),
         ("log.format", current.log.format != wanted.log.format),
+        ("traces.endpoint", endpoint(current) != endpoint(wanted)),
     ];
     let different = settings.into_iter().filter(|(_, is_different)| *is_different);
     different.map(|(name, _)| name).collect()
+}
+
+/// Where traces go.
+fn endpoint(config: &Config) -> Option<&str> {
+    config.traces.as_ref().map(|traces| traces.endpoint.as_str())
 }
 
 type Constraints = Vec<Arc<Constraint>>;
@@ -254,9 +269,19 @@ mod tests {
             ("listen: 127.0.0.1:1", vec!["listen"]),
             ("lease: 1m\nadmin: 127.0.0.1:2", vec!["admin", "lease"]),
             ("log: { format: json, level: warn }", vec!["log.format"]),
+            (
+                "traces: { endpoint: http://collector:4318/v1/traces }",
+                vec!["traces.endpoint"],
+            ),
         ] {
             assert_eq!(needing_restart(&current, &config(text)), expected, "{text}");
         }
+        let traced = |ratio| {
+            config(&format!(
+                "traces: {{ endpoint: 'http://collector/v1/traces', sampling_ratio: {ratio} }}"
+            ))
+        };
+        assert!(needing_restart(&traced(1.0), &traced(0.5)).is_empty());
         let elsewhere = Config::from_text(Path::new("k"), "upstream: mongodb://x\nconstraints: []", None).unwrap();
         assert_eq!(needing_restart(&current, &elsewhere), ["upstream"]);
     }

@@ -1,65 +1,139 @@
-//! The log: `tracing` events as lines on standard error, for people or one JSON object each.
+//! The log: `tracing` events as lines on standard error, for people or one JSON object each; and beside it the traces, if
+//! they are on ([`crate::traces`]).
 //!
 //! What is logged follows `log.level`; the environment variable `KEYWARD_LOG` goes before it, so that one process can
 //! be looked into without touching its file. Events carry values as fields; none of them carries a client's documents.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
-use tracing_subscriber::filter::ParseError;
+use opentelemetry_otlp::ExporterBuildError;
+use tracing_subscriber::filter::{FilterExt, ParseError};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{Config, Log, LogFormat};
+use crate::traces::{self, Traces};
 
 /// The environment variable that goes before `log.level`.
 pub const LEVEL_VARIABLE: &str = "KEYWARD_LOG";
 
-/// Why there is no log.
+/// Why nothing can be told.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The level isn't one; the file's was checked before, so this is the environment variable's.
     #[error("the environment variable {LEVEL_VARIABLE} is no log level: {0}")]
     Level(#[from] ParseError),
+    /// The collector's URL was checked before, so this is one of OpenTelemetry's environment variables.
+    #[error("traces: {0}")]
+    Traces(#[from] ExporterBuildError),
     /// Something in this process logs already.
     #[error("the log was started twice")]
     StartedTwice,
 }
 
-/// What is logged; can be changed as long as the process lives.
-#[derive(Debug, Clone)]
-pub struct Level {
+/// What is told of this process while it lives.
+#[derive(Debug)]
+pub struct Telemetry {
     filter: reload::Handle<EnvFilter, Registry>,
+    traces: Option<Traces>,
 }
 
-impl Level {
-    /// Has `log.level` hold from now on, unless the environment variable goes before it.
-    pub fn set(&self, log: &Log) {
+impl Telemetry {
+    /// Has what `config` says hold from now on: `log.level`, unless the environment variable goes before it, and the share of
+    /// commands that are traced, if any are.
+    pub fn apply(&self, config: &Config) {
         // The level was checked with the configuration, and the log lives as long as the process.
         if std::env::var_os(LEVEL_VARIABLE).is_none()
-            && let Ok(filter) = EnvFilter::builder().parse(&log.level)
+            && let Ok(filter) = EnvFilter::builder().parse(&config.log.level)
             && let Err(error) = self.filter.reload(filter)
         {
             tracing::warn!(%error, "the log level could not be changed");
         }
+        if let (Some(traces), Some(settings)) = (&self.traces, &config.traces) {
+            traces.sample(settings.sampling_ratio);
+        }
+    }
+
+    /// Sends off the traces that are left, if that takes no longer than `time`.
+    pub fn finish(self, time: Duration) {
+        if let Some(traces) = self.traces {
+            traces.finish(time);
+        }
     }
 }
 
-/// Starts the log of this process.
+/// Starts the log of this process, and its traces, if there are `traces` to be.
 ///
 /// # Errors
-/// [`TelemetryError`] if the level can't be read or the log has been started before.
-pub fn start(log: &Log) -> Result<Level, TelemetryError> {
+/// [`TelemetryError`] if the level or OpenTelemetry's environment can't be read, or the log has been started before.
+pub fn start(log: &Log, traces: Option<&traces::Settings>) -> Result<Telemetry, TelemetryError> {
     let level = std::env::var(LEVEL_VARIABLE).unwrap_or_else(|_| log.level.clone());
-    let (filtered, filter) = reload::Layer::new(EnvFilter::builder().parse(level)?);
+    let (level, filter) = reload::Layer::new(EnvFilter::builder().parse(level)?);
+    let traces = traces.map(Traces::start).transpose()?;
+    let layers = layers(log.format, level, traces.as_ref());
+    let started = tracing_subscriber::registry().with(layers).try_init();
+    started.map_err(|_| TelemetryError::StartedTwice)?;
+    Ok(Telemetry { filter, traces })
+}
+
+fn layers(
+    format: LogFormat,
+    level: reload::Layer<EnvFilter, Registry>,
+    traces: Option<&Traces>,
+) -> Box<dyn Layer<Registry> + Send + Sync> {
     let lines = fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    let registry = tracing_subscriber::registry().with(filtered);
-    match log.format {
-        LogFormat::Text => registry.with(lines).try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    match traces {
+        // Filters of their own for both: neither sees what is the other's.
+        Some(traces) => {
+            let lines = lines.with_filter(level.and(traces::others()));
+            vec![lines.boxed(), traces.layer().boxed()].boxed()
+        }
+        // One for all: what it refuses isn't even made.
+        None => level.and_then(traces::others()).and_then(lines).boxed(),
     }
-    .map_err(|_| TelemetryError::StartedTwice)?;
-    Ok(Level { filter })
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+    use crate::raw::Doc;
+    use crate::traces::CommandSpan;
+    use crate::wire::{Message, OpQuery};
+
+    /// Whether a command gets a span.
+    fn is_traced(level: &str, traces: Option<&Traces>) -> bool {
+        let command = doc! { "ping": 1, "$db": "shop" }.to_vec().unwrap();
+        let message = Message::Query(OpQuery {
+            database: b"shop",
+            name: "ping",
+            command: Doc::new(&command).unwrap(),
+        });
+        let (level, _filter) = reload::Layer::new(EnvFilter::new(level));
+        let subscriber = tracing_subscriber::registry().with(layers(LogFormat::Text, level, traces));
+        tracing::subscriber::with_default(subscriber, || CommandSpan::of(&message).is_on())
+    }
+
+    #[test]
+    fn without_traces_no_span_is_made_and_with_them_one_is_however_much_is_logged() {
+        let settings = traces::Settings {
+            endpoint: "http://127.0.0.1:9/v1/traces".to_owned(),
+            sampling_ratio: 0.0,
+        };
+        let traces = Traces::start(&settings).unwrap();
+        for level in ["off", "info", "keyward=trace"] {
+            assert!(!is_traced(level, None), "{level}");
+            assert!(is_traced(level, Some(&traces)), "{level}");
+        }
+        traces.finish(Duration::from_secs(60));
+    }
 }

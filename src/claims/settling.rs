@@ -15,6 +15,7 @@ use crate::catalog::Protected;
 use crate::constraint::Key;
 use crate::proxy_collection::{Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
 use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
+use crate::traces::{Step, asking};
 
 /// A key of a candidate: (index of the candidate, index of the key).
 type Slot = (usize, usize);
@@ -256,7 +257,8 @@ impl Group<'_, '_> {
                 true => {
                     let anew = self.proxy().reservation(key, owner, token);
                     let shard_key = &self.protected.shard_key;
-                    self.proxy().settle_absent(key, rival, Some(anew), shard_key).await
+                    let settled = self.proxy().settle_absent(key, rival, Some(anew), shard_key);
+                    asking(Step::TakeOver, &self.proxy().constraint, 1, settled).await
                 }
                 false => self.proxy().take_over(key, rival, owner, token).await,
             };

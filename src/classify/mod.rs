@@ -91,6 +91,11 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
     }
 }
 
+/// Whether the table of commands has this name.
+pub fn is_known_command(name: &[u8]) -> bool {
+    Rule::of(name).is_some()
+}
+
 /// Through a load balancer, a driver would need the server's own support for it, which no proxy can stand in for.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     if body.get("loadBalanced")?.is_some_and(|flag| flag.is_truthy()) {

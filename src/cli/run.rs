@@ -6,6 +6,7 @@
 //! the exit code.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -15,7 +16,7 @@ use super::watched::Watched;
 use super::{Exit, open_files};
 use crate::config::Config;
 use crate::instance::Instance;
-use crate::telemetry::{self, Level};
+use crate::telemetry::{self, Telemetry};
 
 /// Runs Keyward with the configuration in `file` until it is told to stop.
 pub(super) fn run(file: &Path) -> Exit {
@@ -31,33 +32,37 @@ pub(super) fn run(file: &Path) -> Exit {
 fn start(file: &Path) -> Result<(), Failure> {
     let mut watched = Watched::new(file);
     let config = Config::load(file)?;
-    let level = telemetry::start(&config.log)?;
+    let telemetry = telemetry::start(&config.log, config.traces.as_ref())?;
     open_files::allow(config.limits.max_connections);
     let runtime = tokio::runtime::Runtime::new()?;
-    let ended = runtime.block_on(serve(&config, &mut watched, &level));
+    let ended = runtime.block_on(serve(&config, &mut watched, &telemetry));
     // A second signal may leave connections open: they end here, not when they like.
     runtime.shutdown_background();
-    ended
+    telemetry.finish(*ended.as_ref().unwrap_or(&Duration::ZERO));
+    ended.map(|_| ())
 }
 
-async fn serve(config: &Config, watched: &mut Watched, level: &Level) -> Result<(), Failure> {
+/// Gives how long the process may still take for its own affairs.
+async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, Failure> {
     let mut signals = Signals::take_over()?;
     let mut instance = tokio::select! {
         started = Instance::start(config) => started?,
         signal = signals.next() => {
             tracing::info!(%signal, "stopped before it was ready");
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
     };
     let (address, admin) = (instance.address().to_string(), instance.admin_address().to_string());
     println!("{}", json!({ "listen": address, "admin": admin }));
-    let signal = serve_until_signal(&mut instance, &mut signals, watched, level).await;
+    let signal = serve_until_signal(&mut instance, &mut signals, watched, telemetry).await;
     tracing::info!(%signal, "stopping; a second signal ends the process at once");
-    tokio::select! {
-        () = instance.stop() => {}
-        signal = signals.next() => tracing::warn!(%signal, "connections are cut off"),
-    }
-    Ok(())
+    Ok(tokio::select! {
+        left = instance.stop() => left,
+        signal = signals.next() => {
+            tracing::warn!(%signal, "connections are cut off");
+            Duration::ZERO
+        }
+    })
 }
 
 /// Loads the configuration again whenever that is asked for, until a signal asks for the end.
@@ -65,7 +70,7 @@ async fn serve_until_signal(
     instance: &mut Instance,
     signals: &mut Signals,
     watched: &mut Watched,
-    level: &Level,
+    telemetry: &Telemetry,
 ) -> Ending {
     loop {
         let asked = tokio::select! {
@@ -77,7 +82,7 @@ async fn serve_until_signal(
         }
         let wanted = watched.load();
         tokio::select! {
-            () = instance.reload(wanted, level) => {}
+            () = instance.reload(wanted, telemetry) => {}
             signal = signals.next() => return signal,
         }
     }

@@ -34,7 +34,7 @@ impl Task {
                 return Err(Failure::Collection(name.clone()));
             }
         }
-        telemetry::start(&config.log)?;
+        telemetry::start(&config.log, None)?;
         Ok(Task {
             metrics: Metrics::new(&constraints),
             runtime: Runtime::new()?,

@@ -14,7 +14,9 @@ use tracing_subscriber::filter::LevelFilter;
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
 use super::raw::{RawConfig, RawLog, RawLogFormat};
-use super::{Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, upstream_uri};
+use super::{
+    Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, traces, upstream_uri,
+};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -107,6 +109,7 @@ pub fn config(
             found,
         ),
         log: checked_log(raw.log.unwrap_or_default(), found),
+        traces: raw.traces.and_then(|raw| traces::check(raw, found)),
         limits: limits::check(&raw.limits.unwrap_or_default(), found),
         constraints,
         tls: raw.tls.and_then(|raw| tls::check(raw, directory, found)),

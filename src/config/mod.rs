@@ -10,6 +10,7 @@ mod positions;
 mod problem;
 mod raw;
 mod tls;
+mod traces;
 mod upstream_uri;
 
 use std::net::SocketAddr;
@@ -49,6 +50,8 @@ pub struct Config {
     pub reload_interval: Duration,
     /// What is logged, and how.
     pub log: Log,
+    /// Where traces go, if they are made.
+    pub traces: Option<crate::traces::Settings>,
     /// What clients can use up at most.
     pub limits: Limits,
     /// The constraints, in the order of the file.

@@ -32,6 +32,7 @@ use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
+use crate::traces::{Step, asking};
 
 use deleting::Deleting;
 use find::Finder;
@@ -185,10 +186,13 @@ impl ProxyCollection {
             .iter()
             .map(|(key, owner, token)| reservation::document(key, owner, *token, self.lease));
         let documents: Vec<_> = documents.collect();
-        match self.reserving.is_busy(&documents) {
-            true => Ok(self.reserving.each_alone(&documents).await),
-            false => self.reservings.ask(documents).await,
-        }
+        let reserved = async {
+            match self.reserving.is_busy(&documents) {
+                true => Ok(self.reserving.each_alone(&documents).await),
+                false => self.reservings.ask(documents).await,
+            }
+        };
+        asking(Step::Reserve, &self.constraint, claims.len(), reserved).await
     }
 
     /// Reads the reservations of `keys`, in their order; several clients' travel in one command.
@@ -196,14 +200,17 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer for some of them.
     pub async fn read(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
-        let mut reads = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(KEYS_MAX) {
-            let keys = keys.iter().map(|key| (*key).clone()).collect();
-            for read in self.reading.ask(keys).await? {
-                reads.push(read?);
+        let reads = async {
+            let mut reads = Vec::with_capacity(keys.len());
+            for keys in keys.chunks(KEYS_MAX) {
+                let keys = keys.iter().map(|key| (*key).clone()).collect();
+                for read in self.reading.ask(keys).await? {
+                    reads.push(read?);
+                }
             }
-        }
-        Ok(reads)
+            Ok(reads)
+        };
+        asking(Step::Read, &self.constraint, keys.len(), reads).await
     }
 
     /// Reads the reservation of `key` by a command of its own, which tells its own shard's time.
@@ -255,7 +262,8 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        match write(&self.database, command).await {
+        let written = write(&self.database, command);
+        match asking(Step::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),
             Err(StoreError::Busy) => Ok(TakenOver::Busy),
@@ -274,7 +282,8 @@ impl ProxyCollection {
         let filter = |(key, token): &(&Key, Token)| {
             rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(*token) }
         };
-        self.delete(keys.iter().map(filter).collect()).await
+        let deleted = self.delete(keys.iter().map(filter).collect());
+        asking(Step::Release, &self.constraint, keys.len(), deleted).await
     }
 
     /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged as a release is.
@@ -282,8 +291,8 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if some may still be there.
     pub async fn delete_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
-        self.delete(keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect())
-            .await
+        let deleted = self.delete(keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect());
+        asking(Step::Release, &self.constraint, keys.len(), deleted).await
     }
 
     async fn delete(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {

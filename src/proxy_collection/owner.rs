@@ -12,6 +12,7 @@ use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
+use crate::traces::{Step, asking};
 
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may not be there.
 const FENCED_MS_MAX: i32 = 10_000;
@@ -60,6 +61,11 @@ impl ProxyCollection {
 
     /// The documents that have the `_id`s of these owners, as far as `scope` reaches.
     async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let found = self.find_owners(claims, scope);
+        asking(Step::LookForOwner, &self.constraint, claims.len(), found).await
+    }
+
+    async fn find_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         if claims.is_empty() {
             return Ok(Vec::new());
         }

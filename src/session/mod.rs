@@ -39,6 +39,7 @@ use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{Incoming, Outgoing};
 use crate::tls;
+use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
 use crate::write::{self, Era};
@@ -131,6 +132,8 @@ struct Session {
     rights: Rights,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
+    /// Of the request that waits to be served.
+    waiting: CommandSpan,
     /// Set while a large request is there, unpacked already.
     unpacked_by: Option<Compressor>,
     /// The memory that it takes.
@@ -222,6 +225,7 @@ impl Session {
             requests: Requests::Reading,
             replies: Replies::new(),
             scratch: Vec::new(),
+            waiting: CommandSpan::default(),
             last_reply_id: 0,
             limits,
             drain: None,
@@ -329,15 +333,23 @@ impl Session {
             Some(drain) => drain::forwarded(&drain, &request, &outline, &**catalog),
             None => forwarded(&request, &outline, &**catalog),
         };
+        let is_handshake = matches!(forwarded, Some(Some(Owed { hello: Some(_), .. })));
+        let span = match &request.parsed {
+            Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
+            _ => CommandSpan::default(),
+        };
         Ok(match forwarded {
-            None => Requests::Waiting,
+            None => {
+                self.waiting = span;
+                Requests::Waiting
+            }
             Some(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 if outline.may_change_user {
                     self.rights.forget();
                 }
                 match reply {
-                    Some(reply) => self.replies.owe(reply),
+                    Some(reply) => self.replies.owe(Owed { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 Requests::Sending { left: message.len() }
@@ -374,5 +386,6 @@ fn owed(envelope: &Envelope, is_hello: bool, outline: &Outline) -> Option<Owed> 
         may_leave_cursor: outline.may_leave_cursor,
         may_write: outline.may_write,
         authenticates: outline.authenticates,
+        span: CommandSpan::default(),
     })
 }

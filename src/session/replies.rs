@@ -11,6 +11,7 @@ use super::cursor_id::{CursorId, Found};
 use crate::hello;
 use crate::raw::Doc;
 use crate::stream::{Incoming, Outgoing};
+use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::wire::{Envelope, Flags, Header, OpCode, OpMsg, OpReply, decompress};
 
 /// The replies that the client still waits for, and the one that is on its way.
@@ -27,7 +28,7 @@ pub struct Replies {
 }
 
 /// A reply that upstream owes to the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Owed {
     /// What the reply will say it answers.
     pub answers: i32,
@@ -41,6 +42,8 @@ pub struct Owed {
     pub may_write: bool,
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
+    /// What is traced of the request.
+    pub span: CommandSpan,
 }
 
 /// What is on its way to the client.
@@ -175,15 +178,31 @@ impl Replies {
         let Some(header) = upstream.inbox.header()? else {
             return Ok(false);
         };
-        let owed = *self
+        let owed = self
             .owed
-            .front()
+            .front_mut()
             .filter(|owed| owed.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
-        let is_plain = owed.hello.is_none() && !owed.may_stream;
-        if is_plain && (self.is_authenticated || !owed.authenticates) {
+        if owed.span.is_on() {
+            if header.length <= REPLY_BYTES_MAX {
+                let Some(message) = upstream.inbox.message()? else {
+                    return Ok(false);
+                };
+                owed.span.note_reply(message);
+            }
+            owed.span = CommandSpan::default();
+        }
+        let &mut Owed {
+            hello,
+            may_stream,
+            may_leave_cursor,
+            authenticates,
+            ..
+        } = owed;
+        let is_plain = hello.is_none() && !may_stream;
+        if is_plain && (self.is_authenticated || !authenticates) {
             self.owed.pop_front();
-            self.search = owed.may_leave_cursor.then(CursorId::new);
+            self.search = may_leave_cursor.then(CursorId::new);
             self.has_cursor = false;
             self.passing = Passing::Through { left: header.length };
             return Ok(true);
@@ -191,10 +210,10 @@ impl Replies {
         let Some(message) = upstream.inbox.message()? else {
             return Ok(false);
         };
-        if owed.authenticates && !self.is_authenticated {
+        if authenticates && !self.is_authenticated {
             self.is_authenticated = says_authenticated(message)?;
         }
-        let (passing, more_to_come) = if owed.hello.is_some() {
+        let (passing, more_to_come) = if hello.is_some() {
             let edited = hello::edit(message)?;
             if !edited.takes_writes {
                 return Err(End::NotPrimary);

@@ -5,6 +5,7 @@
 use super::{Drain, End, Outline, Owed, Requests, Service, Session, drain, forwarded, owed, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::classify::{Verdict, classify};
+use crate::traces::note_outcome;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::{self, Served};
 
@@ -24,18 +25,19 @@ impl Session {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let length = message.len();
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
+        let span = std::mem::take(&mut self.waiting);
         let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => {
                 let (drain, rights) = (self.drain.as_ref(), &mut self.rights);
-                serve_one(
+                let served = serve_one(
                     &request,
                     self.last_reply_id,
                     &self.service,
                     drain,
                     rights,
                     &mut self.upstream,
-                )
-                .await?
+                );
+                span.around(served).await?
             }
             Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
             Err(rejection) => return Err(rejection.into()),
@@ -49,7 +51,7 @@ impl Session {
             Outcome::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
-                    Some(reply) => self.replies.owe(reply),
+                    Some(reply) => self.replies.owe(Owed { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
@@ -135,6 +137,7 @@ async fn serve_one(
 }
 
 fn answer(envelope: &Envelope, body: &[u8], reply_id: i32) -> Result<Outcome, End> {
+    note_outcome(body);
     if !envelope.wants_reply() {
         return Ok(Outcome::Silence);
     }

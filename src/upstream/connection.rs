@@ -12,6 +12,7 @@ use mongodb::options::ServerAddress;
 
 use crate::raw::Doc;
 use crate::stream::{Incoming, Outgoing};
+use crate::traces;
 use crate::wire::{Draft, Flags, Header, OpCode, OpMsg, Rejection, TooLong};
 
 /// How far transaction numbers go ahead of the clock at once: a minute, in microseconds.
@@ -65,8 +66,8 @@ pub struct Connection {
     pub(crate) outgoing: Outgoing,
     address: ServerAddress,
     last_id: i32,
-    /// Numbers of commands sent and not answered, oldest first.
-    unanswered: Vec<i32>,
+    /// Commands sent and not answered, oldest first: their numbers, and what is traced of them.
+    unanswered: Vec<(i32, traces::Upstream)>,
     /// The session of Keyward's own transactions here. One for a connection's life: the server remembers each session for
     /// half an hour, and not more than a million.
     session: [u8; 16],
@@ -147,7 +148,8 @@ impl Connection {
         self.last_id = self.last_id.wrapping_add(1);
         let frame = command.frame(self.last_id, 0)?;
         // Noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
-        self.unanswered.push(self.last_id);
+        self.unanswered
+            .push((self.last_id, traces::Upstream::asking(command.body)));
         self.outgoing.write_pieces(frame.pieces()).await?;
         if command.flags.has(Flags::MORE_TO_COME) {
             self.unanswered.pop();
@@ -171,7 +173,7 @@ impl Connection {
                 return Err(Error::Closed);
             }
         };
-        let expected = self.unanswered.first().copied().unwrap_or_default();
+        let expected = self.unanswered.first().map(|(id, _)| *id).unwrap_or_default();
         if header.response_to != expected {
             return Err(Error::OutOfStep {
                 expected,
@@ -182,8 +184,9 @@ impl Connection {
             return Err(Rejection::OpCode(header.op_code.0).into());
         }
         let message = self.incoming.inbox.take(header.length);
-        OpMsg::parse(&message)?;
-        self.unanswered.remove(0);
+        let reply = OpMsg::parse(&message)?;
+        let (_, span) = self.unanswered.remove(0);
+        span.answered(reply.body);
         Ok(Reply { message })
     }
 }

@@ -16,6 +16,7 @@ pub struct Keyward {
     child: Child,
     pub address: String,
     pub admin: String,
+    errors: Option<std::thread::JoinHandle<String>>,
     _config: tempfile::NamedTempFile,
 }
 
@@ -82,6 +83,7 @@ impl Keyward {
             child,
             address: ready["listen"].as_str().unwrap().to_owned(),
             admin: ready["admin"].as_str().unwrap().to_owned(),
+            errors: Some(errors),
             _config: config,
         })
     }
@@ -139,6 +141,11 @@ impl Keyward {
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         self.child.wait().unwrap().code()
+    }
+
+    /// All that it has logged; it must have ended.
+    pub fn log(&mut self) -> String {
+        self.errors.take().unwrap().join().unwrap()
     }
 }
 

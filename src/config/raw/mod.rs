@@ -40,6 +40,7 @@ pub struct RawConfig {
     #[serde(default, deserialize_with = "duration")]
     pub sweep: Option<Duration>,
     pub log: Option<RawLog>,
+    pub traces: Option<RawTraces>,
     pub limits: Option<RawLimits>,
     pub constraints: Option<Vec<Option<RawConstraint>>>,
 }
@@ -86,6 +87,14 @@ pub struct RawLog {
 pub enum RawLogFormat {
     Text,
     Json,
+}
+
+/// `traces`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTraces {
+    pub endpoint: Option<String>,
+    pub sampling_ratio: Option<f64>,
 }
 
 /// `limits`
@@ -391,6 +400,7 @@ mod tests {
             field_names::<RawConfig>(),
             field_names::<RawTls>(),
             field_names::<RawLog>(),
+            field_names::<RawTraces>(),
             field_names::<RawLimits>(),
             field_names::<RawConstraint>(),
         ];

@@ -5,6 +5,7 @@
 
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
+mod rust;
 #[path = "../support/scripts.rs"]
 mod scripts;
 #[path = "../support/mod.rs"]
@@ -50,6 +51,11 @@ fn secured() -> &'static ReplicaSet {
 /// Runs the script on both sides: given a connection string and a database, it prints [`EXPECTED`] at both, and has
 /// compressed what it sent.
 fn says_the_same(language: &str, compressor: &str, script: impl Fn(&str, &str) -> Command) {
+    does_the_same(language, compressor, |uri, database| output(&mut script(uri, database)));
+}
+
+/// The same for what needs no process of its own: `said` is what it says.
+fn does_the_same(language: &str, compressor: &str, said: impl Fn(&str, &str) -> String) {
     let set = secured();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let ask = |database: &str, command| runtime.block_on(async { run(&set.client(), database, command).await });
@@ -73,11 +79,7 @@ fn says_the_same(language: &str, compressor: &str, script: impl Fn(&str, &str) -
             "mongodb://{user}:secret@{}/?authSource=admin&directConnection=true&compressors={compressor}",
             wire.address
         );
-        assert_eq!(
-            output(&mut script(&uri, database)),
-            EXPECTED,
-            "{language} on {database}"
-        );
+        assert_eq!(said(&uri, database), EXPECTED, "{language} on {database}");
         let compressed = wire.compressed.load(Ordering::Relaxed);
         assert!(
             compressed > 5,
@@ -127,6 +129,40 @@ fn javascript() {
         command.args([uri, database]);
         command
     });
+}
+
+// mongosh and mongoose speak no more than zlib as npm installs them: snappy and zstd are packages of their own.
+
+#[test]
+fn mongoose() {
+    let node = node();
+    says_the_same("mongoose", "zlib", |uri, database| {
+        let mut command = node.script("everyday-mongoose.mjs");
+        command.args([uri, database]);
+        command
+    });
+}
+
+#[test]
+fn mongosh() {
+    let node = node();
+    says_the_same("mongosh", "zlib", |uri, database| {
+        let mut command = node.program("mongosh");
+        let script = node.folder().join("everyday.js");
+        let uri = uri.replacen("/?", &format!("/{database}?"), 1);
+        command.args(["--quiet", "--norc", &uri, "--file"]).arg(script);
+        command
+    });
+}
+
+#[test]
+fn rust() {
+    for compressor in ["snappy", "zlib", "zstd"] {
+        does_the_same(&format!("rust_{compressor}"), compressor, |uri, database| {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(rust::everyday(uri, database))
+        });
+    }
 }
 
 #[test]

@@ -48,9 +48,8 @@ const COLUMNS: [&str; 9] = [
     "swept",
 ];
 
-const STYLE: &str = "body{font:15px system-ui,sans-serif;margin:2em;color:#1b1b1b}table{border-collapse:collapse}\
-td,th{padding:.3em .9em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}\
-.no{color:#a40000}.yes{color:#006b2d}";
+/// Light or dark as the reader's system is; where it is narrow, each constraint is a block of its own.
+const STYLE: &str = include_str!("page.css");
 
 impl Status {
     /// What `admin` knows now.
@@ -138,26 +137,32 @@ impl Status {
 
     /// As a page that looks again by itself.
     pub fn page(&self) -> String {
+        let state = if self.is_ready() { "ready" } else { "not ready" };
         let page = html! {
             (DOCTYPE)
             html lang="en" {
                 head {
                     meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
                     meta http-equiv="refresh" content="5";
-                    title { "Keyward" }
+                    // None: without this a browser asks for one.
+                    link rel="icon" href="data:,";
+                    title { "Keyward: " (state) }
                     style { (PreEscaped(STYLE)) }
                 }
                 body {
-                    h1 { "Keyward is " @if self.is_ready() { span.yes { "ready" } } @else { span.no { "not ready" } } }
+                    h1 { "Keyward " span.state.no[!self.is_ready()] { (state) } }
                     @if !self.is_ready() {
                         ul { @for (what, why) in &self.obstacles { li { b { (what) } ": " (why) } } }
                     }
-                    table { @for (name, value) in &self.facts { tr { th { (name) } td { (value) } } } }
+                    dl { @for (name, value) in &self.facts { div { dt { (name) } dd { (value) } } } }
                     h2 { "Constraints" }
-                    @if self.constraints.is_empty() { p { "none" } } @else {
+                    @if self.constraints.is_empty() { p { "no constraints" } } @else {
                         table {
-                            tr { @for column in COLUMNS { th { (column) } } }
-                            @for row in &self.constraints { tr { @for cell in row { td { (cell) } } } }
+                            thead { tr { @for column in COLUMNS { th scope="col" { (column) } } } }
+                            tbody { @for row in &self.constraints { tr { @for (column, cell) in COLUMNS.iter().zip(row) {
+                                td data-column=(column) .no[*column == "enforced" && cell == "no"] { (cell) }
+                            } } } }
                         }
                     }
                 }

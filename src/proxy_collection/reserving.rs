@@ -7,13 +7,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, rawdoc};
+use bson::spec::ElementType;
+use bson::{Document, RawDocument, RawDocumentBuf};
 use futures_util::future::FutureExt;
 use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
 use super::queue::Work;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
+use crate::raw::Builder;
 
 /// How long a key is known to be in an open transaction's hands after it was met last.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -145,23 +147,9 @@ impl Reserving {
     async fn insert(&self, reservations: &[&RawDocumentBuf], limit: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
         while outcomes.len() < reservations.len() {
-            let mut documents = RawArrayBuf::new();
-            let (mut count, mut bytes) = (0, 0);
-            for reservation in reservations[outcomes.len()..].iter().take(COMMAND_MAX) {
-                bytes += reservation.as_bytes().len();
-                if count > 0 && bytes > COMMAND_BYTES_MAX {
-                    break;
-                }
-                documents.push((*reservation).clone());
-                count += 1;
-            }
-            let mut command = rawdoc! {
-                "insert": self.collection.as_str(), "documents": documents, "ordered": false,
-                "writeConcern": { "w": "majority" },
-            };
-            if let Some(limit) = limit {
-                command.append(cstr!("maxTimeMS"), limit);
-            }
+            let rest = &reservations[outcomes.len()..];
+            let count = fitting(rest);
+            let command = self.command(&rest[..count], limit);
             let reply = self.database.run_raw_command(command).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
@@ -170,6 +158,35 @@ impl Reserving {
         }
         outcomes
     }
+
+    /// The command that inserts them, which may take `limit` ms.
+    fn command(&self, reservations: &[&RawDocumentBuf], limit: Option<i32>) -> RawDocumentBuf {
+        let mut command = Builder::new();
+        command
+            .string("insert", self.collection.as_bytes())
+            .documents(
+                "documents",
+                reservations.iter().map(|reservation| reservation.as_bytes()),
+            )
+            .boolean("ordered", false)
+            .open(ElementType::EmbeddedDocument, b"writeConcern")
+            .string("w", b"majority")
+            .close();
+        if let Some(limit) = limit {
+            command.int32("maxTimeMS", limit);
+        }
+        RawDocumentBuf::from_bytes(command.finish()).expect("the builder made a document")
+    }
+}
+
+/// How many of `reservations` fit into one command; one at least.
+fn fitting(reservations: &[&RawDocumentBuf]) -> usize {
+    let mut bytes = 0;
+    let fits = |reservation: &&&RawDocumentBuf| {
+        bytes += reservation.as_bytes().len();
+        bytes <= COMMAND_BYTES_MAX
+    };
+    reservations.iter().take(COMMAND_MAX).take_while(fits).count().max(1)
 }
 
 /// The bytes of a reservation's `_id`.

@@ -12,12 +12,14 @@ pub struct Builder {
     open: Vec<usize>,
 }
 
+/// What most documents that are built here don't outgrow: without it they would be moved several times while they grow.
+const CAPACITY: usize = 256;
+
 impl Default for Builder {
     fn default() -> Self {
-        Builder {
-            bytes: vec![0; 4],
-            open: vec![0],
-        }
+        let mut bytes = Vec::with_capacity(CAPACITY);
+        bytes.extend_from_slice(&[0; 4]);
+        Builder { bytes, open: vec![0] }
     }
 }
 
@@ -30,22 +32,30 @@ impl Builder {
     /// Starts with the elements of a whole document, more of which may follow; with none if the bytes are no document.
     pub fn from_document(bytes: &[u8]) -> Self {
         match Doc::new(bytes) {
-            Ok(document) => Builder {
-                bytes: document.0[..document.0.len() - 1].to_vec(),
-                open: vec![0],
-            },
+            Ok(document) => {
+                let elements = &document.0[..document.0.len() - 1];
+                let mut bytes = Vec::with_capacity(elements.len() + CAPACITY);
+                bytes.extend_from_slice(elements);
+                Builder { bytes, open: vec![0] }
+            }
             Err(_) => Self::default(),
         }
     }
 
     /// Appends an element whose value is already encoded.
     pub fn append(&mut self, kind: ElementType, name: &[u8], value: &[u8]) -> &mut Self {
+        self.name(kind, name, value.len());
+        self.bytes.extend_from_slice(value);
+        self
+    }
+
+    /// Appends what stands before a value, which will take so many bytes.
+    fn name(&mut self, kind: ElementType, name: &[u8], value: usize) {
         debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
+        self.bytes.reserve(name.len() + value + 2);
         self.bytes.push(kind as u8);
         self.bytes.extend_from_slice(name);
         self.bytes.push(0);
-        self.bytes.extend_from_slice(value);
-        self
     }
 
     /// Appends `element` as it is.
@@ -55,11 +65,11 @@ impl Builder {
 
     /// Appends a string, which need not be UTF-8.
     pub fn string(&mut self, name: &str, text: &[u8]) -> &mut Self {
-        let mut value = Vec::with_capacity(text.len() + 5);
-        value.extend_from_slice(&length_field(text.len() + 1));
-        value.extend_from_slice(text);
-        value.push(0);
-        self.append(ElementType::String, name.as_bytes(), &value)
+        self.name(ElementType::String, name.as_bytes(), text.len() + 5);
+        self.bytes.extend_from_slice(&length_field(text.len() + 1));
+        self.bytes.extend_from_slice(text);
+        self.bytes.push(0);
+        self
     }
 
     /// Appends an int32.

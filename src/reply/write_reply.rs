@@ -119,7 +119,7 @@ impl WriteReply {
     /// [`Malformed`] if the reply isn't BSON.
     pub fn add_part(&mut self, reply: Doc<'_>) -> Result<(), Malformed> {
         let mut passed_on = Builder::new();
-        let mut times = Builder::new();
+        let mut times = Times::default();
         for element in reply.elements() {
             let element = element?;
             match element.name {
@@ -132,18 +132,14 @@ impl WriteReply {
                 b"writeErrors" | b"ok" | b"nModified" | b"upserted" | b"recoveryToken" => {}
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
                 b"retriedStmtIds" => self.retried.extend(whole_numbers(&element)?),
-                b"$clusterTime" | b"operationTime" => {
-                    times.element(&element);
-                }
+                _ if times.take(&element) => {}
                 _ => {
                     passed_on.element(&element);
                 }
             }
         }
         self.passed_on = passed_on.finish();
-        if let Ok(times) = bson::Document::from_reader(times.finish().as_slice()) {
-            self.times.advance(Times::of(&times));
-        }
+        self.times.advance(times);
         Ok(())
     }
 

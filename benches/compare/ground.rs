@@ -1,12 +1,13 @@
 //! What the scenarios run on: a cluster of two shards, a replica set, Keywards in front of both, and HAProxy if there is one.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 use bson::{Document, doc};
 use testbed::{Cluster, ReplicaSet};
 
 use crate::connection::Connection;
+use crate::keyward::Keyward;
 
 pub const DATABASE: &str = "bench";
 
@@ -18,7 +19,8 @@ pub struct Ground {
     pub replica_set: String,
     /// In front of the replica set, where strict mode is the default.
     pub keyward_on_replica_set: String,
-    _children: Vec<Running>,
+    _keywards: [Keyward; 2],
+    _haproxy: Option<Running>,
 }
 
 struct Running {
@@ -52,52 +54,28 @@ impl Ground {
         let native = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
         let indexes = doc! { "createIndexes": "native", "indexes": [native], "$db": DATABASE };
         Connection::open(&replica_set.addresses()[0]).must(&indexes);
-        let mut children = Vec::new();
-        let (on_shards, running) = keyward(&cluster.uri(), &on_shards);
-        children.push(running);
-        let (on_replica_set, running) = keyward(&replica_set.uri(), &alone);
-        children.push(running);
-        let haproxy = haproxy(&router).map(|(address, running)| {
-            children.push(running);
-            address
-        });
+        let keywards = [
+            Keyward::start(&cluster.uri(), &on_shards),
+            Keyward::start(&replica_set.uri(), &alone),
+        ];
+        let (haproxy, running) = haproxy(&router).unzip();
         Ground {
             router,
-            keyward: on_shards,
+            keyward: keywards[0].address.clone(),
             haproxy,
             replica_set: replica_set.addresses()[0].clone(),
-            keyward_on_replica_set: on_replica_set,
-            _children: children,
+            keyward_on_replica_set: keywards[1].address.clone(),
+            _keywards: keywards,
+            _haproxy: running,
         }
     }
 }
 
-fn shard(cluster: &Cluster, collection: &str, key: Document) {
+pub fn shard(cluster: &Cluster, collection: &str, key: Document) {
     let namespace = format!("{DATABASE}.{collection}");
     cluster
         .run("admin", doc! { "shardCollection": namespace, "key": key })
         .unwrap();
-}
-
-/// A Keyward of its own process; its address.
-fn keyward(upstream: &str, constraints: &str) -> (String, Running) {
-    let mut config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    let text = format!("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nupstream: {upstream}\nconstraints:\n{constraints}");
-    config.write_all(text.as_bytes()).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_keyward"))
-        .args(["run", "--config"])
-        .arg(config.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let ready: serde_json::Value = serde_json::from_str(&line).expect("a Keyward that starts");
-    let address = ready["listen"].as_str().unwrap().to_owned();
-    (address, Running { child, _config: config })
 }
 
 /// HAProxy in TCP mode on a port that was free a moment ago; none if it isn't installed.

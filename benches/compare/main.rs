@@ -1,35 +1,102 @@
 //! What Keyward costs, against what one would have without it: `cargo bench --bench compare`.
 //!
 //! Every scenario runs its targets in turn, several rounds of each, on one testbed cluster, so that what disturbs one disturbs
-//! all; what counts is the ratio. `cargo bench --bench compare -- NAME` runs the scenarios whose names hold NAME;
-//! `KEYWARD_BENCH_SECONDS` is the length of a turn, `KEYWARD_BENCH_ROUNDS` their number. HAProxy takes part if it is
-//! installed. The last figures stand in `docs/performance.md`.
+//! all; what counts is the ratio. `-- NAME` runs what has NAME in its name, `-- --write` puts what it has measured into
+//! `docs/performance.md` and draws it. From the environment:
+//!
+//! - `KEYWARD_BENCH_SECONDS` is the length of a turn, `KEYWARD_BENCH_ROUNDS` their number;
+//! - `KEYWARD_BENCH_BACKFILL` is how many documents are taken in;
+//! - `KEYWARD_BENCH_SIZE` is the largest number of reservations among which inserts are measured.
+//!
+//! HAProxy takes part if it is installed; its absence is told.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod backfill;
 mod connection;
+mod drawing;
+mod filling;
+mod goal;
 mod ground;
+#[allow(dead_code, reason = "what is counted and timed is another bench's")]
+mod keyward;
 mod measure;
+mod memory;
+mod page;
 mod scenarios;
+mod size;
+mod spread;
 
 use std::time::Duration;
 
+use ground::Ground;
+use measure::{Effort, Outcome, Scenario};
+
 fn main() {
-    let filter = std::env::args()
-        .skip(1)
-        .find(|argument| !argument.starts_with('-'))
-        .unwrap_or_default();
-    let time = Duration::from_secs_f64(from_env("KEYWARD_BENCH_SECONDS").unwrap_or(1.0));
-    let rounds = from_env("KEYWARD_BENCH_ROUNDS").unwrap_or(5.0) as usize;
-    let ground = ground::Ground::prepare();
-    println!("{}", measure::HEAD);
-    for scenario in scenarios::all(&ground) {
-        if scenario.name.contains(&filter) {
-            for line in measure::run(&scenario, time, rounds) {
-                println!("{line}");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let write = arguments.iter().any(|argument| argument == "--write");
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let filter = filter.map_or("", String::as_str);
+    assert!(!write || filter.is_empty(), "only a run of everything is written down");
+    let effort = Effort {
+        time: Duration::from_secs_f64(from_env("KEYWARD_BENCH_SECONDS").unwrap_or(1.0)),
+        rounds: from_env("KEYWARD_BENCH_ROUNDS").unwrap_or(5.0) as usize,
+    };
+    let ground = Ground::prepare();
+    let tell = |name: &str, table: &str, drawing: Option<svg::Document>| {
+        println!("{table}\n");
+        if write {
+            let mut text = table.to_owned();
+            if let Some(drawing) = drawing {
+                page::draw(name, &drawing);
+                text.insert_str(0, &format!("![The figures of this table](performance/{name}.svg)\n\n"));
             }
+            page::write(name, &text);
+        }
+    };
+    let groups = [
+        ("forwarded", "Passed on, against HAProxy", scenarios::passed_on(&ground)),
+        (
+            "protected",
+            "Protected writes, against what an application does instead",
+            scenarios::protected(&ground),
+        ),
+    ];
+    for (name, heading, scenarios) in groups {
+        let outcomes = measured(scenarios, filter, effort);
+        if !outcomes.is_empty() {
+            tell(name, &table(&outcomes), Some(drawing::goals(heading, &outcomes)));
         }
     }
+    if "memory".contains(filter) {
+        tell("memory", &memory::table(effort.rounds), None);
+    }
+    if "backfill".contains(filter) {
+        let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(1e5) as usize;
+        tell("backfill", &backfill::table(&ground, documents, effort.rounds), None);
+    }
+    if "size".contains(filter) {
+        let largest = from_env("KEYWARD_BENCH_SIZE").unwrap_or(1e6) as u64;
+        let (table, drawing) = size::table(&ground, largest, effort);
+        tell("size", &table, Some(drawing));
+    }
+}
+
+fn measured(scenarios: Vec<Scenario>, filter: &str, effort: Effort) -> Vec<Outcome> {
+    let chosen = scenarios.into_iter().filter(|scenario| scenario.name.contains(filter));
+    let run = |scenario: Scenario| {
+        eprintln!("{}, {} clients", scenario.name, scenario.connections);
+        measure::run(&scenario, effort)
+    };
+    chosen.map(run).collect()
+}
+
+fn table(outcomes: &[Outcome]) -> String {
+    let lines = outcomes.iter().flat_map(Outcome::lines);
+    std::iter::once(Outcome::HEAD.to_owned())
+        .chain(lines)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn from_env(name: &str) -> Option<f64> {

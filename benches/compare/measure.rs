@@ -1,12 +1,23 @@
-//! Turns of load, and the table of what came of them.
+//! Turns of load, and what came of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
+use crate::goal::{Figure, Goal};
+use crate::spread::Spread;
 
 /// One operation after another, by one client.
 pub type Operation = Box<dyn FnMut(&mut Connection) + Send>;
+
+/// How long, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// The length of a turn.
+    pub time: Duration,
+    /// The turns of each target that count.
+    pub rounds: usize,
+}
 
 /// Who is measured.
 pub struct Target {
@@ -14,6 +25,8 @@ pub struct Target {
     pub address: String,
     /// What a client does; each has its own.
     pub operation: Box<dyn Fn() -> Operation + Sync>,
+    /// What it must reach.
+    pub goals: &'static [Goal],
 }
 
 /// Targets that do the same thing.
@@ -24,6 +37,22 @@ pub struct Scenario {
     pub targets: Vec<Target>,
 }
 
+/// What a target came to: one figure for each turn.
+pub struct Measured {
+    pub name: &'static str,
+    pub goals: &'static [Goal],
+    throughput: Vec<f64>,
+    p50: Vec<f64>,
+    p99: Vec<f64>,
+}
+
+/// What the targets of a scenario came to.
+pub struct Outcome {
+    pub scenario: String,
+    pub connections: usize,
+    pub targets: Vec<Measured>,
+}
+
 /// Numbers that are used once in a run: values that collide with nothing.
 pub fn fresh() -> i64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -31,51 +60,34 @@ pub fn fresh() -> i64 {
     (NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1) as i64
 }
 
-#[derive(Default)]
-struct Turns {
-    /// Operations a second, one figure for each turn.
-    throughput: Vec<f64>,
-    p50: Vec<f64>,
-    p99: Vec<f64>,
-}
-
-pub const HEAD: &str = "\
-| scenario | clients | target | op/s | p50 µs | p99 µs | throughput | p50 | p99 |
-| --- | ---: | --- | ---: | ---: | ---: | --- | --- | --- |";
-
-/// Measures the targets in turn; the lines of the table. Ratios are to the first target, the median of the rounds' with the
-/// smallest and the largest.
-pub fn run(scenario: &Scenario, time: Duration, rounds: usize) -> Vec<String> {
-    let mut turns: Vec<Turns> = scenario.targets.iter().map(|_| Turns::default()).collect();
+/// Measures the targets in turn, round by round.
+pub fn run(scenario: &Scenario, effort: Effort) -> Outcome {
+    let measured = |target: &Target| Measured {
+        name: target.name,
+        goals: target.goals,
+        throughput: Vec::new(),
+        p50: Vec::new(),
+        p99: Vec::new(),
+    };
+    let mut targets: Vec<Measured> = scenario.targets.iter().map(measured).collect();
     // The first round warms up.
-    for round in 0..=rounds {
-        for (target, turns) in scenario.targets.iter().zip(&mut turns) {
-            let (throughput, mut latencies) = turn(target, scenario.connections, time);
+    for round in 0..=effort.rounds {
+        for (target, measured) in scenario.targets.iter().zip(&mut targets) {
+            let (throughput, mut latencies) = turn(target, scenario.connections, effort.time);
             if round > 0 {
                 latencies.sort_unstable();
                 let at = |part: f64| latencies[((latencies.len() - 1) as f64 * part) as usize] as f64 / 1e3;
-                turns.throughput.push(throughput);
-                turns.p50.push(at(0.5));
-                turns.p99.push(at(0.99));
+                measured.throughput.push(throughput);
+                measured.p50.push(at(0.5));
+                measured.p99.push(at(0.99));
             }
         }
     }
-    let first = &turns[0];
-    let line = |(target, turns): (&Target, &Turns)| {
-        format!(
-            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
-            scenario.name,
-            scenario.connections,
-            target.name,
-            median(&turns.throughput),
-            median(&turns.p50),
-            median(&turns.p99),
-            ratio(&turns.throughput, &first.throughput),
-            ratio(&turns.p50, &first.p50),
-            ratio(&turns.p99, &first.p99),
-        )
-    };
-    scenario.targets.iter().zip(&turns).map(line).collect()
+    Outcome {
+        scenario: scenario.name.clone(),
+        connections: scenario.connections,
+        targets,
+    }
 }
 
 fn turn(target: &Target, connections: usize, time: Duration) -> (f64, Vec<u64>) {
@@ -100,15 +112,47 @@ fn turn(target: &Target, connections: usize, time: Duration) -> (f64, Vec<u64>) 
     (latencies.len() as f64 / began.elapsed().as_secs_f64(), latencies)
 }
 
-fn median(figures: &[f64]) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
+impl Measured {
+    fn turns(&self, figure: Figure) -> &[f64] {
+        match figure {
+            Figure::Throughput => &self.throughput,
+            Figure::P50 => &self.p50,
+            Figure::P99 => &self.p99,
+        }
+    }
+
+    pub fn figure(&self, figure: Figure) -> Spread {
+        Spread::of(self.turns(figure).iter().copied())
+    }
 }
 
-fn ratio(figures: &[f64], to: &[f64]) -> String {
-    let ratios: Vec<f64> = figures.iter().zip(to).map(|(figure, to)| figure / to).collect();
-    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = ratios.iter().copied().fold(0.0, f64::max);
-    format!("**{:.2}** ({least:.2} to {most:.2})", median(&ratios))
+impl Outcome {
+    /// A target's figure as a part of the first target's.
+    pub fn ratio(&self, target: &Measured, figure: Figure) -> Spread {
+        Spread::of_ratios(target.turns(figure), self.targets[0].turns(figure))
+    }
+
+    pub const HEAD: &str = "\
+| scenario | clients | target | op/s | p50 µs | p99 µs | op/s, ratio | p50, ratio | p99, ratio | goal |
+| --- | ---: | --- | ---: | ---: | ---: | --- | --- | --- | --- |";
+
+    /// The lines of the table: ratios are to the first target.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |target: &Measured| {
+            let figures = Figure::ALL.map(|figure| format!("{:.0}", target.figure(figure).median));
+            let ratios = Figure::ALL.map(|figure| self.ratio(target, figure).to_string());
+            let verdict = |goal: &Goal| goal.verdict(self.ratio(target, goal.figure()).median);
+            let goals: Vec<String> = target.goals.iter().map(verdict).collect();
+            format!(
+                "| {} | {} | {} | {} | {} | {} |",
+                self.scenario,
+                self.connections,
+                target.name,
+                figures.join(" | "),
+                ratios.join(" | "),
+                goals.join("; ")
+            )
+        };
+        self.targets.iter().map(line).collect()
+    }
 }

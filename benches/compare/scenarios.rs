@@ -3,36 +3,42 @@
 use bson::{Document, doc};
 
 use crate::connection::Connection;
+use crate::goal::{Figure, Goal};
 use crate::ground::{DATABASE, Ground};
 use crate::measure::{Operation, Scenario, Target, fresh};
 
-/// All scenarios, in the order of `docs/performance.md`.
-pub fn all(ground: &Ground) -> Vec<Scenario> {
+/// What is passed on, as it is without Keyward: measured against HAProxy.
+pub fn passed_on(ground: &Ground) -> Vec<Scenario> {
     let mut all = Vec::new();
     for connections in [1, 16, 128] {
-        all.push(forwarded(ground, "ping", connections, || {
-            Box::new(|connection| {
-                connection.must(&doc! { "ping": 1, "$db": "admin" });
-            })
-        }));
-        all.push(forwarded(ground, "find", connections, || {
-            Box::new(|connection| {
-                connection.must(&doc! { "find": "plain", "filter": { "_id": fresh() }, "limit": 1, "$db": DATABASE });
-            })
-        }));
-        all.push(forwarded(ground, "insert, unprotected", connections, || {
-            Box::new(|connection| {
-                connection.must(&insert("plain", vec![user()]));
-            })
-        }));
+        let mut add = |name, plain, protected| all.push(forwarded(ground, name, connections, plain, protected));
+        add("ping", ping, ping);
+        add("find", || finds("plain"), || finds("plain"));
+        add("insert, unprotected", || inserts("plain"), || inserts("plain"));
+        add("find, protected", || finds("plain"), || finds("protected"));
+        add(
+            "$set of no key, protected",
+            || renames("plain", "name"),
+            || renames("protected", "name"),
+        );
     }
+    all
+}
+
+/// Protected writes, against what an application would do instead.
+pub fn protected(ground: &Ground) -> Vec<Scenario> {
+    let mut all = Vec::new();
     for connections in [1, 64] {
+        let goals: &'static [Goal] = match connections {
+            1 => &[Goal::AtMost(Figure::P50, 1.05)],
+            _ => &[Goal::AtLeast(Figure::Throughput, 1.5)],
+        };
         all.push(Scenario {
-            name: "insert, protected".to_owned(),
+            name: "insert".to_owned(),
             connections,
             targets: vec![
                 target("the application by hand", &ground.router, || Box::new(insert_by_hand)),
-                target("Keyward", &ground.keyward, || inserts("protected")),
+                target("Keyward", &ground.keyward, || inserts("protected")).reaching(goals),
                 target("a transaction of the application's", &ground.router, transactions),
                 target("without uniqueness", &ground.router, || inserts("plain")),
             ],
@@ -43,7 +49,7 @@ pub fn all(ground: &Ground) -> Vec<Scenario> {
         connections: 1,
         targets: vec![
             target("without uniqueness", &ground.router, || many("plain")),
-            target("Keyward", &ground.keyward, || many("protected")),
+            target("Keyward", &ground.keyward, || many("protected")).reaching(&[Goal::AtMost(Figure::P50, 1.8)]),
         ],
     });
     all.push(Scenario {
@@ -55,32 +61,19 @@ pub fn all(ground: &Ground) -> Vec<Scenario> {
             }),
             target("Keyward", &ground.keyward, || {
                 duplicates(doc! { "insert": "protected", "documents": [{ "email": "taken" }], "$db": DATABASE })
-            }),
+            })
+            .reaching(&[Goal::AtMost(Figure::P50, 1.5)]),
         ],
     });
     for connections in [1, 64] {
-        all.push(Scenario {
-            name: "$set of no key".to_owned(),
-            connections,
-            targets: vec![
-                target("without uniqueness", &ground.router, || renames("plain", "name")),
-                target("Keyward", &ground.keyward, || renames("protected", "name")),
-            ],
-        });
-        all.push(Scenario {
-            name: "$set of a key".to_owned(),
-            connections,
-            targets: vec![
-                target("the application by hand", &ground.router, renames_by_hand),
-                target("Keyward", &ground.keyward, || renames("protected", "email")),
-            ],
-        });
+        all.push(update_of_a_key(ground, connections));
         all.push(Scenario {
             name: "insert, strict on shards".to_owned(),
             connections,
             targets: vec![
                 target("a transaction of the application's", &ground.router, transactions),
-                target("Keyward", &ground.keyward, || inserts("strict")),
+                target("Keyward", &ground.keyward, || inserts("strict"))
+                    .reaching(&[Goal::AtLeast(Figure::Throughput, 2.0)]),
             ],
         });
         all.push(Scenario {
@@ -92,7 +85,8 @@ pub fn all(ground: &Ground) -> Vec<Scenario> {
                 }),
                 target("Keyward, strict", &ground.keyward_on_replica_set, || {
                     inserts("protected")
-                }),
+                })
+                .reaching(&[Goal::AtLeast(Figure::Throughput, 1.3)]),
                 target("a native unique index", &ground.replica_set, || inserts("native")),
             ],
         });
@@ -100,14 +94,34 @@ pub fn all(ground: &Ground) -> Vec<Scenario> {
     all
 }
 
-/// The same bytes directly, through HAProxy and through Keyward, measured against HAProxy.
-fn forwarded(ground: &Ground, name: &str, connections: usize, operation: fn() -> Operation) -> Scenario {
-    let haproxy = ground
-        .haproxy
-        .iter()
-        .map(|address| target("HAProxy", address, operation));
-    let direct = target("direct", &ground.router, operation);
-    let keyward = target("Keyward", &ground.keyward, operation);
+fn update_of_a_key(ground: &Ground, connections: usize) -> Scenario {
+    let goals: &'static [Goal] = match connections {
+        64 => &[Goal::AtLeast(Figure::Throughput, 1.2)],
+        _ => &[],
+    };
+    Scenario {
+        name: "$set of a key".to_owned(),
+        connections,
+        targets: vec![
+            target("the application by hand", &ground.router, renames_by_hand),
+            target("Keyward", &ground.keyward, || renames("protected", "email")).reaching(goals),
+        ],
+    }
+}
+
+/// The same directly and through HAProxy, on a collection without constraints, and through Keyward, measured against HAProxy.
+fn forwarded(
+    ground: &Ground,
+    name: &str,
+    connections: usize,
+    plain: fn() -> Operation,
+    through_keyward: fn() -> Operation,
+) -> Scenario {
+    let haproxy = ground.haproxy.iter().map(|address| target("HAProxy", address, plain));
+    let direct = target("direct", &ground.router, plain);
+    // What it must reach is a part of what HAProxy does.
+    let goals = ground.haproxy.as_ref().map_or(&[][..], |_| Goal::AS_HAPROXY);
+    let keyward = target("Keyward", &ground.keyward, through_keyward).reaching(goals);
     Scenario {
         name: name.to_owned(),
         connections,
@@ -115,23 +129,42 @@ fn forwarded(ground: &Ground, name: &str, connections: usize, operation: fn() ->
     }
 }
 
-fn target(name: &'static str, address: &str, operation: impl Fn() -> Operation + Sync + 'static) -> Target {
+pub fn target(name: &'static str, address: &str, operation: impl Fn() -> Operation + Sync + 'static) -> Target {
     Target {
         name,
         address: address.to_owned(),
         operation: Box::new(operation),
+        goals: &[],
     }
 }
 
-fn user() -> Document {
+impl Target {
+    fn reaching(self, goals: &'static [Goal]) -> Target {
+        Target { goals, ..self }
+    }
+}
+
+fn ping() -> Operation {
+    Box::new(|connection| {
+        connection.must(&doc! { "ping": 1, "$db": "admin" });
+    })
+}
+
+fn finds(collection: &'static str) -> Operation {
+    Box::new(move |connection| {
+        connection.must(&doc! { "find": collection, "filter": { "_id": fresh() }, "limit": 1, "$db": DATABASE });
+    })
+}
+
+pub fn user() -> Document {
     doc! { "_id": fresh(), "email": format!("{}@example.com", fresh()), "name": "x".repeat(200) }
 }
 
-fn insert(collection: &str, documents: Vec<Document>) -> Document {
+pub fn insert(collection: &str, documents: Vec<Document>) -> Document {
     doc! { "insert": collection, "documents": documents, "$db": DATABASE }
 }
 
-fn inserts(collection: &'static str) -> Operation {
+pub fn inserts(collection: &'static str) -> Operation {
     Box::new(move |connection| {
         connection.must(&insert(collection, vec![user()]));
     })

@@ -1,0 +1,84 @@
+//! How fast documents that are there are taken in, against inserting the same reservations with `insertMany` in parallel.
+
+use std::time::Instant;
+
+use bson::{Document, doc};
+use testbed::Cluster;
+
+use crate::connection::Connection;
+use crate::filling;
+use crate::goal::verdict;
+use crate::ground::{DATABASE, Ground, shard};
+use crate::keyward::Keyward;
+use crate::scenarios::user;
+use crate::spread::Spread;
+
+/// Of the rate of `insertMany`.
+const GOAL: f64 = 0.8;
+/// Where the buckets of reservations, 0 to 65,535, are cut in two.
+const MIDDLE: i32 = 1 << 15;
+
+/// Measures it on so many documents; the table.
+pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
+    let cluster = Cluster::shared();
+    shard(cluster, "takenin", doc! { "_id": "hashed" });
+    filling::insert(&ground.router, "takenin", documents, |_| user());
+    let (mut backfill, mut by_insert) = (Vec::new(), Vec::new());
+    // The first round warms up; each has collections of its own.
+    for round in 0..=rounds {
+        let name = format!("round{round}");
+        let constraint = format!("  - {{ collection: {DATABASE}.takenin, key: {{ email: 1 }}, name: {name} }}\n");
+        let began = Instant::now();
+        Keyward::backfill(&cluster.uri(), &constraint);
+        let taken = began.elapsed();
+        let reservations = read_all(&ground.router, &format!("keyward.takenin.{name}"));
+        assert_eq!(reservations.len(), documents);
+        let copy = format!("copy{round}");
+        spread(cluster, &copy);
+        let inserted = filling::insert(&ground.router, &copy, documents, |n| reservations[n].clone());
+        if round > 0 {
+            backfill.push(documents as f64 / taken.as_secs_f64());
+            by_insert.push(documents as f64 / inserted.as_secs_f64());
+        }
+    }
+    let ratio = Spread::of_ratios(&backfill, &by_insert);
+    format!(
+        "| documents | insertMany, a second | backfill, a second | ratio | goal |\n| ---: | ---: | ---: | --- | --- |\n| \
+         {documents} | {:.0} | {:.0} | {ratio} | rate ≥ {GOAL:.2}: {} |",
+        Spread::of(by_insert).median,
+        Spread::of(backfill).median,
+        verdict(ratio.median >= GOAL),
+    )
+}
+
+/// A collection on both shards, cut as a proxy collection is.
+fn spread(cluster: &Cluster, collection: &str) {
+    shard(cluster, collection, doc! { "_id.h": 1 });
+    let namespace = format!("{DATABASE}.{collection}");
+    cluster.split(&namespace, doc! { "_id.h": MIDDLE }).unwrap();
+    for (bucket, shard) in [0, MIDDLE].into_iter().zip(cluster.shards()) {
+        cluster
+            .move_chunk(&namespace, doc! { "_id.h": bucket }, shard.name())
+            .unwrap();
+    }
+}
+
+fn read_all(address: &str, collection: &str) -> Vec<Document> {
+    let mut connection = Connection::open(address);
+    let mut all = Vec::new();
+    let mut command = doc! { "find": collection, "batchSize": 10_000, "$db": DATABASE };
+    loop {
+        let reply: Document = connection.must(&command).try_into().unwrap();
+        let cursor = reply.get_document("cursor").unwrap();
+        let batch = cursor
+            .get_array("firstBatch")
+            .or_else(|_| cursor.get_array("nextBatch"))
+            .unwrap();
+        all.extend(batch.iter().map(|document| document.as_document().unwrap().clone()));
+        let id = cursor.get_i64("id").unwrap();
+        if id == 0 {
+            return all;
+        }
+        command = doc! { "getMore": id, "collection": collection, "batchSize": 10_000, "$db": DATABASE };
+    }
+}

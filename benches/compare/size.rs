@@ -1,0 +1,71 @@
+//! What an insert costs where there are many reservations already, against what a direct one costs among as many documents.
+
+use bson::doc;
+use svg::Document;
+use testbed::Cluster;
+
+use crate::drawing;
+use crate::filling;
+use crate::goal::{Figure, verdict};
+use crate::ground::{DATABASE, Ground, shard};
+use crate::keyward::Keyward;
+use crate::measure::{self, Effort, Scenario};
+use crate::scenarios::{inserts, target, user};
+
+/// Measures it at each size up to `largest`; the table, and its drawing.
+pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document) {
+    let cluster = Cluster::shared();
+    for collection in ["grown", "grownplain"] {
+        shard(cluster, collection, doc! { "_id": "hashed" });
+    }
+    let sizes: Vec<u64> = (4..)
+        .map(|zeros| 10_u64.pow(zeros))
+        .take_while(|size| *size <= largest)
+        .collect();
+    let (mut direct, mut keyward) = (Vec::new(), Vec::new());
+    let mut there = 0;
+    for size in &sizes {
+        for collection in ["grown", "grownplain"] {
+            filling::insert(&ground.router, collection, (size - there) as usize, |_| user());
+        }
+        there = *size;
+        // Under another name each time, so that all of them are taken in again.
+        let constraint = format!("  - {{ collection: {DATABASE}.grown, key: {{ email: 1 }}, name: of{size} }}\n");
+        Keyward::backfill(&cluster.uri(), &constraint);
+        let running = Keyward::start(&cluster.uri(), &constraint);
+        let scenario = Scenario {
+            name: format!("{size} reservations"),
+            connections: 1,
+            targets: vec![
+                target("direct", &ground.router, || inserts("grownplain")),
+                target("Keyward", &running.address, || inserts("grown")),
+            ],
+        };
+        let outcome = measure::run(&scenario, effort);
+        direct.push(outcome.targets[0].figure(Figure::P50).median);
+        keyward.push(outcome.targets[1].figure(Figure::P50).median);
+        running.stop();
+        let proxy = format!("keyward.grown.of{size}");
+        cluster.run(DATABASE, doc! { "drop": proxy }).unwrap();
+    }
+    let growth = |figures: &[f64]| -> Vec<f64> { figures.iter().map(|figure| figure / figures[0]).collect() };
+    let (direct_growth, keyward_growth) = (growth(&direct), growth(&keyward));
+    let mut table =
+        "| reservations | direct, p50 µs | Keyward, p50 µs | direct, growth | Keyward, growth | goal |\n| ---: | \
+                     ---: | ---: | ---: | ---: | --- |"
+            .to_owned();
+    for (at, size) in sizes.iter().enumerate() {
+        let is_met = keyward_growth[at] <= direct_growth[at];
+        table += &format!(
+            "\n| {size} | {:.0} | {:.0} | {:.2} | {:.2} | grows by no more: {} |",
+            direct[at],
+            keyward[at],
+            direct_growth[at],
+            keyward_growth[at],
+            verdict(is_met)
+        );
+    }
+    let lines = [("Keyward", keyward_growth), ("direct", direct_growth)];
+    let heading = "p50 of an insert, as a multiple of that among 10,000";
+    (table, drawing::over_sizes(heading, &sizes, &lines))
+}

@@ -1,12 +1,13 @@
 //! Reserves the keys of documents that are there already.
 //!
-//! It walks the documents by their `_id`s and notes how far it has come. Every duplicate is collected into
-//! one report; nothing is changed about the documents themselves.
+//! It walks the documents by their `_id`s, several batches at a time, and notes how far all of them have come. Every duplicate
+//! is collected into one report; nothing is changed about the documents themselves.
 
 use std::fmt;
 use std::time::Duration;
 
 use bson::{Bson, RawDocumentBuf};
+use futures_util::stream::{self, TryStreamExt};
 use mongodb::Client;
 
 use super::PrepareError;
@@ -23,6 +24,8 @@ use crate::reservation::{AttemptId, Token};
 
 /// So many documents are read and reserved together.
 const BATCH: i32 = 1_000;
+/// So many batches are under way: while one is read, others are reserved.
+const BATCHES_AT_ONCE: usize = 4;
 /// So many duplicates are named in a report; the rest is counted.
 const NAMED_MAX: usize = 1_000;
 
@@ -128,18 +131,26 @@ pub(super) async fn backfill(
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
     let mut progress = Progress::start("backfilling", what, done, documents);
-    let mut after = reached.after.clone();
-    loop {
+    let batches = stream::try_unfold(reached.after.clone(), |after: Option<_>| async move {
         let batch = proxy.documents(after.as_ref(), BATCH, &protected.shard_key).await?;
-        let Some(last) = batch.last() else { break };
-        let last = id_of(last)?;
-        take_in_batch(protected, position, lease, &batch, &mut report).await?;
-        done += batch.len() as u64;
-        progress.advance(batch.len() as u64);
+        let last = batch.last().map(|last| id_of(last)).transpose()?;
+        Ok::<_, StoreError>(last.map(|last| ((batch, last.clone()), Some(last))))
+    });
+    let taken_in = batches
+        .map_ok(|(batch, last)| async move {
+            let duplicates = take_in_batch(protected, position, lease, &batch).await?;
+            Ok((batch.len() as u64, last, duplicates))
+        })
+        .try_buffered(BATCHES_AT_ONCE);
+    tokio::pin!(taken_in);
+    // In the order in which they were read: everything up to `last` is taken in.
+    while let Some((count, last, duplicates)) = taken_in.try_next().await? {
+        duplicates.into_iter().for_each(|text| report.add(text));
+        done += count;
+        progress.advance(count);
         if report.is_empty() {
             reached.go_on(&last, done).await?;
         }
-        after = Some(last);
     }
     if !report.is_empty() {
         reached.forget().await?;
@@ -147,20 +158,20 @@ pub(super) async fn backfill(
     Ok(report)
 }
 
-/// Reserves the keys of one batch. Each key is an attempt of its own: one duplicate must not cost a document its others.
+/// Reserves the keys of one batch; what violates the constraint. Each key is an attempt of its own: one duplicate must not cost
+/// a document its others.
 async fn take_in_batch(
     protected: &Protected,
     position: usize,
     lease: Duration,
     batch: &[RawDocumentBuf],
-    report: &mut Report,
-) -> Result<(), StoreError> {
+) -> Result<Vec<String>, StoreError> {
     let under_way = InFlight::default().begin();
-    let mut wanted = Vec::new();
+    let (mut wanted, mut violations) = (Vec::new(), Vec::new());
     for (index, document) in batch.iter().enumerate() {
         match candidates(protected, position, under_way.attempt(), index, document) {
             Ok(candidates) => wanted.extend(candidates),
-            Err(text) => report.add(text),
+            Err(text) => violations.push(text),
         }
     }
     let mut duplicates = Vec::new();
@@ -173,9 +184,9 @@ async fn take_in_batch(
     for (candidate, other) in duplicates {
         let duplicate = protected.constraints[position].duplicate(&candidate.keys[0].key).await;
         let text = String::from_utf8_lossy(duplicate.errmsg()).into_owned();
-        report.add(format!("{text}: _id {:?} and _id {:?}", candidate.owner.id, other.id));
+        violations.push(format!("{text}: _id {:?} and _id {:?}", candidate.owner.id, other.id));
     }
-    Ok(())
+    Ok(violations)
 }
 
 fn candidates<'a>(

@@ -6,7 +6,6 @@
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
@@ -95,7 +94,6 @@ impl Incoming {
     /// # Errors
     /// What the system says.
     pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
-        self.wait_without_buffer().await?;
         self.share.cover(self.inbox.capacity_for(wanted)).await;
         let space = self.inbox.space(wanted);
         match &mut self.from {
@@ -106,18 +104,6 @@ impl Incoming {
                 result => result,
             },
         }
-    }
-
-    /// Where nothing has arrived, a buffer is had only once something does: most connections are silent most of the time.
-    async fn wait_without_buffer(&mut self) -> io::Result<()> {
-        if let Reader::Plain(socket) = &self.from
-            && self.inbox.bytes().is_empty()
-            && socket.readable().now_or_never().is_none()
-        {
-            self.inbox.give_back();
-            socket.readable().await?;
-        }
-        Ok(())
     }
 }
 

@@ -1,15 +1,15 @@
 //! The bytes that have arrived on one stream and are not dealt with yet, cut into messages.
 //!
 //! Grows as a message arrives, never to the size that its header merely states, and gives a large buffer back once it
-//! is empty; of a connection that is silent, any. Whoever owns it reads from a stream into [`Inbox::space`]; since nothing
-//! is taken out until [`Inbox::consume`], a read that is cancelled loses nothing.
+//! is empty. Whoever owns it reads from a stream into [`Inbox::space`]; since nothing is taken out until
+//! [`Inbox::consume`], a read that is cancelled loses nothing.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Header, Rejection};
 
-/// The least that is read at once.
-const READ_BYTES_MIN: usize = 8 * 1024;
+/// What an idle connection keeps, twice: of what its client and of what its server says.
+const IDLE_BYTES: usize = 1024;
 /// The most that is read at once while nothing has arrived yet.
 const READ_BYTES_MAX: usize = 128 * 1024;
 /// A buffer that has grown past this is given back once it is empty.
@@ -55,10 +55,10 @@ impl Inbox {
 
     /// The bytes to make room for behind what has arrived; none if there is room enough.
     fn growth(&self, wanted: usize) -> usize {
-        if self.bytes.capacity() - self.bytes.len() >= wanted.clamp(1, READ_BYTES_MIN / 2) {
+        if self.bytes.capacity() - self.bytes.len() >= wanted.clamp(1, IDLE_BYTES / 2) {
             return 0;
         }
-        wanted.clamp(READ_BYTES_MIN, self.bytes.len().max(READ_BYTES_MAX))
+        wanted.clamp(IDLE_BYTES, self.bytes.len().max(READ_BYTES_MAX))
     }
 
     /// Where the next bytes go, with room for up to `wanted` of them, or a little if nobody knows.
@@ -75,13 +75,6 @@ impl Inbox {
     /// Takes the first `count` bytes out.
     pub fn take(&mut self, count: usize) -> Bytes {
         self.bytes.split_to(count).freeze()
-    }
-
-    /// Gives the buffer back, if nothing is in it.
-    pub fn give_back(&mut self) {
-        if self.bytes.is_empty() {
-            self.bytes = BytesMut::new();
-        }
     }
 
     /// Drops the first `count` bytes.

@@ -6,12 +6,14 @@ mod properties;
 #[expect(dead_code, reason = "the simulation needs more of it")]
 #[path = "../protocol/mod.rs"]
 mod protocol;
+mod rest;
 mod runs;
 mod size;
 mod state;
 mod system;
 
 use protocol::rules::{Broken, Mode, Rules};
+use rest::comes_to_rest;
 use runs::{World, fails, holds};
 
 const COMPENSATING: Mode = Mode::Compensating;
@@ -39,6 +41,24 @@ safe! {
     exchange_strict: Exchange, STRICT, 1;
     moved_strict: Moved, STRICT, 0;
     upsert_strict: Upsert, STRICT, 0;
+}
+
+/// The worlds that are small enough to be remembered whole; with a fault, that is two of strict mode.
+#[test]
+fn every_state_can_come_to_rest() {
+    let (compensating, strict) = (Rules::of(COMPENSATING), Rules::of(STRICT));
+    for world in [
+        World::Rivals,
+        World::Change,
+        World::Exchange,
+        World::Moved,
+        World::Upsert,
+    ] {
+        comes_to_rest(world, compensating, 0);
+        comes_to_rest(world, strict, 0);
+    }
+    comes_to_rest(World::Change, strict, 1);
+    comes_to_rest(World::Exchange, strict, 1);
 }
 
 /// Too much for every day: `cargo test --test model -- --ignored`.

@@ -105,8 +105,9 @@ impl Definitions {
         }
     }
 
-    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if another Keyward has reported duplicates meanwhile: documents may
-    /// have been changed for it that were taken in here before. Gives whether it is noted.
+    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if another Keyward has
+    /// reported duplicates meanwhile: documents may have been changed for it that were taken in here before. Gives whether
+    /// it is noted.
     pub(super) async fn enforce(&self, constraint: &Constraint, proxy: Option<&Bson>) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
         let or = vec![

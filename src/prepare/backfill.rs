@@ -6,13 +6,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use bson::{Bson, RawDocumentBuf};
+use bson::RawDocumentBuf;
 use futures_util::stream::{self, TryStreamExt};
 use mongodb::Client;
 
 use super::PrepareError;
+use super::batches::in_order;
 use super::definition::definition_id;
-use super::position::Position;
+use super::position::{Between, Position};
 use super::take_in::{Outcome, take_in};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
@@ -92,22 +93,15 @@ impl fmt::Display for Reports {
     }
 }
 
-/// Where to begin.
-#[derive(Debug, Clone)]
-pub(super) struct Origin {
-    /// At the first document, however far others have come.
-    pub anew: bool,
-    /// The collection's uuid; others' positions count only in the same one.
-    pub uuid: Option<Bson>,
-}
-
-/// Reserves every key that the documents of the collection give the constraint at `position`.
+/// Reserves every key that the documents of the collection give the constraint at `position`: of those after the last that
+/// others have noted as done `between` the same collections, or of all, `anew`.
 pub(super) async fn backfill(
     client: &Client,
     protected: &Protected,
     position: usize,
     lease: Duration,
-    from: Origin,
+    between: Between,
+    anew: bool,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
@@ -119,8 +113,8 @@ pub(super) async fn backfill(
         named: Vec::new(),
     };
     let id = definition_id(namespace, constraint.name());
-    let mut reached = Position::resume(client.database(&namespace.database), id, from.uuid).await?;
-    if from.anew {
+    let mut reached = Position::resume(client.database(&namespace.database), id, between).await?;
+    if anew {
         reached.after = None;
         reached.done = 0;
     }
@@ -136,22 +130,21 @@ pub(super) async fn backfill(
         let last = batch.last().map(|last| id_of(last)).transpose()?;
         Ok::<_, StoreError>(last.map(|last| ((batch, last.clone()), Some(last))))
     });
-    let taken_in = batches
-        .map_ok(|(batch, last)| async move {
-            let duplicates = take_in_batch(protected, position, lease, &batch).await?;
-            Ok((batch.len() as u64, last, duplicates))
-        })
-        .try_buffered(BATCHES_AT_ONCE);
-    tokio::pin!(taken_in);
+    let batches = batches.map_ok(|(batch, last)| async move {
+        let duplicates = take_in_batch(protected, position, lease, &batch).await?;
+        Ok((batch.len() as u64, last, duplicates))
+    });
     // In the order in which they were read: everything up to `last` is taken in.
-    while let Some((count, last, duplicates)) = taken_in.try_next().await? {
+    in_order(batches, BATCHES_AT_ONCE, async |(count, last, duplicates)| {
         duplicates.into_iter().for_each(|text| report.add(text));
         done += count;
         progress.advance(count);
-        if report.is_empty() {
-            reached.go_on(&last, done).await?;
+        match report.is_empty() {
+            true => reached.go_on(&last, done).await,
+            false => Ok(()),
         }
-    }
+    })
+    .await?;
     if !report.is_empty() {
         reached.forget().await?;
     }

@@ -6,6 +6,7 @@
 //! start, never a constraint that only seems to hold.
 
 mod backfill;
+mod batches;
 mod definition;
 mod position;
 pub mod privileges;
@@ -27,10 +28,10 @@ use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 
-use backfill::Origin;
 pub use backfill::{Report, Reports};
 pub use definition::definition_id;
 use definition::{Definitions, State};
+use position::Between;
 use sharding::Deployment;
 pub use sharding::shard_keys;
 pub use take_in::{Outcome, take_in};
@@ -207,11 +208,7 @@ impl Reserving {
             for (position, proxy) in protected.constraints.iter().enumerate() {
                 let anew = anew(&proxy.constraint);
                 if anew || self.unready.contains(&(index, position)) {
-                    let from = Origin {
-                        anew,
-                        uuid: uuid.clone(),
-                    };
-                    reports.extend(take_in_one(client, protected, position, lease, from).await?);
+                    reports.extend(take_in_one(client, protected, uuid.as_ref(), position, lease, anew).await?);
                 }
             }
         }
@@ -309,20 +306,25 @@ async fn look(
 async fn take_in_one(
     client: &Client,
     protected: &Protected,
+    uuid: Option<&Bson>,
     position: usize,
     lease: Duration,
-    from: Origin,
+    anew: bool,
 ) -> Result<Option<Report>, PrepareError> {
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
     // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
     let (_, proxy) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+    let between = Between {
+        collection: uuid.cloned(),
+        proxy,
+    };
     loop {
-        let report = backfill::backfill(client, protected, position, lease, from.clone()).await?;
+        let report = backfill::backfill(client, protected, position, lease, between.clone(), anew).await?;
         if !report.is_empty() {
             return Ok(Some(report));
         }
-        if definitions.enforce(constraint, proxy.as_ref()).await? {
+        if definitions.enforce(constraint, between.proxy.as_ref()).await? {
             tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
             return Ok(None);
         }

@@ -6,10 +6,39 @@
 //! who goes on finds it again, and its report is whole. And once a report was given, nothing is noted any more:
 //! documents will be changed then, anywhere.
 
-use bson::{Bson, Document, RawBson, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
+use bson::raw::CStr;
+use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
 use mongodb::{Collection, Database};
 
 use crate::proxy_collection::StoreError;
+
+/// Where the uuid of the protected collection stands.
+const COLLECTION_FIELD: &CStr = cstr!("collection");
+/// Where the uuid of the proxy collection stands.
+const PROXY_FIELD: &CStr = cstr!("proxyCollection");
+
+/// The collections that a position counts in, each by its uuid, which it has if it is there.
+#[derive(Debug, Clone)]
+pub(super) struct Between {
+    /// Whose documents are taken in.
+    pub collection: Option<Bson>,
+    /// Where they are reserved.
+    pub proxy: Option<Bson>,
+}
+
+impl Between {
+    fn uuids(&self) -> (Option<RawBson>, Option<RawBson>) {
+        let raw = |uuid: &Option<Bson>| uuid.clone().and_then(|uuid| RawBson::try_from(uuid).ok());
+        (raw(&self.collection), raw(&self.proxy))
+    }
+
+    /// Whether a noted position counts in these.
+    fn is_of(&self, noted: &RawDocument) -> bool {
+        let there = |field: &CStr| noted.get(field).ok().flatten().map(RawBson::from);
+        let (collection, proxy) = self.uuids();
+        collection.is_some() && collection == there(COLLECTION_FIELD) && proxy.is_some() && proxy == there(PROXY_FIELD)
+    }
+}
 
 /// The position of one constraint, as this process has it.
 pub(super) struct Position {
@@ -17,7 +46,7 @@ pub(super) struct Position {
     definitions: Collection<RawDocumentBuf>,
     constraint: Document,
     by: ObjectId,
-    collection: Option<Bson>,
+    between: Between,
     /// The `_id` up to which all is done.
     pub after: Option<RawBson>,
     /// About how many documents that is.
@@ -25,28 +54,26 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Takes over from whoever went before. `constraint` is the `_id` of its document, `collection` the protected
-    /// collection's uuid: where it has another one than then, all begins anew.
+    /// Takes over from whoever went before. `constraint` is the `_id` of its document. Where one of the collections is
+    /// another one than then, as after a drop or a restore, all begins anew.
     pub(super) async fn resume(
         database: Database,
         constraint: Document,
-        collection: Option<Bson>,
+        between: Between,
     ) -> Result<Position, StoreError> {
         let mut position = Position {
             definitions: database.collection("keyward.constraints"),
             database,
             constraint,
             by: ObjectId::new(),
-            collection,
+            between,
             after: None,
             done: 0,
         };
         let there = position.definitions.find_one(position.filter()).await?;
         let backfill = there.as_ref().and_then(|there| there.get_document("backfill").ok());
-        let is_of_it = |uuid: RawBson| Bson::try_from(uuid).ok() == position.collection;
         if let Some(backfill) = backfill
-            && let Ok(Some(uuid)) = backfill.get("collection")
-            && is_of_it(uuid.into())
+            && position.between.is_of(backfill)
         {
             position.after = backfill.get("after").ok().flatten().map(RawBson::from);
             position.done = backfill
@@ -62,10 +89,10 @@ impl Position {
 
     /// Notes that everything up to `after` is done; not if somebody else has taken over, or given a report.
     pub(super) async fn go_on(&self, after: &RawBson, done: u64) -> Result<(), StoreError> {
-        let Some(collection) = self.collection.clone().and_then(|uuid| RawBson::try_from(uuid).ok()) else {
+        let (Some(collection), Some(proxy)) = self.between.uuids() else {
             return Ok(());
         };
-        let mut backfill = rawdoc! { "by": self.by, "collection": collection };
+        let mut backfill = rawdoc! { "by": self.by, COLLECTION_FIELD: collection, PROXY_FIELD: proxy };
         backfill.append(cstr!("after"), after.clone());
         backfill.append(cstr!("done"), i64::try_from(done).unwrap_or(i64::MAX));
         let mut query = RawDocumentBuf::try_from(&self.filter()).map_err(|_| StoreError::Unexpected("a query"))?;

@@ -39,10 +39,10 @@ async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) 
     true
 }
 
-async fn fill(client: &Client, database: &str, email: impl Fn(i32) -> String) {
+async fn fill(client: &Client, database: &str, documents: i32, email: impl Fn(i32) -> String) {
     let users = client.database(database).collection::<Document>("users");
     let user = |id: i32| doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": email(id) };
-    users.insert_many((0..DOCUMENTS).map(user)).await.unwrap();
+    users.insert_many((0..documents).map(user)).await.unwrap();
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_backfill_goes_on_where_it_was_killed() {
         doc! { "region": "m" },
     );
     let client = cluster.client();
-    fill(&client, "backfill_killed", |id| format!("{id}@x")).await;
+    fill(&client, "backfill_killed", DOCUMENTS, |id| format!("{id}@x")).await;
     let constraints = "  - { collection: backfill_killed.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "2s", constraints);
     assert!(killed_midway(&config, async || done(&client, "backfill_killed").await > 0).await);
@@ -81,6 +81,39 @@ async fn a_backfill_goes_on_where_it_was_killed() {
 }
 
 #[tokio::test]
+async fn a_backfill_begins_anew_where_its_proxy_collection_is_another_one() {
+    let cluster = Cluster::shared();
+    support::shard_on_two(
+        cluster,
+        "backfill_dropped.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let client = cluster.client();
+    fill(&client, "backfill_dropped", DOCUMENTS / 2, |id| format!("{id}@x")).await;
+    let constraints = "  - { collection: backfill_dropped.users, key: { email: 1 } }\n";
+    let config = Config::new(&cluster.uri(), "2s", constraints);
+    assert!(killed_midway(&config, async || done(&client, "backfill_dropped").await > 0).await);
+    let reservations = client
+        .database("backfill_dropped")
+        .collection::<Document>("keyward.users.email_1");
+    reservations.drop().await.unwrap();
+    assert!(
+        done(&client, "backfill_dropped").await > 0,
+        "where it stopped is still noted"
+    );
+    let output = config.run("backfill", &[]);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    support::assert_documents_and_reservations_agree(cluster, "backfill_dropped", "users", "email_1", email).await;
+}
+
+#[tokio::test]
 async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     let cluster = Cluster::shared();
     support::shard_on_two(
@@ -91,7 +124,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     );
     let client = cluster.client();
     // 15000 and 15001 on two shards, and many more in a second constraint.
-    fill(&client, "backfill_twice", |id| {
+    fill(&client, "backfill_twice", DOCUMENTS, |id| {
         format!("{}@x", if id == 15_001 { 15_000 } else { id })
     })
     .await;

@@ -1,5 +1,7 @@
 //! Reservations deleted, many in one command.
 
+use std::time::Duration;
+
 use bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 use futures_util::future::FutureExt;
 use mongodb::Database;
@@ -13,6 +15,8 @@ use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
 pub struct Deleting {
     pub database: Database,
     pub name: String,
+    /// How long to wait for the answer to a command.
+    pub limit: Duration,
 }
 
 impl Work for Deleting {
@@ -27,8 +31,8 @@ impl Work for Deleting {
     }
 
     async fn run(&self, filters: Vec<RawDocumentBuf>) -> Vec<Self::Answer> {
-        // Its reply is waited for, however long: a delete that nobody waits for any more could still come, and hit what its
-        // attempt has reserved anew, under its token, since.
+        // Only what the server has ended is tried again: a delete that nobody waits for any more could still come, and hit
+        // what its attempt has reserved anew, under its token, since. So an attempt ends where no answer comes.
         let outcome = self.delete(&filters, PATIENCE_MS).await;
         if !matches!(outcome, Err(StoreError::Busy)) {
             return vec![outcome; filters.len()];
@@ -50,6 +54,6 @@ impl Deleting {
         let command = rawdoc! {
             "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": limit,
         };
-        write(&self.database, command).await.map(|_| ())
+        write(&self.database, command, self.limit).await.map(|_| ())
     }
 }

@@ -4,12 +4,14 @@
 //! up on documents with text that isn't UTF-8; so the replies are taken as bytes.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bson::RawDocumentBuf;
 use futures_util::TryStreamExt;
 use mongodb::{Client, ClientSession, Database};
 
 use super::StoreError;
+use super::late::within;
 use crate::reply::Times;
 
 /// Documents, and the latest cluster times that the deployment told with them.
@@ -24,14 +26,17 @@ pub(super) struct Found {
 pub(super) struct Finder {
     client: Client,
     database: Database,
+    limit: Duration,
     times: Arc<Mutex<Times>>,
 }
 
 impl Finder {
-    pub(super) fn new(client: &Client, database: &Database) -> Finder {
+    /// Each read may take `limit`.
+    pub(super) fn new(client: &Client, database: &Database, limit: Duration) -> Finder {
         Finder {
             client: client.clone(),
             database: database.clone(),
+            limit,
             times: Arc::default(),
         }
     }
@@ -40,7 +45,7 @@ impl Finder {
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
         // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
         let mut session = self.client.start_session().causal_consistency(false).await?;
-        let found = find_within(&mut session, &self.database, command).await?;
+        let found = within(self.limit, find_within(&mut session, &self.database, command)).await?;
         self.times
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

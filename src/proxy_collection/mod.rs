@@ -6,6 +6,7 @@
 
 mod deleting;
 mod find;
+mod late;
 mod outlook;
 mod owner;
 mod placeholder;
@@ -58,6 +59,9 @@ pub enum StoreError {
     /// The driver failed, or the server refused.
     #[error("{0}")]
     Driver(#[from] mongodb::error::Error),
+    /// No answer came in time; whether the cluster did what it was asked, or still will, is unknown.
+    #[error("no answer within {} s", .0.as_secs_f32())]
+    Late(Duration),
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
@@ -115,8 +119,9 @@ impl ProxyCollection {
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
-        let finder = Finder::new(client, &database);
-        let reserving = Reserving::new(database.clone(), namespace.collection.clone());
+        let limit = late::limit(lease);
+        let finder = Finder::new(client, &database, limit);
+        let reserving = Reserving::new(database.clone(), namespace.collection.clone(), limit);
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
@@ -132,6 +137,7 @@ impl ProxyCollection {
             deleting: Queue::start(Deleting {
                 database: database.clone(),
                 name: namespace.collection,
+                limit,
             }),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
@@ -167,7 +173,7 @@ impl ProxyCollection {
         let (Some(sort_keys), false) = (&self.sort_keys, strings.is_empty()) else {
             return self.constraint.duplicate(key);
         };
-        match sort_keys.of(strings).await {
+        match late::within(late::limit(self.lease), sort_keys.of(strings)).await {
             Ok(sort_keys) => self.constraint.duplicate_showing(key, &sort_keys),
             Err(error) => {
                 let constraint = self.constraint.name();
@@ -262,7 +268,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        let written = write(&self.database, command);
+        let written = write(&self.database, command, late::limit(self.lease));
         match asking(Step::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),

@@ -13,6 +13,7 @@ use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
 use super::find::find_within;
+use super::late::{limit, within};
 use super::owner::owner_filter;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
@@ -72,10 +73,21 @@ impl ProxyCollection {
         if !is_routable(&seen.owner, shard_key) {
             return Err(StoreError::Unroutable);
         }
+        within(limit(self.lease), self.try_to_settle(key, seen, &anew)).await
+    }
+
+    async fn try_to_settle(
+        &self,
+        key: &Key,
+        seen: &Reservation,
+        anew: &Option<RawDocumentBuf>,
+    ) -> Result<TakenOver, StoreError> {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
             let mut session = self.begin().await?;
-            let next = self.try_settling(&mut session, key, seen, &anew, proof.clone()).await;
+            let next = self
+                .in_one_transaction(&mut session, key, seen, anew, proof.clone())
+                .await;
             match next {
                 Ok(Next::Done(TakenOver::Done)) => match commit(&mut session).await {
                     Ok(()) => return Ok(TakenOver::Done),
@@ -104,7 +116,7 @@ impl ProxyCollection {
         Ok(TakenOver::Busy)
     }
 
-    async fn try_settling(
+    async fn in_one_transaction(
         &self,
         session: &mut ClientSession,
         key: &Key,

@@ -13,6 +13,8 @@ use futures_util::future::FutureExt;
 use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
+use super::StoreError;
+use super::late::within;
 use super::queue::Work;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
 use crate::raw::Builder;
@@ -48,6 +50,8 @@ const DUPLICATE_KEY: i32 = 11_000;
 pub struct Reserving {
     database: Database,
     collection: String,
+    /// How long to wait for the answer to a command.
+    limit: Duration,
     /// Keys that an open transaction was met at, and when.
     busy: Arc<Mutex<HashMap<Vec<u8>, Instant>>>,
 }
@@ -79,10 +83,11 @@ impl Work for Reserving {
 }
 
 impl Reserving {
-    pub fn new(database: Database, collection: String) -> Reserving {
+    pub fn new(database: Database, collection: String, limit: Duration) -> Reserving {
         Reserving {
             database,
             collection,
+            limit,
             busy: Arc::default(),
         }
     }
@@ -150,7 +155,7 @@ impl Reserving {
             let rest = &reservations[outcomes.len()..];
             let count = fitting(rest);
             let command = self.command(&rest[..count], limit);
-            let reply = self.database.run_raw_command(command).await;
+            let reply = within(self.limit, self.database.run_raw_command(command).into_future()).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
                 .and_then(|reply| told(&reply, count).ok_or(Reserved::Unsure));
@@ -198,8 +203,10 @@ fn key(reservation: &RawDocument) -> &[u8] {
 }
 
 /// What a command that failed as a whole says of each of its reservations.
-fn unanswered(error: &mongodb::error::Error, count: usize) -> Reserved {
-    if is_time_up(error) {
+fn unanswered(error: &StoreError, count: usize) -> Reserved {
+    if let StoreError::Driver(error) = error
+        && is_time_up(error)
+    {
         return Reserved::Busy;
     }
     tracing::warn!(%error, count, "reservations were not answered for");

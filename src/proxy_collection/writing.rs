@@ -4,6 +4,8 @@
 //! transaction ends, which may take a minute if nobody goes on with it. Others who travel in the same command aren't to wait
 //! for that: after a second each of them is tried alone.
 
+use std::time::Duration;
+
 use bson::{Document, RawDocumentBuf};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
@@ -11,6 +13,7 @@ use mongodb::Database;
 use mongodb::error::{Error, ErrorKind};
 
 use super::StoreError;
+use super::late::within;
 
 /// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
 pub const PATIENCE_MS: i32 = 1_000;
@@ -37,11 +40,11 @@ pub fn says_time_up(error: &Document) -> bool {
     error.get_i32("code").ok() == Some(MAX_TIME_EXPIRED)
 }
 
-/// Runs a write on reservations; how many it met. In bytes, as everything that holds a key or an owner: they may have the
+/// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or an owner: they may have the
 /// same name twice, which no map of fields can hold.
-pub async fn write(database: &Database, command: RawDocumentBuf) -> Result<i32, StoreError> {
-    let reply = match database.run_raw_command(command).await {
-        Err(error) if is_time_up(&error) => return Err(StoreError::Busy),
+pub async fn write(database: &Database, command: RawDocumentBuf, limit: Duration) -> Result<i32, StoreError> {
+    let reply = match within(limit, database.run_raw_command(command).into_future()).await {
+        Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
         reply => reply?,
     };
     let unexpected = || StoreError::Unexpected("the reply to a write on reservations");

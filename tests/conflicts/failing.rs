@@ -273,3 +273,38 @@ async fn a_reservation_that_a_shard_turns_down_for_the_moment_is_written_again()
     }
     assert_agreement(cluster, database, "email").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_does_not_come_is_not_waited_for() {
+    let _alone = ALONE.lock().await;
+    let database = "no_answer";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "2s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert((0..2).map(user).collect(), true)).await;
+    // The servers answer everything but whose reservation that is.
+    let namespace = format!("{database}.keyward.users.email_1");
+    let held_up = doc! {
+        "failCommands": ["find"], "namespace": namespace, "blockConnection": true, "blockTimeMS": 30_000,
+    };
+    let hold_up = |shard: &ReplicaSet| {
+        shard
+            .fail_point("failCommand", Bson::from("alwaysOn"), held_up.clone())
+            .unwrap()
+    };
+    let silent: Vec<FailPoint> = cluster.shards().iter().map(hold_up).collect();
+    let again = || insert(vec![doc! { "_id": 9, "region": "z", "email": "0@x" }], true);
+    let asked = Instant::now();
+    let reply = run(&client, database, again()).await;
+    let told = reply.get_str("errmsg").unwrap_or_default();
+    assert!(told.contains("email_1"), "{reply}");
+    assert!((15..28).contains(&asked.elapsed().as_secs()), "{:?}", asked.elapsed());
+    drop(silent);
+    let reply = run(&client, database, again()).await;
+    assert_eq!(
+        write_errors(&reply).first().map(|error| error.1),
+        Some(11_000),
+        "{reply}"
+    );
+    assert_agreement(cluster, database, "email").await;
+}

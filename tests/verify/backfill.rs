@@ -66,7 +66,7 @@ async fn a_backfill_goes_on_where_it_was_killed() {
         .database("backfill_killed")
         .collection::<Document>("keyward.users.email_1");
     reservations.delete_many(doc! { "owner": LATE }).await.unwrap();
-    let output = config.run("backfill", &[]);
+    let output = config.run("backfill", &[]).await;
     let log = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{log}");
     assert!(log.contains("goes on where it stopped"), "{log}");
@@ -102,7 +102,7 @@ async fn a_backfill_begins_anew_where_its_proxy_collection_is_another_one() {
         done(&client, "backfill_dropped").await > 0,
         "where it stopped is still noted"
     );
-    let output = config.run("backfill", &[]);
+    let output = config.run("backfill", &[]).await;
     assert_eq!(
         output.status.code(),
         Some(0),
@@ -137,7 +137,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
     let is_past_it = async || reservations.count_documents(doc! {}).await.unwrap() > 8_000;
     assert!(killed_midway(&config, is_past_it).await);
     assert!(done(&client, "backfill_twice").await <= 5_000);
-    let output = config.run("backfill", &[]);
+    let output = config.run("backfill", &[]).await;
     let report = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(65), "{report}");
     for said in [
@@ -157,7 +157,7 @@ async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
         .unwrap();
     let only = "  - { collection: backfill_twice.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "2s", only);
-    assert_eq!(config.run("backfill", &[]).status.code(), Some(0));
+    assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
     support::assert_documents_and_reservations_agree(cluster, "backfill_twice", "users", "email_1", email).await;
 }

@@ -21,10 +21,10 @@ async fn what_cannot_be_told_is_neither_clean_nor_a_finding() {
         "10s",
         constraints,
     );
-    assert_eq!(nowhere.run("verify", &[]).status.code(), Some(2));
-    assert_eq!(nowhere.run("backfill", &[]).status.code(), Some(69));
+    assert_eq!(nowhere.run("verify", &[]).await.status.code(), Some(2));
+    assert_eq!(nowhere.run("backfill", &[]).await.status.code(), Some(69));
     for command in ["verify", "backfill"] {
-        let other = config.run(command, &["--collection", "verify_untold.others"]);
+        let other = config.run(command, &["--collection", "verify_untold.others"]).await;
         assert_eq!(other.status.code(), Some(2));
         assert!(
             String::from_utf8(other.stderr)
@@ -32,7 +32,7 @@ async fn what_cannot_be_told_is_neither_clean_nor_a_finding() {
                 .contains("verify_untold.others is none of")
         );
     }
-    assert_eq!(config.run("backfill", &[]).status.code(), Some(0));
+    assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
     let verified = config.verify(&["--collection", "verify_untold.users"]).await;
     assert_eq!((verified.exit, verified.findings.len()), (Some(0), 0));
 }
@@ -69,7 +69,7 @@ async fn documents_with_ids_of_every_type_are_walked() {
         documents.extend((0..1_991).map(|v| doc! { "region": "z", "v": v + 100 }));
         past.insert_many(&documents).await.unwrap();
         let config = Config::new(&uri, "1s", constraints);
-        assert_eq!(config.run("backfill", &[]).status.code(), Some(0));
+        assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
         let reservations = client.database("verify_ids").collection::<Document>("keyward.all.v_1");
         assert_eq!(reservations.count_documents(doc! {}).await.unwrap(), 2_000);
         let verified = config.verify(&[]).await;
@@ -83,7 +83,7 @@ async fn documents_with_ids_of_every_type_are_walked() {
             .collection::<Document>("keyward.constraints");
         let again = doc! { "$set": { "state": "backfilling" } };
         definitions.update_one(constraint, again).await.unwrap();
-        let output = config.run("backfill", &[]);
+        let output = config.run("backfill", &[]).await;
         assert_eq!(
             output.status.code(),
             Some(0),

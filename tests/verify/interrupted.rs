@@ -113,7 +113,7 @@ async fn a_reservation_is_left_alone_while_its_lease_may_run() {
     let cluster = Cluster::shared();
     let constraints = "  - { collection: verify_young.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "1s", constraints);
-    assert_eq!(config.run("backfill", &[]).status.code(), Some(0));
+    assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
     let past = cluster.client().database("verify_young");
     let users = past.collection::<Document>("users");
     users.insert_one(doc! { "_id": 1, "email": "a@x" }).await.unwrap();

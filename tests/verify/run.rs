@@ -2,8 +2,13 @@
 
 use std::io::Write;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::timeout;
+
+/// One that takes longer stands still.
+const ENDED_WITHIN: Duration = Duration::from_secs(600);
 
 /// A configuration file for one-time commands.
 pub struct Config {
@@ -33,14 +38,16 @@ impl Config {
         keyward
     }
 
-    pub fn run(&self, command: &str, options: &[&str]) -> Output {
-        self.command(command, options).output().unwrap()
+    /// Runs a command to its end.
+    pub async fn run(&self, command: &str, options: &[&str]) -> Output {
+        let mut command = tokio::process::Command::from(self.command(command, options));
+        let ended = timeout(ENDED_WITHIN, command.kill_on_drop(true).output()).await;
+        ended.expect("the command comes to an end").unwrap()
     }
 
     /// Verifies with `--json`.
     pub async fn verify(&self, options: &[&str]) -> Verified {
-        let mut command = tokio::process::Command::from(self.command("verify", &["--json"]));
-        Verified::of(command.args(options).output().await.unwrap())
+        Verified::of(self.run("verify", &[&["--json"], options].concat()).await)
     }
 }
 

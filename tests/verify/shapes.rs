@@ -103,7 +103,7 @@ async fn collections_and_constraints_of_every_shape_are_verified() {
         .unwrap();
     fill(cluster).await;
     let config = Config::new(&cluster.uri(), "1s", CONSTRAINTS);
-    let output = config.run("backfill", &[]);
+    let output = config.run("backfill", &[]).await;
     assert_eq!(
         output.status.code(),
         Some(0),

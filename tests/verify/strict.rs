@@ -49,7 +49,7 @@ async fn what_cannot_be_proved_on_shards_is_left_and_is_in_the_way_of_nothing_el
     let user = |id: i32| doc! { "_id": id, "region": "a", "email": format!("{id}@x") };
     users.insert_many((0..10).map(user)).await.unwrap();
     let config = Config::new(&cluster.uri(), "1s", constraints);
-    assert_eq!(config.run("backfill", &[]).status.code(), Some(0));
+    assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
 
     // Past Keyward: to another shard; to another place on the same one; there, and with another key.
     for (id, region, email) in [(1, "z", "1@x"), (2, "b", "2@x"), (3, "b", "other@x")] {

@@ -1,7 +1,8 @@
 //! What Keyward costs, against what one would have without it: `cargo bench --bench compare`.
 //!
 //! Every scenario runs its targets in turn, several rounds of each, on one testbed cluster, so that what disturbs one disturbs
-//! all; what counts is the ratio. `-- NAME` runs what has NAME in its name, `-- --write` puts what it has measured into
+//! all; what counts is the ratio. `-- NAME` runs what has NAME in its name
+//! ("insert, 64 clients"), `-- --write` puts what it has measured into
 //! `docs/performance.md` and draws it. From the environment:
 //!
 //! - `KEYWARD_BENCH_SECONDS` is the length of a turn, `KEYWARD_BENCH_ROUNDS` their number;
@@ -83,12 +84,15 @@ fn main() {
 }
 
 fn measured(scenarios: Vec<Scenario>, filter: &str, effort: Effort) -> Vec<Outcome> {
-    let chosen = scenarios.into_iter().filter(|scenario| scenario.name.contains(filter));
-    let run = |scenario: Scenario| {
-        eprintln!("{}, {} clients", scenario.name, scenario.connections);
-        measure::run(&scenario, effort)
-    };
-    chosen.map(run).collect()
+    let mut outcomes = Vec::new();
+    for scenario in scenarios {
+        let name = format!("{}, {} clients", scenario.name, scenario.connections);
+        if name.contains(filter) {
+            eprintln!("{name}");
+            outcomes.push(measure::run(&scenario, effort));
+        }
+    }
+    outcomes
 }
 
 fn table(outcomes: &[Outcome]) -> String {

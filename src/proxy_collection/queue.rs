@@ -1,7 +1,7 @@
 //! Natural batching: what arrives while one command is under way travels together in the next.
 //!
-//! One task a queue owns it, so nothing waits for a timer, and at one client a command leaves at once. What is asked for at
-//! once is never split, and keeps its order.
+//! What finds nothing under way leaves at once, from the task of who asks. The rest waits in a task of the queue's, for no
+//! timer. What is asked for at once is never split, and keeps its order.
 
 use std::sync::Arc;
 
@@ -45,12 +45,16 @@ impl<W: Work> Request<W> {
 /// The way into a queue.
 #[derive(Debug)]
 pub struct Queue<W: Work> {
+    work: Arc<W>,
+    under_way: Arc<Semaphore>,
     sender: mpsc::UnboundedSender<Request<W>>,
 }
 
 impl<W: Work> Clone for Queue<W> {
     fn clone(&self) -> Self {
         Queue {
+            work: self.work.clone(),
+            under_way: self.under_way.clone(),
             sender: self.sender.clone(),
         }
     }
@@ -60,8 +64,14 @@ impl<W: Work> Queue<W> {
     /// Starts the task that has `work` done; it ends when the last `Queue` is dropped. Needs a tokio runtime.
     pub fn start(work: W) -> Queue<W> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        tokio::spawn(run(Arc::new(work), receiver));
-        Queue { sender }
+        let work = Arc::new(work);
+        let under_way = Arc::new(Semaphore::new(W::AT_ONCE));
+        tokio::spawn(run(work.clone(), under_way.clone(), receiver));
+        Queue {
+            work,
+            under_way,
+            sender,
+        }
     }
 
     /// Has `items` done, beside others'; gives what became of each, in order.
@@ -72,6 +82,10 @@ impl<W: Work> Queue<W> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
+        // Nobody is overtaken: while others wait there is no permit to be had.
+        if let Ok(_permit) = self.under_way.try_acquire() {
+            return Ok(self.work.run(items).await);
+        }
         let (answer, outcome) = oneshot::channel();
         self.sender
             .send(Request { items, answer })
@@ -80,8 +94,7 @@ impl<W: Work> Queue<W> {
     }
 }
 
-async fn run<W: Work>(work: Arc<W>, mut receiver: mpsc::UnboundedReceiver<Request<W>>) {
-    let under_way = Arc::new(Semaphore::new(W::AT_ONCE));
+async fn run<W: Work>(work: Arc<W>, under_way: Arc<Semaphore>, mut receiver: mpsc::UnboundedReceiver<Request<W>>) {
     while let Some(first) = receiver.recv().await {
         // Whatever arrives while this waits goes along.
         let Ok(permit) = under_way.clone().acquire_owned().await else {

@@ -122,12 +122,15 @@ impl<'a> Candidate<'a> {
     pub fn step(&mut self, event: &Event) {
         let (attempt, effects) = self.attempt.clone().step(event);
         self.attempt = attempt;
+        if self.attempt.ended().is_some() {
+            self.only_give_back();
+        }
         self.effects.extend(effects);
     }
 
-    /// Gives everything back and begins anew; the releases come first.
+    /// Gives everything back and begins anew, unless the attempt has ended for good; the releases come first.
     pub fn restart(&mut self) {
-        self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
+        self.only_give_back();
         let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
         self.attempt = attempt;
         self.effects.extend(effects);
@@ -136,8 +139,13 @@ impl<'a> Candidate<'a> {
 
     /// Gives everything back for good.
     pub fn withdraw(&mut self) {
-        self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
+        self.only_give_back();
         self.effects.extend(self.attempt.clone().withdraw());
+    }
+
+    /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
+    fn only_give_back(&mut self) {
+        self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
     }
 }
 

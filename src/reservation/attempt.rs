@@ -18,6 +18,9 @@ pub struct Attempt {
     /// It never gives them back: that try's write may still be on its way under the same statement number, and its document
     /// needs the reservation; the lease settles it.
     adopted: BTreeSet<usize>,
+    /// A key whose release wasn't answered after the attempt had ended. It may still come, and would hit whatever stands there
+    /// under the same token: nothing may be reserved under it again.
+    unreleased: Option<usize>,
     state: State,
 }
 
@@ -84,7 +87,17 @@ impl Attempt {
     }
 
     /// Gives everything back and begins anew, under the same token, at the same `keys` keys; the releases come first.
+    ///
+    /// Of those that have ended only one that met a duplicate does, once all that it held is given back for certain.
     pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
+        match (&self.state, self.unreleased) {
+            (State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))), Some(key)) => {
+                return self.give_up(NotHeld::Unsure(key));
+            }
+            (State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))), None) => {}
+            (State::Ended(_), _) => return (self, Vec::new()),
+            _ => {}
+        }
         let mut effects = self.clone().withdraw();
         let (attempt, more) = Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys]).settled();
         effects.extend(more);
@@ -96,6 +109,7 @@ impl Attempt {
             token,
             pace: Pace::AllAtOnce,
             adopted,
+            unreleased: None,
             state: State::Claiming(claims),
         }
     }
@@ -137,7 +151,7 @@ impl Attempt {
     }
 
     /// Takes in what happened; gives the effects that it asks for next.
-    pub fn step(self, event: &Event) -> (Attempt, Vec<Effect>) {
+    pub fn step(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
         match (&self.state, event) {
             (State::Claiming(_), _) => self.step_claim(event),
             (State::Waiting(claims), Event::WaitOver) => {
@@ -154,6 +168,10 @@ impl Attempt {
             (State::Forwarding(claims), Event::Lost) => {
                 let keys = claims.len();
                 self.begin_again(keys)
+            }
+            (State::Ended(_), Event::Failed(key)) => {
+                self.unreleased = Some(*key);
+                (self, Vec::new())
             }
             (State::Waiting(_) | State::Forwarding(_) | State::Ended(_), _) => (self, Vec::new()),
         }

@@ -122,14 +122,18 @@ impl<'a> Insert<'a, '_> {
             } else {
                 rest.iter_mut().for_each(Candidate::restart);
             }
-            give_back(self.protected, self.context.lease, &mut pending).await;
-            give_back(self.protected, self.context.lease, &mut rest).await;
+            // What only ends because it couldn't give back what it held isn't noted yet: its turn comes.
+            let mut noted: Vec<_> = pending
+                .extract_if(.., |candidate| candidate.attempt.ended().is_some())
+                .collect();
+            for some in [&mut noted, &mut pending, &mut rest] {
+                give_back(self.protected, self.context.lease, some).await;
+            }
             self.attempt.announce();
             forwarded?;
             if self.stopped.is_some() {
                 return Ok(());
             }
-            pending.retain(|candidate| candidate.attempt.ended().is_none());
             self.wait(&awaited, &mut back_off, &mut pending).await;
             pending.append(&mut rest);
         }

@@ -33,7 +33,7 @@ fn sending(keyward: &Keyward, database: &'static str, command: Document) -> Join
 }
 
 /// How often a Keyward has waited for somebody else's reservation.
-fn waits(keyward: &Keyward) -> u64 {
+pub fn waits(keyward: &Keyward) -> u64 {
     let metrics = keyward.metrics();
     let of_constraints = metrics
         .lines()

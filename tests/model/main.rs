@@ -91,6 +91,7 @@ guards! {
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
     a_release_names_its_token: Rivals, COMPENSATING, ReleaseWithoutToken, 0;
     a_release_is_not_left_behind: Rivals, COMPENSATING, ReleaseLeftBehind, 1;
+    a_release_without_an_answer_ends_the_attempt: Rivals, COMPENSATING, ReleaseBelieved, 1;
     what_is_deleted_is_what_was_seen: Rivals, COMPENSATING, DeleteWithoutToken, 0;
     a_majority_has_every_reservation: Rivals, COMPENSATING, WithoutMajority, 1;
     strict_mode_sees_one_moment: Rivals, STRICT, WithoutSnapshot, 0;

@@ -233,7 +233,8 @@ impl Model for System {
                         ..message.clone()
                     });
                 }
-                self.receive(&mut state, &message, Reply::Silence);
+                let reply = message.request.unanswered(&self.rules);
+                self.receive(&mut state, &message, reply);
             }
             Action::IsEnded(message) => {
                 state.faults -= 1;

@@ -5,7 +5,7 @@
 
 use keyward::reservation::{Scope, Token};
 
-use crate::protocol::rules::Rules;
+use crate::protocol::rules::{Broken, Rules};
 use crate::protocol::store::Reservation;
 use crate::protocol::words::{At, Deed, Id, Key, Keys, OpId, TaskId};
 
@@ -142,6 +142,14 @@ impl Request {
     /// reservation. Whoever sent it sends it again.
     pub fn may_be_ended(&self) -> bool {
         matches!(self, Request::Release { .. })
+    }
+
+    /// What its sender takes it for that no answer comes.
+    pub fn unanswered(&self, rules: &Rules) -> Reply {
+        match self {
+            Request::Release { .. } if rules.lacks(Broken::ReleaseBelieved) => Reply::Yes,
+            _ => Reply::Silence,
+        }
     }
 
     /// Whether it may come twice. A release is repeated only once the first is known not to come, and a client's write not

@@ -24,6 +24,8 @@ pub enum Broken {
     ReleaseWithoutToken,
     /// A release that the server takes long for is sent again while the first may still come.
     ReleaseLeftBehind,
+    /// A release that isn't answered counts as done.
+    ReleaseBelieved,
     /// What was seen is deleted without comparing what is there now.
     DeleteWithoutToken,
     /// A reservation counts before a majority has it.

@@ -26,7 +26,7 @@ impl Simulation {
             Request::Write(_) => LEASE,
             _ => TIMEOUT,
         };
-        let reply = Reply::Silence;
+        let reply = request.unanswered(&self.plan.rules);
         self.queue.push(self.now + timeout, Event::Reply { ticket, reply });
         self.outstanding.insert(ticket, (task, request.clone()));
         let message = Message {

@@ -70,6 +70,7 @@ guards! {
     old_keys_are_given_up_after_the_write: COMPENSATING, ReleaseBeforeWrite;
     a_release_names_its_token: COMPENSATING, ReleaseWithoutToken;
     a_release_is_not_left_behind: COMPENSATING, ReleaseLeftBehind;
+    a_release_without_an_answer_ends_the_attempt: COMPENSATING, ReleaseBelieved;
     what_is_deleted_is_what_was_seen: COMPENSATING, DeleteWithoutToken;
     a_majority_has_every_reservation: COMPENSATING, WithoutMajority;
     a_majority_has_every_write_before_it_counts: COMPENSATING, AnswerBeforeMajority;

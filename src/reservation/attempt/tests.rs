@@ -1,5 +1,7 @@
 //! An attempt at keys, event by event.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::reservation::{Age, AttemptId, Operation, Rival, Scope};
 
@@ -334,4 +336,93 @@ fn a_late_duplicate_of_an_event_changes_nothing() {
     let (attempt, _) = run(2, &[Event::Reserved(0)]);
     let (same, effects) = attempt.clone().step(&Event::Taken(0));
     assert_eq!((same, effects), (attempt, vec![]));
+}
+
+#[test]
+fn who_is_not_sure_of_what_it_gave_back_does_not_begin_again() {
+    let contested = [Event::Taken(1), Event::Found(1, rival(Age::InLease))];
+    let waiting = [Event::OwnerAbsent(1), Event::OwnerAbsent(1)];
+    let (unsure, _) = run(
+        2,
+        &[&[Event::Reserved(0)], &contested[..], &waiting, &[Event::Failed(0)]].concat(),
+    );
+    assert_eq!(unsure.clone().begin_again(2), (unsure, vec![]));
+    // A duplicate begins again in an ordered command, whose earlier documents are decided first.
+    let (duplicate, effects) = run(
+        2,
+        &[&[Event::Reserved(0)], &contested[..], &[Event::OwnerHolds(1)]].concat(),
+    );
+    assert_eq!(effects, [Effect::Release(0)]);
+    let (anew, effects) = duplicate.clone().begin_again(2);
+    assert_eq!(effects, [Effect::Reserve(0), Effect::Reserve(1)]);
+    assert_eq!(anew.ended(), None);
+    let (anew, effects) = duplicate.step(&Event::Failed(0)).0.begin_again(2);
+    assert_eq!(
+        (anew.ended(), effects),
+        (Some(Ended::NotHeld(NotHeld::Unsure(0))), vec![])
+    );
+}
+
+/// What may come back for an effect.
+fn answers(effect: &Effect) -> Vec<Event> {
+    match *effect {
+        Effect::Reserve(key) => vec![
+            Event::Reserved(key),
+            Event::Taken(key),
+            Event::Busy(key),
+            Event::Failed(key),
+        ],
+        Effect::Read(key) => vec![
+            Event::Found(key, rival(Age::InLease)),
+            Event::Found(key, rival(Age::Expired)),
+            Event::Vacant(key),
+            Event::Failed(key),
+        ],
+        Effect::LookUp { key, .. } => vec![Event::OwnerHolds(key), Event::OwnerAbsent(key), Event::Failed(key)],
+        Effect::TakeOver { key, .. } => vec![Event::TookOver(key), Event::Changed(key), Event::Failed(key)],
+        Effect::Wait { .. } => vec![Event::WaitOver],
+        Effect::Forward => vec![Event::Lost],
+        Effect::Release(_) => vec![],
+    }
+}
+
+proptest! {
+    /// Whatever comes back, and however often it is begun again: nothing is let through on a token under which a release
+    /// is still on its way.
+    #[test]
+    fn no_write_is_let_through_after_a_release_that_was_not_answered(
+        keys in 1..4_usize,
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 1..60),
+    ) {
+        let (mut attempt, mut asked) = Attempt::begin(token(1), keys);
+        let mut unanswered = false;
+        for choice in choices {
+            let chosen = choice.index(8);
+            if chosen == 7 {
+                asked.retain(|effect| matches!(effect, Effect::Release(_)));
+                let (anew, effects) = attempt.begin_again(keys);
+                attempt = anew;
+                asked.extend(effects);
+            }
+            // Releases come first; every third one stays without an answer.
+            if let Some(next) = asked.iter().position(|effect| matches!(effect, Effect::Release(_))) {
+                let Effect::Release(key) = asked.remove(next) else { unreachable!() };
+                if chosen % 3 == 0 {
+                    unanswered = true;
+                    let (after, effects) = attempt.step(&Event::Failed(key));
+                    attempt = after;
+                    asked.extend(effects);
+                }
+                continue;
+            }
+            prop_assert!(!(unanswered && attempt.may_forward()), "{attempt:?}");
+            if asked.is_empty() {
+                continue;
+            }
+            let answers = answers(&asked.remove(chosen % asked.len()));
+            let (after, effects) = attempt.step(choice.get(&answers));
+            attempt = after;
+            asked.extend(effects);
+        }
+    }
 }

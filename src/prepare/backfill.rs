@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use bson::RawDocumentBuf;
 use futures_util::stream::{self, TryStreamExt};
-use mongodb::Client;
 
 use super::PrepareError;
 use super::batches::in_order;
-use super::definition::definition_id;
-use super::position::{Between, Position};
+use super::position::Position;
 use super::take_in::{Outcome, take_in};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
@@ -93,15 +91,13 @@ impl fmt::Display for Reports {
     }
 }
 
-/// Reserves every key that the documents of the collection give the constraint at `position`: of those after the last that
-/// others have noted as done `between` the same collections, or of all, `anew`.
+/// Reserves every key that the documents of the collection give the constraint at `position`, of those after what was
+/// `reached` before.
 pub(super) async fn backfill(
-    client: &Client,
     protected: &Protected,
     position: usize,
     lease: Duration,
-    between: Between,
-    anew: bool,
+    reached: &Position,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
@@ -112,12 +108,6 @@ pub(super) async fn backfill(
         count: 0,
         named: Vec::new(),
     };
-    let id = definition_id(namespace, constraint.name());
-    let mut reached = Position::resume(client.database(&namespace.database), id, between).await?;
-    if anew {
-        reached.after = None;
-        reached.done = 0;
-    }
     if reached.after.is_some() {
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }

@@ -7,12 +7,10 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
+use super::position::{ERA_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
-
-/// Where the uuid of the proxy collection stands whose reservations were found complete.
-const PROXY_FIELD: &str = "proxyCollection";
 
 /// How far a constraint has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +56,7 @@ impl Definitions {
         let found = upsert.write_concern(WriteConcern::majority()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
         let state = state(constraint, &found)?;
-        if state == State::Enforced && (proxy.is_none() || found.get(PROXY_FIELD) != proxy) {
+        if state == State::Enforced && (proxy.is_none() || found.get(PROXY_FIELD.as_str()) != proxy) {
             tracing::warn!(
                 namespace = %constraint.namespace(), constraint = constraint.name(),
                 "the proxy collection isn't the one that was made complete: every document is taken in again"
@@ -105,17 +103,18 @@ impl Definitions {
         }
     }
 
-    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if another Keyward has
-    /// reported duplicates meanwhile: documents may have been changed for it that were taken in here before. Gives whether
-    /// it is noted.
-    pub(super) async fn enforce(&self, constraint: &Constraint, proxy: Option<&Bson>) -> Result<bool, PrepareError> {
+    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if the `era` in which they
+    /// were taken in is over: another Keyward has reported duplicates, say, and documents may have been changed for it that
+    /// were taken in here before. Gives whether it is noted.
+    pub(super) async fn enforce(
+        &self,
+        constraint: &Constraint,
+        proxy: Option<&Bson>,
+        era: Option<&Bson>,
+    ) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
-        let or = vec![
-            doc! { "backfill": { "$exists": true } },
-            doc! { "state": State::Enforced.name() },
-        ];
-        filter.insert("$or", or);
-        let set = doc! { "state": State::Enforced.name(), PROXY_FIELD: proxy };
+        filter.insert(ERA_FIELD, era);
+        let set = doc! { "state": State::Enforced.name(), PROXY_FIELD.as_str(): proxy };
         let update = self
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
@@ -124,7 +123,9 @@ impl Definitions {
 
     /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
     pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        let update = doc! { "$set": { "state": State::Backfilling.name() }, "$unset": { "backfill": 1 } };
+        let update = doc! {
+            "$set": { "state": State::Backfilling.name(), ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 },
+        };
         let update = self.collection.update_one(id(constraint), update);
         update.write_concern(WriteConcern::majority()).await?;
         Ok(())

@@ -31,7 +31,7 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 pub use backfill::{Report, Reports};
 pub use definition::definition_id;
 use definition::{Definitions, State};
-use position::Between;
+use position::{Between, Position};
 use sharding::Deployment;
 pub use sharding::shard_keys;
 pub use take_in::{Outcome, take_in};
@@ -319,12 +319,20 @@ async fn take_in_one(
         collection: uuid.cloned(),
         proxy,
     };
+    if anew {
+        // First of all: if this is broken off, the next start takes all of them in.
+        definitions.suspend(constraint).await?;
+    }
+    let database = client.database(&protected.namespace.database);
+    let id = definition_id(&protected.namespace, constraint.name());
     loop {
-        let report = backfill::backfill(client, protected, position, lease, between.clone(), anew).await?;
+        let reached = Position::resume(database.clone(), id.clone(), between.clone()).await?;
+        let report = backfill::backfill(protected, position, lease, &reached).await?;
         if !report.is_empty() {
             return Ok(Some(report));
         }
-        if definitions.enforce(constraint, between.proxy.as_ref()).await? {
+        let era = reached.era.as_ref();
+        if definitions.enforce(constraint, between.proxy.as_ref(), era).await? {
             tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
             return Ok(None);
         }

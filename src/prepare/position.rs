@@ -3,8 +3,9 @@
 //!
 //! Every position that was ever noted is true: whatever lies before it is reserved. So several Keywards may take a
 //! constraint in at once; only the one that began last notes how far it has come. A position never passes a duplicate:
-//! who goes on finds it again, and its report is whole. And once a report was given, nothing is noted any more:
-//! documents will be changed then, anywhere.
+//! who goes on finds it again, and its report is whole. And once a report was given, or somebody has said that documents came
+//! that aren't reserved, an era is over: nothing of it is noted any more, nor does anybody who began in it enforce the
+//! constraint.
 
 use bson::raw::CStr;
 use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
@@ -14,8 +15,10 @@ use crate::proxy_collection::StoreError;
 
 /// Where the uuid of the protected collection stands.
 const COLLECTION_FIELD: &CStr = cstr!("collection");
-/// Where the uuid of the proxy collection stands.
-const PROXY_FIELD: &CStr = cstr!("proxyCollection");
+/// Where the uuid of the proxy collection stands: with a position, and with a constraint whose reservations are complete in it.
+pub(super) const PROXY_FIELD: &CStr = cstr!("proxyCollection");
+/// Where the era stands, in the constraint's document.
+pub(super) const ERA_FIELD: &str = "era";
 
 /// The collections that a position counts in, each by its uuid, which it has if it is there.
 #[derive(Debug, Clone)]
@@ -47,6 +50,8 @@ pub(super) struct Position {
     constraint: Document,
     by: ObjectId,
     between: Between,
+    /// The era in which it began; none is one, too.
+    pub era: Option<Bson>,
     /// The `_id` up to which all is done.
     pub after: Option<RawBson>,
     /// About how many documents that is.
@@ -67,10 +72,17 @@ impl Position {
             constraint,
             by: ObjectId::new(),
             between,
+            era: None,
             after: None,
             done: 0,
         };
-        let there = position.definitions.find_one(position.filter()).await?;
+        let taken = doc! { "$set": { "backfill.by": position.by } };
+        let there = position
+            .definitions
+            .find_one_and_update(position.filter(), taken)
+            .await?;
+        let era = there.as_ref().and_then(|there| there.get(ERA_FIELD).ok().flatten());
+        position.era = era.and_then(|era| Bson::try_from(era).ok());
         let backfill = there.as_ref().and_then(|there| there.get_document("backfill").ok());
         if let Some(backfill) = backfill
             && position.between.is_of(backfill)
@@ -82,8 +94,6 @@ impl Position {
                 .and_then(|done| done.try_into().ok())
                 .unwrap_or(0);
         }
-        let taken = doc! { "$set": { "backfill.by": position.by } };
-        position.definitions.update_one(position.filter(), taken).await?;
         Ok(position)
     }
 
@@ -107,9 +117,9 @@ impl Position {
         }
     }
 
-    /// Sees to it that the next one, whoever it is, begins at the first document.
+    /// Ends the era: the next one, whoever it is, begins at the first document.
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
-        let forgotten = doc! { "$unset": { "backfill": 1 } };
+        let forgotten = doc! { "$set": { ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
         self.definitions.update_one(self.filter(), forgotten).await?;
         Ok(())
     }

@@ -8,32 +8,29 @@ use keyward::constraint::{Constraint, IndexSpec};
 use keyward::namespace::Namespace;
 use keyward::raw::Doc;
 use keyward::reservation::{AttemptId, Token};
-use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
-use crate::failing::ALONE;
 use crate::support::{comparable, run};
-use crate::waiting::waits;
 use crate::{EMAIL, PHONE, assert_agreement, insert, keyward, reservations, users, write_errors};
 
 /// Long ago; the server stores it as it is.
 const OLD: Timestamp = Timestamp { time: 1, increment: 1 };
 /// The server puts its present time here.
-const NOW: Timestamp = Timestamp { time: 0, increment: 0 };
+pub const NOW: Timestamp = Timestamp { time: 0, increment: 0 };
 
 /// A reservation of an address.
 #[derive(Clone)]
-struct Abandoned {
+pub struct Abandoned {
     email: &'static str,
     owner: Bson,
     route: Option<Document>,
-    lease: Duration,
+    pub lease: Duration,
     at: Timestamp,
 }
 
 impl Abandoned {
     /// For a document that never arrived.
-    fn of(email: &'static str, at: Timestamp) -> Abandoned {
+    pub fn of(email: &'static str, at: Timestamp) -> Abandoned {
         Abandoned {
             email,
             owner: Bson::Int32(-1),
@@ -43,7 +40,7 @@ impl Abandoned {
         }
     }
 
-    async fn write(&self, cluster: &Cluster, database: &str) {
+    pub async fn write(&self, cluster: &Cluster, database: &str) {
         let spec = IndexSpec {
             key: doc! { "email": 1 },
             ..Default::default()
@@ -269,54 +266,5 @@ async fn the_very_document_again_is_refused_for_its_id_as_the_server_does() {
         let expected = comparable(run(&native, database, command.clone()).await);
         let got = comparable(run(&client, database, command).await);
         assert_eq!(got, expected);
-    }
-}
-
-/// What it held while it waited is older than its lease by the end of the wait: it gives that back and claims it anew. If
-/// nobody says that it is given back, the document isn't inserted, and the client is told so.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_given_back_after_a_wait_is_told() {
-    let _alone = ALONE.lock().await;
-    let database = "not_given_back";
-    let cluster = users(database);
-    let keyward = keyward(cluster, database, "2s", &[EMAIL]);
-    let client = keyward.client_without_retries().await;
-    for ordered in [true, false] {
-        let abandoned = Abandoned {
-            lease: Duration::from_secs(6),
-            ..Abandoned::of("a@x", NOW)
-        };
-        abandoned.write(cluster, database).await;
-        let before = waits(&keyward);
-        let command = insert(vec![doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] }], ordered);
-        let inserting = tokio::spawn({
-            let (client, command) = (client.clone(), command.clone());
-            async move { run(&client, database, command).await }
-        });
-        // The second time it waits it has the first address, and keeps it.
-        while waits(&keyward) < before + 2 && !inserting.is_finished() {
-            tokio::task::yield_now().await;
-        }
-        let refuse = |shard: &ReplicaSet| {
-            let namespace = format!("{database}.keyward.users.email_1");
-            let refused = doc! { "failCommands": ["delete"], "namespace": namespace, "errorCode": 13 };
-            shard
-                .fail_point("failCommand", Bson::from("alwaysOn"), refused)
-                .unwrap()
-        };
-        let refusing: Vec<FailPoint> = cluster.shards().iter().map(refuse).collect();
-        let reply = inserting.await.unwrap();
-        let told = reply.get_str("errmsg").unwrap_or_default();
-        assert!(told.contains("email_1"), "{reply}");
-        drop(refusing);
-        let reply = run(&client, database, command).await;
-        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
-        assert_eq!(reservations(cluster, database, "email").await.len(), 2);
-        run(
-            &client,
-            database,
-            doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] },
-        )
-        .await;
     }
 }

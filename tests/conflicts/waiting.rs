@@ -1,14 +1,17 @@
 //! Waiting for whoever is at a key: how its end is learned of, and what a retry makes of what happened meanwhile.
 
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use bson::{Binary, Document, doc, spec::BinarySubtype};
-use testbed::Cluster;
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
+use testbed::fail_point::FailPoint;
+use testbed::{Cluster, ReplicaSet};
 
+use crate::abandoned::{Abandoned, NOW};
+use crate::failing::ALONE;
 use crate::forwarder::{Forwarder, insert_into, send, wait_until};
-use crate::support::Keyward;
-use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+use crate::support::{Keyward, run};
+use crate::{EMAIL, assert_agreement, insert, keyward, reservations, users, write_errors};
 
 fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "region": "a", "email": email }
@@ -33,7 +36,7 @@ fn sending(keyward: &Keyward, database: &'static str, command: Document) -> Join
 }
 
 /// How often a Keyward has waited for somebody else's reservation.
-pub fn waits(keyward: &Keyward) -> u64 {
+fn waits(keyward: &Keyward) -> u64 {
     let metrics = keyward.metrics();
     let of_constraints = metrics
         .lines()
@@ -158,4 +161,51 @@ async fn a_retry_that_has_waited_is_no_duplicate_of_its_first_try() {
     let told_again = retry.join().unwrap();
     assert_eq!(told_again.get("upserted"), told_first.get("upserted"), "{told_again}");
     assert_agreement(Cluster::shared(), database, "email").await;
+}
+
+/// What it held while it waited is older than its lease by the end of the wait: it gives that back and claims it anew. If
+/// nobody says that it is given back, the document isn't inserted, and the client is told so.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_given_back_after_a_wait_is_told() {
+    let _alone = ALONE.lock().await;
+    let database = "not_given_back";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "2s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    for ordered in [true, false] {
+        let mut abandoned = Abandoned::of("a@x", NOW);
+        abandoned.lease = Duration::from_secs(6);
+        abandoned.write(cluster, database).await;
+        let before = waits(&keyward);
+        let command = insert(vec![doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] }], ordered);
+        let inserting = tokio::spawn({
+            let (client, command) = (client.clone(), command.clone());
+            async move { run(&client, database, command).await }
+        });
+        // The second time it waits it has the first address, and keeps it.
+        while waits(&keyward) < before + 2 && !inserting.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        let refuse = |shard: &ReplicaSet| {
+            let namespace = format!("{database}.keyward.users.email_1");
+            let refused = doc! { "failCommands": ["delete"], "namespace": namespace, "errorCode": 13 };
+            shard
+                .fail_point("failCommand", Bson::from("alwaysOn"), refused)
+                .unwrap()
+        };
+        let refusing: Vec<FailPoint> = cluster.shards().iter().map(refuse).collect();
+        let reply = inserting.await.unwrap();
+        let told = reply.get_str("errmsg").unwrap_or_default();
+        assert!(told.contains("email_1"), "{reply}");
+        drop(refusing);
+        let reply = run(&client, database, command).await;
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+        assert_eq!(reservations(cluster, database, "email").await.len(), 2);
+        run(
+            &client,
+            database,
+            doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] },
+        )
+        .await;
+    }
 }

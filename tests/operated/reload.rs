@@ -101,6 +101,26 @@ fn a_changed_file_is_loaded_without_a_signal() {
     assert_eq!(keyward.insert(database, user(2, "a@x", "2")), Err(11000));
 }
 
+/// What a Keyward has written before a constraint came to it is reserved by nobody. Where it isn't taken in after all, the
+/// constraint no longer counts as enforced, whoever had seen to that before.
+#[test]
+fn a_reload_that_fails_midway_leaves_it_to_the_next_start() {
+    let database = "reload_broken_off";
+    drop_database(database);
+    drop(Keyward::start(&settings(database, &["email"], "")));
+    let keyward = Keyward::start(&settings(database, &[], ""));
+    keyward.insert(database, user(1, "past@x", "1")).unwrap();
+    let no_reads = doc! { "failCommands": ["find"], "namespace": format!("{database}.users"), "errorCode": 2 };
+    let failing = ReplicaSet::shared()
+        .fail_point("failCommand", "alwaysOn", no_reads)
+        .unwrap();
+    let outcome = keyward.reload(&settings(database, &["email"], ""));
+    assert_eq!(outcome["outcome"], json!("refused"), "{outcome}");
+    drop(failing);
+    let next = Keyward::start(&settings(database, &["email"], ""));
+    assert_eq!(next.insert(database, user(2, "past@x", "2")), Err(11000));
+}
+
 /// Writers of every kind go on while a constraint comes: none of what they write escapes it, and those that were there
 /// hold all the time.
 #[test]

@@ -397,7 +397,11 @@ fn is_refusal(error: &StoreError) -> bool {
 
 /// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
 fn may_pass(error: &StoreError) -> bool {
-    let StoreError::Driver(error) = error else { return false };
+    let error = match error {
+        StoreError::Late(_) | StoreError::Unsure => return true,
+        StoreError::Driver(error) => error,
+        _ => return false,
+    };
     match &*error.kind {
         ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
         ErrorKind::Command(refused) => NOT_NOW.contains(&refused.code),

@@ -10,7 +10,7 @@ use super::PrepareError;
 use super::position::{ERA_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy};
 use crate::namespace::Namespace;
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{StoreError, answered};
 
 /// How far a constraint has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Definitions {
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
-        let found = upsert.write_concern(WriteConcern::majority()).await?;
+        let found = answered(upsert.write_concern(WriteConcern::majority()).into_future()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
         let state = state(constraint, &found)?;
         if state == State::Enforced && (proxy.is_none() || found.get(PROXY_FIELD.as_str()) != proxy) {
@@ -74,7 +74,7 @@ impl Definitions {
         constraint: &Constraint,
         strategy: Strategy,
     ) -> Result<Option<State>, PrepareError> {
-        let Some(found) = self.collection.find_one(id(constraint)).await? else {
+        let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
             return Ok(None);
         };
         let state = state(constraint, &found)?;
@@ -95,7 +95,7 @@ impl Definitions {
         let first = vec![doc! { "$set": { "strategy": { "$ifNull": ["$strategy", here] } } }];
         let agreed = self.collection.find_one_and_update(id(constraint), first);
         let agreed = agreed.return_document(mongodb::options::ReturnDocument::After);
-        let agreed = agreed.write_concern(WriteConcern::majority()).await?;
+        let agreed = answered(agreed.write_concern(WriteConcern::majority()).into_future()).await?;
         let there = agreed.as_ref().and_then(|agreed| agreed.get_str("strategy").ok());
         match there {
             Some(there) => check_strategy(constraint, strategy, there),
@@ -118,7 +118,10 @@ impl Definitions {
         let update = self
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
-        Ok(update.write_concern(WriteConcern::majority()).await?.matched_count == 1)
+        Ok(answered(update.write_concern(WriteConcern::majority()).into_future())
+            .await?
+            .matched_count
+            == 1)
     }
 
     /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
@@ -127,7 +130,7 @@ impl Definitions {
             "$set": { "state": State::Backfilling.name(), ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 },
         };
         let update = self.collection.update_one(id(constraint), update);
-        update.write_concern(WriteConcern::majority()).await?;
+        answered(update.write_concern(WriteConcern::majority()).into_future()).await?;
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use bson::raw::CStr;
 use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
 use mongodb::{Collection, Database};
 
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{StoreError, answered};
 
 /// Where the uuid of the protected collection stands.
 const COLLECTION_FIELD: &CStr = cstr!("collection");
@@ -77,10 +77,8 @@ impl Position {
             done: 0,
         };
         let taken = doc! { "$set": { "backfill.by": position.by } };
-        let there = position
-            .definitions
-            .find_one_and_update(position.filter(), taken)
-            .await?;
+        let there = position.definitions.find_one_and_update(position.filter(), taken);
+        let there = answered(there.into_future()).await?;
         let era = there.as_ref().and_then(|there| there.get(ERA_FIELD).ok().flatten());
         position.era = era.and_then(|era| Bson::try_from(era).ok());
         let backfill = there.as_ref().and_then(|there| there.get_document("backfill").ok());
@@ -110,7 +108,7 @@ impl Position {
         // In bytes: an `_id` may hold the same name twice, which no map of fields can.
         let update = rawdoc! { "q": query, "u": { "$set": { "backfill": backfill } } };
         let command = rawdoc! { "update": self.definitions.name(), "updates": [update] };
-        let reply = self.database.run_raw_command(command).await?;
+        let reply = answered(self.database.run_raw_command(command).into_future()).await?;
         match reply.contains_key("writeErrors") {
             true => Err(StoreError::Unexpected("the reply to a note of a position")),
             false => Ok(()),
@@ -120,7 +118,7 @@ impl Position {
     /// Ends the era: the next one, whoever it is, begins at the first document.
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
         let forgotten = doc! { "$set": { ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
-        self.definitions.update_one(self.filter(), forgotten).await?;
+        answered(self.definitions.update_one(self.filter(), forgotten).into_future()).await?;
         Ok(())
     }
 

@@ -44,7 +44,7 @@ pub async fn take_in<'a>(
         for candidate in pending {
             match candidate.attempt.ended() {
                 None => left.push(candidate),
-                Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Err(StoreError::Unexpected("a reservation")),
+                Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Err(StoreError::Unsure),
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
                     let outcome = duplicate(protected, &candidate, key).await?;
                     outcomes.push((candidate, outcome));

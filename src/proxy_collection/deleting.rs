@@ -40,19 +40,19 @@ impl Work for Deleting {
         let alone = filters
             .iter()
             .map(|filter| self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).boxed());
-        each_alone(alone.collect()).await
+        each_alone(alone.collect(), self.limit, Err(StoreError::Late(self.limit))).await
     }
 }
 
 impl Deleting {
-    /// Deletes them by one command, which may take `limit` ms.
-    async fn delete(&self, filters: &[RawDocumentBuf], limit: i32) -> Result<(), StoreError> {
+    /// Deletes them by one command, which may take `max_ms`.
+    async fn delete(&self, filters: &[RawDocumentBuf], max_ms: i32) -> Result<(), StoreError> {
         let mut deletes = RawArrayBuf::new();
         for filter in filters {
             deletes.push(rawdoc! { "q": filter.clone(), "limit": 1 });
         }
         let command = rawdoc! {
-            "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": limit,
+            "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": max_ms,
         };
         write(&self.database, command, self.limit).await.map(|_| ())
     }

@@ -30,3 +30,11 @@ pub(super) async fn within<T, E: Into<StoreError>>(
         Err(_) => Err(StoreError::Late(limit)),
     }
 }
+
+/// What `asked` gives, where no lease depends on it.
+///
+/// # Errors
+/// [`StoreError::Late`] if it gives nothing within 15 s.
+pub async fn answered<T, E: Into<StoreError>>(asked: impl Future<Output = Result<T, E>>) -> Result<T, StoreError> {
+    within(LIMIT_MIN, asked).await
+}

@@ -43,6 +43,7 @@ use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
 use writing::{PATIENCE_MS, write};
 
+pub use late::answered;
 pub use placeholder::TakenOver;
 pub use reading::Read;
 pub use reservation::{Owner, Reservation};
@@ -62,6 +63,9 @@ pub enum StoreError {
     /// No answer came in time; whether the cluster did what it was asked, or still will, is unknown.
     #[error("no answer within {} s", .0.as_secs_f32())]
     Late(Duration),
+    /// Nobody knows whether a key is reserved, and for whom.
+    #[error("the cluster gave no sure answer about a reservation")]
+    Unsure,
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
@@ -99,6 +103,8 @@ pub struct ProxyCollection {
     /// Only where the constraint has a collation.
     sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
+    /// How long to wait for the answer to a command.
+    limit: Duration,
     finder: Finder,
 }
 
@@ -142,6 +148,7 @@ impl ProxyCollection {
             protected: database.collection(&constraint.namespace().collection),
             reservations,
             lease,
+            limit,
             finder,
             database,
             constraint,
@@ -173,7 +180,7 @@ impl ProxyCollection {
         let (Some(sort_keys), false) = (&self.sort_keys, strings.is_empty()) else {
             return self.constraint.duplicate(key);
         };
-        match late::within(late::limit(self.lease), sort_keys.of(strings)).await {
+        match sort_keys.of(strings).await {
             Ok(sort_keys) => self.constraint.duplicate_showing(key, &sort_keys),
             Err(error) => {
                 let constraint = self.constraint.name();
@@ -268,7 +275,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        let written = write(&self.database, command, late::limit(self.lease));
+        let written = write(&self.database, command, self.limit);
         match asking(Step::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),

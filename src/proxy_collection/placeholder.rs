@@ -13,7 +13,7 @@ use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
 use super::find::find_within;
-use super::late::{limit, within};
+use super::late::within;
 use super::owner::owner_filter;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
@@ -73,7 +73,7 @@ impl ProxyCollection {
         if !is_routable(&seen.owner, shard_key) {
             return Err(StoreError::Unroutable);
         }
-        within(limit(self.lease), self.try_to_settle(key, seen, &anew)).await
+        within(self.limit, self.try_to_settle(key, seen, &anew)).await
     }
 
     async fn try_to_settle(

@@ -82,7 +82,7 @@ impl<W: Work> Queue<W> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        // Nobody is overtaken: while others wait there is no permit to be had.
+        // Hardly anybody is overtaken: once the queue's task waits for a permit, the next one is its.
         if let Ok(_permit) = self.under_way.try_acquire() {
             return Ok(self.work.run(items).await);
         }
@@ -188,5 +188,23 @@ mod tests {
         go_on.notify_one();
         assert_eq!(last.await.unwrap(), [5]);
         assert_eq!(*batches.lock().unwrap(), [vec![1], vec![2, 3, 4, large], vec![5]]);
+    }
+    #[tokio::test]
+    async fn who_stops_asking_keeps_nobody_waiting() {
+        let echo = Echo::default();
+        let (go_on, batches) = (echo.go_on.clone(), echo.batches.clone());
+        let queue = Queue::start(echo);
+        let given_up = queue.ask(vec![1]);
+        let mut given_up = Box::pin(given_up);
+        assert!(futures_util::poll!(given_up.as_mut()).is_pending());
+        let next = tokio::spawn({
+            let queue = queue.clone();
+            async move { queue.ask(vec![2]).await.unwrap() }
+        });
+        tokio::task::yield_now().await;
+        drop(given_up);
+        go_on.notify_one();
+        assert_eq!(next.await.unwrap(), [2]);
+        assert_eq!(*batches.lock().unwrap(), [vec![1], vec![2]]);
     }
 }

@@ -112,7 +112,8 @@ impl Reserving {
                 tried.len() - 1
             });
         }
-        let outcomes = each_alone(tried.into_iter().map(|one| self.alone(one).boxed()).collect()).await;
+        let alone = tried.into_iter().map(|one| self.alone(one).boxed()).collect();
+        let outcomes = each_alone(alone, self.limit, Reserved::Unsure).await;
         let mut seen = HashSet::new();
         let outcome = |reservation: &RawDocumentBuf| match (outcomes[firsts[key(reservation)]], key(reservation)) {
             (Reserved::Written, key) if !seen.insert(key.to_vec()) => Reserved::Taken,
@@ -148,13 +149,13 @@ impl Reserving {
         outcomes
     }
 
-    /// Inserts them in order, by as many commands as they need, each of which may take `limit` ms.
-    async fn insert(&self, reservations: &[&RawDocumentBuf], limit: Option<i32>) -> Vec<Reserved> {
+    /// Inserts them in order, by as many commands as they need, each of which may take `max_ms`.
+    async fn insert(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
         while outcomes.len() < reservations.len() {
             let rest = &reservations[outcomes.len()..];
             let count = fitting(rest);
-            let command = self.command(&rest[..count], limit);
+            let command = self.command(&rest[..count], max_ms);
             let reply = within(self.limit, self.database.run_raw_command(command).into_future()).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
@@ -164,8 +165,8 @@ impl Reserving {
         outcomes
     }
 
-    /// The command that inserts them, which may take `limit` ms.
-    fn command(&self, reservations: &[&RawDocumentBuf], limit: Option<i32>) -> RawDocumentBuf {
+    /// The command that inserts them, which may take `max_ms`.
+    fn command(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> RawDocumentBuf {
         let mut command = Builder::new();
         command
             .string("insert", self.collection.as_bytes())
@@ -177,8 +178,8 @@ impl Reserving {
             .open(ElementType::EmbeddedDocument, b"writeConcern")
             .string("w", b"majority")
             .close();
-        if let Some(limit) = limit {
-            command.int32("maxTimeMS", limit);
+        if let Some(max_ms) = max_ms {
+            command.int32("maxTimeMS", max_ms);
         }
         RawDocumentBuf::from_bytes(command.finish()).expect("the builder made a document")
     }

@@ -12,6 +12,7 @@ use mongodb::{Client, Database};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::StoreError;
+use super::late::within;
 use crate::constraint::bytes_of_hex;
 
 /// So many strings are asked for at once; each has a field of its own in the index.
@@ -53,17 +54,15 @@ impl SortKeys {
 
     /// The sort key of each of `strings`.
     pub(super) async fn of(&self, strings: Vec<Vec<u8>>) -> Result<HashMap<Vec<u8>, Vec<u8>>, StoreError> {
-        let late = |_| StoreError::Unexpected("the time that a sort key took");
-        tokio::time::timeout(ANSWER_MAX, async {
+        within(ANSWER_MAX, async {
             let mut keys = HashMap::with_capacity(strings.len());
             for strings in strings.chunks(FIELDS) {
                 let sort_keys = self.some(strings).await?;
                 keys.extend(strings.iter().cloned().zip(sort_keys));
             }
-            Ok(keys)
+            Ok::<_, StoreError>(keys)
         })
         .await
-        .map_err(late)?
     }
 
     async fn some(&self, strings: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, StoreError> {

@@ -8,7 +8,7 @@ use bson::raw::{RawBsonRef, RawDocument};
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
 
 use super::owner::equal_to;
-use super::{ProxyCollection, Read, Reservation, StoreError, key_of, now_of};
+use super::{ProxyCollection, Read, Reservation, StoreError, answered, key_of, now_of};
 use crate::constraint::Key;
 
 /// A document of a proxy collection.
@@ -122,8 +122,9 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if the cluster gave no answer.
     pub async fn estimate(&self) -> Result<(u64, u64), StoreError> {
-        let documents = self.protected.estimated_document_count().await?;
-        Ok((documents, self.reservations.estimated_document_count().await?))
+        let documents = answered(self.protected.estimated_document_count().into_future()).await?;
+        let reservations = answered(self.reservations.estimated_document_count().into_future()).await?;
+        Ok((documents, reservations))
     }
 }
 

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 use mongodb::Database;
 use mongodb::error::{Error, ErrorKind};
+use tokio::time::sleep;
 
 use super::StoreError;
 use super::late::within;
@@ -25,9 +26,18 @@ const ALONE_AT_ONCE: usize = 32;
 /// The server's code for a time limit that has passed.
 const MAX_TIME_EXPIRED: i32 = 50;
 
-/// Runs commands that were made for one item each; what became of each, in order.
-pub async fn each_alone<T>(alone: Vec<BoxFuture<'_, T>>) -> Vec<T> {
-    stream::iter(alone).buffered(ALONE_AT_ONCE).collect().await
+/// Runs commands that were made for one item each; what became of each, in order. Those that have no answer within `limit`
+/// of all of them are `late`.
+pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration, late: T) -> Vec<T> {
+    let count = alone.len();
+    let in_time = sleep(limit);
+    let mut outcomes: Vec<T> = stream::iter(alone)
+        .buffered(ALONE_AT_ONCE)
+        .take_until(in_time)
+        .collect()
+        .await;
+    outcomes.resize(count, late);
+    outcomes
 }
 
 /// Whether a command failed as a whole because its `maxTimeMS` have passed.
@@ -40,8 +50,8 @@ pub fn says_time_up(error: &Document) -> bool {
     error.get_i32("code").ok() == Some(MAX_TIME_EXPIRED)
 }
 
-/// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or an owner: they may have the
-/// same name twice, which no map of fields can hold.
+/// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or
+/// an owner: they may have the same name twice, which no map of fields can hold.
 pub async fn write(database: &Database, command: RawDocumentBuf, limit: Duration) -> Result<i32, StoreError> {
     let reply = match within(limit, database.run_raw_command(command).into_future()).await {
         Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
@@ -64,4 +74,23 @@ pub async fn write(database: &Database, command: RawDocumentBuf, limit: Duration
         });
     }
     reply.get_i32("n").map_err(|_| unexpected())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use futures_util::future::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_not_answered_in_time_is_late_and_the_rest_is_told() {
+        let silent = || pending::<u8>().boxed();
+        let mut alone = vec![ready(1).boxed(), ready(2).boxed()];
+        alone.extend((0..2 * ALONE_AT_ONCE).map(|_| silent()));
+        let outcomes = each_alone(alone, Duration::from_millis(20), 0).await;
+        assert_eq!(outcomes.len(), 2 + 2 * ALONE_AT_ONCE);
+        assert_eq!(outcomes[..3], [1, 2, 0]);
+    }
 }

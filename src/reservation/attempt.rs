@@ -18,9 +18,9 @@ pub struct Attempt {
     /// It never gives them back: that try's write may still be on its way under the same statement number, and its document
     /// needs the reservation; the lease settles it.
     adopted: BTreeSet<usize>,
-    /// A key whose release wasn't answered after the attempt had ended. It may still come, and would hit whatever stands there
-    /// under the same token: nothing may be reserved under it again.
-    unreleased: Option<usize>,
+    /// A key about which no sure answer came, of a release perhaps. That may still come, and would hit whatever stands there
+    /// under the same token: the attempt doesn't begin again.
+    failed: Option<usize>,
     state: State,
 }
 
@@ -88,15 +88,15 @@ impl Attempt {
 
     /// Gives everything back and begins anew, under the same token, at the same `keys` keys; the releases come first.
     ///
-    /// Of those that have ended only one that met a duplicate does, once all that it held is given back for certain.
+    /// Of those that have ended only one that met a duplicate does; and none does of which something failed.
     pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
-        match (&self.state, self.unreleased) {
-            (State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))), Some(key)) => {
-                return self.give_up(NotHeld::Unsure(key));
-            }
-            (State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))), None) => {}
-            (State::Ended(_), _) => return (self, Vec::new()),
-            _ => {}
+        match self.state {
+            State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))) => {}
+            State::Ended(_) => return (self, Vec::new()),
+            State::Claiming(_) | State::Waiting(_) | State::Forwarding(_) => {}
+        }
+        if let Some(key) = self.failed {
+            return self.give_up(NotHeld::Unsure(key));
         }
         let mut effects = self.clone().withdraw();
         let (attempt, more) = Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys]).settled();
@@ -109,7 +109,7 @@ impl Attempt {
             token,
             pace: Pace::AllAtOnce,
             adopted,
-            unreleased: None,
+            failed: None,
             state: State::Claiming(claims),
         }
     }
@@ -152,6 +152,9 @@ impl Attempt {
 
     /// Takes in what happened; gives the effects that it asks for next.
     pub fn step(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
+        if let Event::Failed(key) = event {
+            self.failed = Some(*key);
+        }
         match (&self.state, event) {
             (State::Claiming(_), _) => self.step_claim(event),
             (State::Waiting(claims), Event::WaitOver) => {
@@ -168,10 +171,6 @@ impl Attempt {
             (State::Forwarding(claims), Event::Lost) => {
                 let keys = claims.len();
                 self.begin_again(keys)
-            }
-            (State::Ended(_), Event::Failed(key)) => {
-                self.unreleased = Some(*key);
-                (self, Vec::new())
             }
             (State::Waiting(_) | State::Forwarding(_) | State::Ended(_), _) => (self, Vec::new()),
         }

@@ -12,7 +12,7 @@ use mongodb::{Client, Collection};
 
 use crate::namespace::Namespace;
 use crate::prepare::definition_id;
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{StoreError, answered};
 
 /// How long a turn lasts unless it is renewed, which happens with every page.
 const TURN: Duration = Duration::from_secs(30);
@@ -86,7 +86,7 @@ impl<'a> Turn<'a> {
     async fn update(&self, mut filter: Document, pipeline: Vec<Document>) -> Result<Option<Document>, StoreError> {
         filter.insert("_id", self.id.clone());
         let update = self.definitions.find_one_and_update(filter, pipeline);
-        Ok(update.return_document(ReturnDocument::After).await?)
+        answered(update.return_document(ReturnDocument::After).into_future()).await
     }
 }
 

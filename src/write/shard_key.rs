@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::{Context, ForwardError};
 use crate::prepare::shard_keys;
+use crate::proxy_collection::answered;
 use crate::raw::Doc;
 use crate::upstream::Connection;
 use crate::wire::Draft;
@@ -34,7 +35,7 @@ impl Context {
             return;
         };
         let namespaces: Vec<_> = catalog.all().map(|protected| &protected.namespace).collect();
-        match shard_keys(proxy.client(), &namespaces).await {
+        match answered(shard_keys(proxy.client(), &namespaces)).await {
             Ok(keys) => drop(self.catalog.rcu(|catalog| Arc::new(catalog.with_shard_keys(&keys)))),
             Err(error) => tracing::warn!(%error, "the shard keys could not be looked up"),
         }

@@ -34,9 +34,10 @@ async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) 
             return false;
         }
     }
+    let was_running = backfill.try_wait().unwrap().is_none();
     backfill.kill().unwrap();
     backfill.wait().unwrap();
-    true
+    was_running
 }
 
 async fn fill(client: &Client, database: &str, documents: i32, email: impl Fn(i32) -> String) {
@@ -90,7 +91,7 @@ async fn a_backfill_begins_anew_where_its_proxy_collection_is_another_one() {
         doc! { "region": "m" },
     );
     let client = cluster.client();
-    fill(&client, "backfill_dropped", DOCUMENTS / 2, |id| format!("{id}@x")).await;
+    fill(&client, "backfill_dropped", DOCUMENTS, |id| format!("{id}@x")).await;
     let constraints = "  - { collection: backfill_dropped.users, key: { email: 1 } }\n";
     let config = Config::new(&cluster.uri(), "2s", constraints);
     assert!(killed_midway(&config, async || done(&client, "backfill_dropped").await > 0).await);

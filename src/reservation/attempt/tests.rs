@@ -387,6 +387,9 @@ fn answers(effect: &Effect) -> Vec<Event> {
 }
 
 proptest! {
+    // Few of them come where it matters, and they cost little.
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
     /// Whatever comes back, and however often it is begun again: nothing is let through on a token under which a release
     /// is still on its way.
     #[test]

@@ -189,6 +189,7 @@ mod tests {
         assert_eq!(last.await.unwrap(), [5]);
         assert_eq!(*batches.lock().unwrap(), [vec![1], vec![2, 3, 4, large], vec![5]]);
     }
+
     #[tokio::test]
     async fn who_stops_asking_keeps_nobody_waiting() {
         let echo = Echo::default();

@@ -181,10 +181,17 @@ async fn apply_constraints(
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
     let before = service.writes.catalog().clone();
+    // If this is broken off, whoever starts next takes all documents in, those too that were written here.
+    suspend(service, &added).await?;
     if let Err(error) = enforce(service, current, &removed, &reserving, &added).await {
-        // Who reserves without need does no harm meanwhile.
-        drop(service.writes.replace(before));
-        added.iter().for_each(|constraint| service.metrics.forget(constraint));
+        match suspend(service, &added).await {
+            Ok(()) => {
+                drop(service.writes.replace(before));
+                added.iter().for_each(|constraint| service.metrics.forget(constraint));
+            }
+            // Who reserves without need does no harm; who doesn't must not be taken for one who does.
+            Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
+        }
         return Err(error);
     }
     let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_same(gone, constraint));
@@ -219,15 +226,23 @@ async fn enforce(
             tracing::info!("waiting until no transaction from before can be open any more");
             sleep_until(end).await;
         }
+        // Who has begun before now may have missed what was under way here.
+        suspend(service, added).await?;
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
         reserving.take_in(client, current.lease, is_new).await?;
     }
-    for constraint in removed {
-        prepare::suspend(client, constraint).await?;
-    }
+    suspend(service, removed).await?;
     added
         .iter()
         .for_each(|constraint| service.metrics.set_ready(constraint, true));
+    Ok(())
+}
+
+/// Notes in the cluster that documents may be there that none of these has reserved.
+async fn suspend(service: &Service, constraints: &[Arc<Constraint>]) -> Result<(), ReloadError> {
+    for constraint in constraints {
+        prepare::suspend(service.upstream.client(), constraint).await?;
+    }
     Ok(())
 }
 

@@ -30,6 +30,15 @@ impl State {
     }
 }
 
+/// How far a constraint had come when it was looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Registered {
+    /// Every document is reserved.
+    pub is_enforced: bool,
+    /// Every document was, once, in the proxy collection that is there.
+    pub was_complete: bool,
+}
+
 /// The definitions of one database.
 pub(super) struct Definitions {
     collection: Collection<Document>,
@@ -43,10 +52,14 @@ impl Definitions {
         }
     }
 
-    /// Writes the definition down unless it is there; gives the state that the constraint is in. `proxy` is the uuid of its
+    /// Writes the definition down unless it is there; gives how far the constraint has come. `proxy` is the uuid of its
     /// proxy collection, if there is one: where that isn't the one whose reservations were found complete, as when it was
     /// dropped or restored, all documents are to be taken in again.
-    pub(super) async fn register(&self, constraint: &Constraint, proxy: Option<&Bson>) -> Result<State, PrepareError> {
+    pub(super) async fn register(
+        &self,
+        constraint: &Constraint,
+        proxy: Option<&Bson>,
+    ) -> Result<Registered, PrepareError> {
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
             "state": State::Backfilling.name(),
@@ -56,15 +69,19 @@ impl Definitions {
         let found = answered(upsert.write_concern(WriteConcern::majority()).into_future()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
         let state = state(constraint, &found)?;
-        if state == State::Enforced && (proxy.is_none() || found.get(PROXY_FIELD.as_str()) != proxy) {
+        let was_complete = proxy.is_some() && found.get(PROXY_FIELD.as_str()) == proxy;
+        if state == State::Enforced && !was_complete {
             tracing::warn!(
                 namespace = %constraint.namespace(), constraint = constraint.name(),
                 "the proxy collection isn't the one that was made complete: every document is taken in again"
             );
             self.suspend(constraint).await?;
-            return Ok(State::Backfilling);
         }
-        Ok(state)
+        let is_enforced = state == State::Enforced && was_complete;
+        Ok(Registered {
+            is_enforced,
+            was_complete,
+        })
     }
 
     /// The state that the constraint is in, where its documents are kept unique as it says here; none if the cluster
@@ -114,14 +131,18 @@ impl Definitions {
     ) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
         filter.insert(ERA_FIELD, era);
+        // Versions without eras ended one so.
+        let or = vec![
+            doc! { "backfill": { "$exists": true } },
+            doc! { "state": State::Enforced.name() },
+        ];
+        filter.insert("$or", or);
         let set = doc! { "state": State::Enforced.name(), PROXY_FIELD.as_str(): proxy };
         let update = self
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
-        Ok(answered(update.write_concern(WriteConcern::majority()).into_future())
-            .await?
-            .matched_count
-            == 1)
+        let updated = answered(update.write_concern(WriteConcern::majority()).into_future()).await?;
+        Ok(updated.matched_count == 1)
     }
 
     /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.

@@ -168,10 +168,10 @@ pub async fn make(
                 .await
                 .map_err(|error| not_collated(constraint, error))?;
             let (_, there) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
-            let state = definitions.register(constraint, there.as_ref()).await?;
+            let registered = definitions.register(constraint, there.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
-            deployment.create(client, constraint, state).await?;
-            if state != State::Enforced {
+            deployment.create(client, constraint, registered.was_complete).await?;
+            if !registered.is_enforced {
                 unready.push((index, position));
             }
         }
@@ -191,7 +191,7 @@ impl Reserving {
     }
 
     /// Reserves the keys of the documents that are there, and notes that the constraints are enforced; for those that
-    /// aren't, and, from the first document on, for those that are `anew`.
+    /// weren't, and for those that are `anew`, which were suspended since.
     ///
     /// Whoever writes meanwhile must reserve already.
     ///
@@ -203,13 +203,22 @@ impl Reserving {
         lease: Duration,
         anew: impl Fn(&Constraint) -> bool,
     ) -> Result<(), PrepareError> {
-        let mut reports = Vec::new();
+        let (mut reports, mut taken_in) = (Vec::new(), Vec::new());
         for (index, (protected, uuid)) in self.collections.iter().enumerate() {
             for (position, proxy) in protected.constraints.iter().enumerate() {
-                let anew = anew(&proxy.constraint);
-                if anew || self.unready.contains(&(index, position)) {
-                    reports.extend(take_in_one(client, protected, uuid.as_ref(), position, lease, anew).await?);
+                if anew(&proxy.constraint) || self.unready.contains(&(index, position)) {
+                    let one = TakingIn::of(client, protected, position, uuid.as_ref(), lease).await?;
+                    match one.reserve_all().await? {
+                        Ok(era) => taken_in.push((one, era)),
+                        Err(report) => reports.push(report),
+                    }
                 }
+            }
+        }
+        // All of them or none: who is refused one goes on without any.
+        if reports.is_empty() {
+            for (one, era) in taken_in {
+                reports.extend(one.enforce(era).await?);
             }
         }
         match reports.is_empty() {
@@ -302,40 +311,70 @@ async fn look(
     Ok((deployment, collections))
 }
 
-/// Reserves the documents for one constraint of a collection; gives the report if some violate it.
-async fn take_in_one(
-    client: &Client,
-    protected: &Protected,
-    uuid: Option<&Bson>,
+/// A constraint whose documents are taken in.
+struct TakingIn<'a> {
+    client: &'a Client,
+    protected: &'a Protected,
     position: usize,
     lease: Duration,
-    anew: bool,
-) -> Result<Option<Report>, PrepareError> {
-    let constraint = &protected.constraints[position].constraint;
-    let definitions = Definitions::of(client, &protected.namespace);
-    // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
-    let (_, proxy) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
-    let between = Between {
-        collection: uuid.cloned(),
-        proxy,
-    };
-    if anew {
-        // First of all: if this is broken off, the next start takes all of them in.
-        definitions.suspend(constraint).await?;
+    between: Between,
+}
+
+impl<'a> TakingIn<'a> {
+    /// The constraint at `position` of a collection, which has this uuid.
+    async fn of(
+        client: &'a Client,
+        protected: &'a Protected,
+        position: usize,
+        uuid: Option<&Bson>,
+        lease: Duration,
+    ) -> Result<TakingIn<'a>, PrepareError> {
+        let constraint = &protected.constraints[position].constraint;
+        // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
+        let (_, proxy) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+        Ok(TakingIn {
+            client,
+            protected,
+            position,
+            lease,
+            between: Between {
+                collection: uuid.cloned(),
+                proxy,
+            },
+        })
     }
-    let database = client.database(&protected.namespace.database);
-    let id = definition_id(&protected.namespace, constraint.name());
-    loop {
-        let reached = Position::resume(database.clone(), id.clone(), between.clone()).await?;
-        let report = backfill::backfill(protected, position, lease, &reached).await?;
-        if !report.is_empty() {
-            return Ok(Some(report));
+
+    fn constraint(&self) -> &Constraint {
+        &self.protected.constraints[self.position].constraint
+    }
+
+    /// Reserves all documents; gives the era in which they are, or the report if some violate the constraint.
+    async fn reserve_all(&self) -> Result<Result<Option<Bson>, Report>, PrepareError> {
+        let namespace = &self.protected.namespace;
+        let id = definition_id(namespace, self.constraint().name());
+        let database = self.client.database(&namespace.database);
+        let reached = Position::resume(database, id, self.between.clone()).await?;
+        let report = backfill::backfill(self.protected, self.position, self.lease, &reached).await?;
+        Ok(match report.is_empty() {
+            true => Ok(reached.era),
+            false => Err(report),
+        })
+    }
+
+    /// Notes that the constraint is enforced. Where the `era` in which its documents were reserved is over, that is done again
+    /// first; gives the report if some violate it by then.
+    async fn enforce(&self, mut era: Option<Bson>) -> Result<Option<Report>, PrepareError> {
+        let (namespace, constraint) = (&self.protected.namespace, self.constraint());
+        let definitions = Definitions::of(self.client, namespace);
+        let proxy = self.between.proxy.as_ref();
+        while !definitions.enforce(constraint, proxy, era.as_ref()).await? {
+            era = match self.reserve_all().await? {
+                Ok(era) => era,
+                Err(report) => return Ok(Some(report)),
+            };
         }
-        let era = reached.era.as_ref();
-        if definitions.enforce(constraint, between.proxy.as_ref(), era).await? {
-            tracing::info!(namespace = %protected.namespace, constraint = constraint.name(), "constraint enforced");
-            return Ok(None);
-        }
+        tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced");
+        Ok(None)
     }
 }
 

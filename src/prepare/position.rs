@@ -9,7 +9,7 @@
 
 use bson::raw::CStr;
 use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
-use mongodb::{Collection, Database};
+use mongodb::{Collection, Database, options::WriteConcern};
 
 use crate::proxy_collection::{StoreError, answered};
 
@@ -79,10 +79,10 @@ impl Position {
         let taken = doc! { "$set": { "backfill.by": position.by } };
         let there = position.definitions.find_one_and_update(position.filter(), taken);
         let there = answered(there.into_future()).await?;
-        let era = there.as_ref().and_then(|there| there.get(ERA_FIELD).ok().flatten());
+        let there = there.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
+        let era = there.get(ERA_FIELD).ok().flatten();
         position.era = era.and_then(|era| Bson::try_from(era).ok());
-        let backfill = there.as_ref().and_then(|there| there.get_document("backfill").ok());
-        if let Some(backfill) = backfill
+        if let Ok(backfill) = there.get_document("backfill")
             && position.between.is_of(backfill)
         {
             position.after = backfill.get("after").ok().flatten().map(RawBson::from);
@@ -118,7 +118,8 @@ impl Position {
     /// Ends the era: the next one, whoever it is, begins at the first document.
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
         let forgotten = doc! { "$set": { ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
-        answered(self.definitions.update_one(self.filter(), forgotten).into_future()).await?;
+        let forgetting = self.definitions.update_one(self.filter(), forgotten);
+        answered(forgetting.write_concern(WriteConcern::majority()).into_future()).await?;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use mongodb::{Client, error::ErrorKind};
 use tokio::time::Instant;
 
-use super::{PrepareError, definition::State};
+use super::PrepareError;
 use crate::constraint::{Constraint, Key, Sharding};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
@@ -58,13 +58,13 @@ impl Deployment {
         }
     }
 
-    /// Creates the proxy collection of `constraint`; spreads it unless it is in use already, when its chunks are the
+    /// Creates the proxy collection of `constraint`; spreads it unless it `was_complete` once, when its chunks are the
     /// balancer's business.
     pub(super) async fn create(
         &self,
         client: &Client,
         constraint: &Constraint,
-        state: State,
+        was_complete: bool,
     ) -> Result<(), PrepareError> {
         let namespace = constraint.proxy_collection();
         let Deployment::Sharded(shards) = self else {
@@ -76,7 +76,7 @@ impl Deployment {
             let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
             client.database("admin").run_command(command).await?;
         }
-        if state == State::Backfilling && constraint.sharding() == Sharding::Hashed {
+        if !was_complete && constraint.sharding() == Sharding::Hashed {
             spread(client, &namespace, shards).await?;
         }
         Ok(())

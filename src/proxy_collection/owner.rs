@@ -59,8 +59,7 @@ impl ProxyCollection {
         Ok(held)
     }
 
-    /// The documents that have the `_id`s of these owners, as far as `scope` reaches. By the collection's own collation, as its
-    /// index on `_id` is: under a wide one there may be more, and each is judged by its own keys.
+    /// The documents that have the `_id`s of these owners, as far as `scope` reaches.
     async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let found = self.find_owners(claims, scope);
         asking(Step::LookForOwner, &self.constraint, claims.len(), found).await
@@ -78,6 +77,8 @@ impl ProxyCollection {
             "find": self.protected.name(),
             "filter": { "$or": owners },
             "projection": self.projection(&[])?,
+            // A default collation of the collection must not make one `_id` match another.
+            "collation": { "locale": "simple" },
         };
         if scope == Scope::Fenced {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });

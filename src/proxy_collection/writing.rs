@@ -4,10 +4,11 @@
 //! transaction ends, which may take a minute if nobody goes on with it. Others who travel in the same command aren't to wait
 //! for that: after a second each of them is tried alone.
 
+use std::future::ready;
 use std::time::Duration;
 
 use bson::{Document, RawDocumentBuf};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, StreamExt};
 use mongodb::Database;
 use mongodb::error::{Error, ErrorKind};
@@ -29,14 +30,17 @@ const MAX_TIME_EXPIRED: i32 = 50;
 /// Runs commands that were made for one item each; what became of each, in order. Those that have no answer within `limit`
 /// of all of them are `late`.
 pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration, late: T) -> Vec<T> {
-    let count = alone.len();
-    let in_time = sleep(limit);
-    let mut outcomes: Vec<T> = stream::iter(alone)
-        .buffered(ALONE_AT_ONCE)
-        .take_until(in_time)
-        .collect()
-        .await;
-    outcomes.resize(count, late);
+    let mut outcomes = vec![late; alone.len()];
+    let mut numbered = Vec::with_capacity(alone.len());
+    for (index, one) in alone.into_iter().enumerate() {
+        numbered.push(one.map(move |outcome| (index, outcome)));
+    }
+    let answered = stream::iter(numbered).buffer_unordered(ALONE_AT_ONCE);
+    let note = |(index, outcome): (usize, T)| {
+        outcomes[index] = outcome;
+        ready(())
+    };
+    answered.take_until(sleep(limit)).for_each(note).await;
     outcomes
 }
 
@@ -78,19 +82,17 @@ pub async fn write(database: &Database, command: RawDocumentBuf, limit: Duration
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
-
-    use futures_util::future::FutureExt;
+    use std::future::pending;
 
     use super::*;
 
     #[tokio::test]
     async fn what_is_not_answered_in_time_is_late_and_the_rest_is_told() {
         let silent = || pending::<u8>().boxed();
-        let mut alone = vec![ready(1).boxed(), ready(2).boxed()];
-        alone.extend((0..2 * ALONE_AT_ONCE).map(|_| silent()));
+        let mut alone = vec![silent(), ready(1).boxed(), silent()];
+        alone.extend((0..2 * ALONE_AT_ONCE).map(|_| ready(2).boxed()));
         let outcomes = each_alone(alone, Duration::from_millis(20), 0).await;
-        assert_eq!(outcomes.len(), 2 + 2 * ALONE_AT_ONCE);
-        assert_eq!(outcomes[..3], [1, 2, 0]);
+        assert_eq!(outcomes[..3], [0, 1, 0]);
+        assert_eq!(outcomes[3..], [2; 2 * ALONE_AT_ONCE]);
     }
 }

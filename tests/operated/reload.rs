@@ -121,6 +121,21 @@ fn a_reload_that_fails_midway_leaves_it_to_the_next_start() {
     assert_eq!(next.insert(database, user(2, "past@x", "2")), Err(11000));
 }
 
+/// One of two new constraints is violated: neither is enforced, and what is written after that isn't taken for reserved.
+#[test]
+fn a_reload_that_is_refused_enforces_none_of_its_constraints() {
+    let database = "reload_half";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &[], ""));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    keyward.insert(database, user(2, "b@x", "1")).unwrap();
+    let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
+    assert_eq!(outcome["outcome"], json!("refused"), "{outcome}");
+    keyward.insert(database, user(3, "late@x", "3")).unwrap();
+    let next = Keyward::start(&settings(database, &["email"], ""));
+    assert_eq!(next.insert(database, user(4, "late@x", "4")), Err(11000));
+}
+
 /// Writers of every kind go on while a constraint comes: none of what they write escapes it, and those that were there
 /// hold all the time.
 #[test]

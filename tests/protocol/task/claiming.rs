@@ -43,6 +43,9 @@ impl Task {
     pub(super) fn step(&mut self, event: &Event) {
         let (attempt, effects) = self.attempt.clone().step(event);
         self.attempt = attempt;
+        if self.attempt.ended().is_some() {
+            self.queue.retain(|effect| matches!(effect, Effect::Release(_)));
+        }
         self.queue.extend(effects);
     }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::catalog::Protected;
 use crate::constraint::{Key, KeyError};
-use crate::proxy_collection::{Owner, Reservation};
+use crate::proxy_collection::{Mark, Owner, Reservation};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
 
@@ -35,6 +35,8 @@ pub struct Candidate<'a> {
     pub keys: Vec<ConstrainedKey>,
     /// Where its attempt stands.
     pub attempt: Attempt,
+    /// How often what it held was given back.
+    pub beginning: u32,
     /// What the attempt asks for next.
     pub effects: Vec<Effect>,
     /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
@@ -99,6 +101,7 @@ impl<'a> Candidate<'a> {
             owner,
             keys,
             attempt,
+            beginning: 0,
             effects,
             since: None,
             rivals: HashMap::new(),
@@ -116,6 +119,14 @@ impl<'a> Candidate<'a> {
             rival.seen = before.seen;
         }
         self.rivals.insert(key, rival);
+    }
+
+    /// By what it knows the reservations that it writes.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            token: self.attempt.token(),
+            beginning: self.beginning,
+        }
     }
 
     /// Feeds one event to the attempt.

@@ -3,7 +3,7 @@
 //! The effects of many documents travel together: all reservations for one proxy collection in one insert, all reads in
 //! one find, and so on; then every attempt gets its events. It decides nothing: [`crate::reservation`] does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bson::Timestamp;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Candidate;
 use crate::catalog::Protected;
 use crate::constraint::Key;
-use crate::proxy_collection::{Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
+use crate::proxy_collection::{Mark, Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
 use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
 use crate::traces::{Step, asking};
 
@@ -107,8 +107,12 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
             }
         }
     }
+    let given_back: BTreeSet<usize> = releases.values().flatten().map(|((index, _), _)| *index).collect();
     for (slot, event, _) in run(protected, lease, candidates, releases).await {
         candidates[slot.0].step(&event);
+    }
+    for index in given_back {
+        candidates[index].beginning += 1;
     }
 }
 
@@ -190,12 +194,12 @@ impl Group<'_, '_> {
         &self.candidates[slot.0].owner
     }
 
-    fn token(&self, slot: Slot) -> Token {
-        self.candidates[slot.0].attempt.token()
+    fn mark(&self, slot: Slot) -> Mark {
+        self.candidates[slot.0].mark()
     }
 
     async fn reserve(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
-        let claim = |(slot, _): &(Slot, _)| (self.key(*slot), self.owner(*slot), self.token(*slot));
+        let claim = |(slot, _): &(Slot, _)| (self.key(*slot), self.owner(*slot), self.mark(*slot));
         let claims: Vec<_> = slots.iter().map(claim).collect();
         let outcomes = self.proxy().reserve(&claims).await;
         self.answer(slots, outcomes, |key, reserved| match reserved {
@@ -252,15 +256,15 @@ impl Group<'_, '_> {
                 debug_assert!(false, "a takeover follows the read of its rival");
                 continue;
             };
-            let (key, owner, token) = (self.key(slot), self.owner(slot), self.token(slot));
+            let (key, owner, mark) = (self.key(slot), self.owner(slot), self.mark(slot));
             let took = match strictly {
                 true => {
-                    let anew = self.proxy().reservation(key, owner, token);
+                    let anew = self.proxy().reservation(key, owner, mark);
                     let shard_key = &self.protected.shard_key;
                     let settled = self.proxy().settle_absent(key, rival, Some(anew), shard_key);
                     asking(Step::TakeOver, &self.proxy().constraint, 1, settled).await
                 }
-                false => self.proxy().take_over(key, rival, owner, token).await,
+                false => self.proxy().take_over(key, rival, owner, mark).await,
             };
             let took = took.map(|took| vec![took]);
             answers.extend(self.answer(vec![(slot, None)], took, |key, took| match took {
@@ -276,9 +280,9 @@ impl Group<'_, '_> {
     async fn release(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
         let keys: Vec<_> = slots
             .iter()
-            .map(|(slot, _)| (self.key(*slot), self.token(*slot)))
+            .map(|(slot, _)| (self.key(*slot), self.mark(*slot)))
             .collect();
-        if let Err(error) = self.proxy().release(&keys).await {
+        if let Err(error) = self.proxy().give_back(&keys).await {
             // What stays behind is settled after its lease; only who would claim it again is told.
             tracing::warn!(%error, constraint = self.proxy().constraint.name(), count = keys.len(), "could not release");
             let failed = slots.into_iter().map(|(slot, _)| (slot, Event::Failed(slot.1), None));

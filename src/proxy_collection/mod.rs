@@ -23,7 +23,7 @@ mod young;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{RawDocumentBuf, rawdoc};
+use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -46,7 +46,7 @@ use writing::{PATIENCE_MS, write};
 pub use late::answered;
 pub use placeholder::TakenOver;
 pub use reading::Read;
-pub use reservation::{Owner, Reservation};
+pub use reservation::{Mark, Owner, Reservation};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
 pub use walk::{Entry, Unreadable, id_of};
@@ -194,10 +194,10 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError::Closed`] during shutdown; whatever else goes wrong is an outcome of its own.
-    pub async fn reserve(&self, claims: &[(&Key, &Owner, Token)]) -> Result<Vec<Reserved>, StoreError> {
+    pub async fn reserve(&self, claims: &[(&Key, &Owner, Mark)]) -> Result<Vec<Reserved>, StoreError> {
         let documents = claims
             .iter()
-            .map(|(key, owner, token)| reservation::document(key, owner, *token, self.lease));
+            .map(|(key, owner, mark)| reservation::document(key, owner, *mark, self.lease));
         let documents: Vec<_> = documents.collect();
         let reserved = async {
             match self.reserving.is_busy(&documents) {
@@ -268,9 +268,9 @@ impl ProxyCollection {
         key: &Key,
         seen: &Reservation,
         owner: &Owner,
-        token: Token,
+        mark: impl Into<Mark>,
     ) -> Result<TakenOver, StoreError> {
-        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, token) };
+        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, mark) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
@@ -284,7 +284,7 @@ impl ProxyCollection {
         }
     }
 
-    /// Deletes the reservations of `keys` that still have these tokens.
+    /// Deletes the reservations of `keys` that still have these tokens, for good: nothing is reserved under them any more.
     ///
     /// Acknowledged by the primary only: a release that is lost leaves a reservation without an owner, which the next
     /// conflict or sweep settles.
@@ -292,11 +292,30 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if some may still be there.
     pub async fn release(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
-        let filter = |(key, token): &(&Key, Token)| {
-            rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(*token) }
+        self.release_all(keys.iter().map(|(key, token)| token_filter(key, *token)).collect())
+            .await
+    }
+
+    /// As [`ProxyCollection::release`], those of one beginning only.
+    ///
+    /// # Errors
+    /// [`StoreError`] if some may still be there.
+    pub async fn give_back(&self, keys: &[(&Key, Mark)]) -> Result<(), StoreError> {
+        let filter = |(key, mark): &(&Key, Mark)| {
+            let mut filter = token_filter(key, mark.token);
+            match mark.beginning {
+                // Absent, that is.
+                0 => filter.append(cstr!("beginning"), RawBson::Null),
+                beginning => filter.append(cstr!("beginning"), i64::from(beginning)),
+            }
+            filter
         };
-        let deleted = self.delete(keys.iter().map(filter).collect());
-        asking(Step::Release, &self.constraint, keys.len(), deleted).await
+        self.release_all(keys.iter().map(filter).collect()).await
+    }
+
+    async fn release_all(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+        let count = filters.len();
+        asking(Step::Release, &self.constraint, count, self.delete(filters)).await
     }
 
     /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged as a release is.
@@ -317,8 +336,8 @@ impl ProxyCollection {
     }
 
     /// The reservation of `key` for `owner`, as it is written.
-    pub fn reservation(&self, key: &Key, owner: &Owner, token: Token) -> RawDocumentBuf {
-        reservation::document(key, owner, token, self.lease)
+    pub fn reservation(&self, key: &Key, owner: &Owner, mark: impl Into<Mark>) -> RawDocumentBuf {
+        reservation::document(key, owner, mark.into(), self.lease)
     }
 
     /// The latest cluster times that this collection's reads told.
@@ -330,6 +349,11 @@ impl ProxyCollection {
     async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
         self.finder.find(command).await
     }
+}
+
+/// A reservation of an attempt's.
+fn token_filter(key: &Key, token: Token) -> RawDocumentBuf {
+    rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(token) }
 }
 
 /// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.

@@ -1,8 +1,8 @@
-//! A reservation as it stands in a proxy collection: `{_id, owner, route, token, lease, at}`.
+//! A reservation as it stands in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
 //!
 //! `_id` is the key ([`crate::constraint::Key::reservation_id`]); `owner` is the owner's `_id`; `route` its shard-key
-//! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it;
-//! `lease`, in milliseconds, how long it may be in flight; `at` is the cluster time of the write, filled in by the server.
+//! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it, and
+//! `beginning`, absent where it is 0, in which of its beginnings; `lease`, in milliseconds, how long it may be in flight; `at` is the cluster time of the write, filled in by the server.
 
 use std::time::Duration;
 
@@ -19,6 +19,23 @@ pub struct Owner {
     pub id: RawBson,
     /// Its shard-key values; `None` where the protected collection isn't sharded.
     pub route: Option<RawDocumentBuf>,
+}
+
+/// By what an attempt knows a reservation that it has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// The attempt's.
+    pub token: Token,
+    /// How often the attempt has given back what it held: a deletion of that which comes late doesn't hit what it has
+    /// reserved since.
+    pub beginning: u32,
+}
+
+impl From<Token> for Mark {
+    /// The first beginning's.
+    fn from(token: Token) -> Mark {
+        Mark { token, beginning: 0 }
+    }
 }
 
 /// A reservation that was read.
@@ -56,14 +73,17 @@ impl PartialEq for Owner {
 }
 
 /// The reservation of `key` for `owner`, ready to be inserted or to replace another.
-pub fn document(key: &Key, owner: &Owner, token: Token, lease: Duration) -> RawDocumentBuf {
+pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDocumentBuf {
     let mut document = RawDocumentBuf::new();
     document.append(cstr!("_id"), key.reservation_id());
     document.append(cstr!("owner"), owner.id.clone());
     if let Some(route) = &owner.route {
         document.append(cstr!("route"), route.clone());
     }
-    document.append(cstr!("token"), token_value(token));
+    document.append(cstr!("token"), token_value(mark.token));
+    if mark.beginning > 0 {
+        document.append(cstr!("beginning"), i64::from(mark.beginning));
+    }
     document.append(cstr!("lease"), i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
     document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });

@@ -101,7 +101,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
         route: None,
     };
     proxy
-        .reserve(&[(&held, &owner, token(1)), (&other, &owner, token(2))])
+        .reserve(&[(&held, &owner, token(1).into()), (&other, &owner, token(2).into())])
         .await
         .unwrap();
     let seen = proxy.read(&[&held]).await.unwrap().remove(0).unwrap().reservation;
@@ -119,7 +119,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     assert!(released.is_err(), "{released:?}");
     assert_eq!(crate::reservations(cluster, database, "email").await.len(), 1);
     // As an attempt does that begins anew.
-    proxy.reserve(&[(&other, &owner, token(2))]).await.unwrap();
+    proxy.reserve(&[(&other, &owner, token(2).into())]).await.unwrap();
     let taken = proxy.take_over(&held, &seen, &owner, token(3)).await.unwrap();
     assert_eq!(taken, TakenOver::Busy);
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());

@@ -1,11 +1,15 @@
 //! The store of reservations itself: what makes a takeover or a release miss, and what makes it fail.
 
+use std::time::Duration;
+
 use bson::{RawBson, doc};
-use keyward::proxy_collection::{Owner, Reserved, TakenOver};
+use keyward::proxy_collection::{Mark, Owner, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
+use crate::abandoned::{Abandoned, NOW};
+use crate::support::run;
 use crate::trial::store_of_email;
-use crate::{EMAIL, failing, keyward, users};
+use crate::{EMAIL, failing, insert, keyward, users};
 
 fn owner(id: i32) -> Owner {
     Owner {
@@ -30,13 +34,13 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
     let (proxy, key) = store_of_email(database);
     let (first, other) = (token(), token());
     assert_eq!(
-        proxy.reserve(&[(&key, &owner(1), first)]).await.unwrap(),
+        proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
         [Reserved::Written]
     );
     let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
     proxy.release(&[(&key, first)]).await.unwrap();
     assert_eq!(
-        proxy.reserve(&[(&key, &owner(1), first)]).await.unwrap(),
+        proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
         [Reserved::Written]
     );
     let taken = proxy.take_over(&key, &seen, &owner(2), other).await.unwrap();
@@ -57,7 +61,7 @@ async fn a_release_that_a_shard_refuses_is_an_error() {
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let (proxy, key) = store_of_email(database);
     let token = token();
-    proxy.reserve(&[(&key, &owner(1), token)]).await.unwrap();
+    proxy.reserve(&[(&key, &owner(1), token.into())]).await.unwrap();
     let namespace = format!("{database}.keyward.users.email_1");
     let how = doc! { "failCommands": ["delete"], "namespace": namespace, "errorCode": 202 };
     let fail = |shard: &testbed::ReplicaSet| shard.fail_point("failCommand", "alwaysOn", how.clone()).unwrap();
@@ -66,4 +70,43 @@ async fn a_release_that_a_shard_refuses_is_an_error() {
     drop(refused);
     proxy.release(&[(&key, token)]).await.unwrap();
     assert_eq!(crate::reservations(cluster, database, "email").await.len(), 0);
+}
+
+/// A deletion that comes late, say, because a router gave it up by its own clock and it was sent again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
+    let database = "next_beginning";
+    let cluster = users(database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(database);
+    let token = token();
+    let mark = |beginning| Mark { token, beginning };
+    for beginning in 0..3 {
+        let reserved = proxy.reserve(&[(&key, &owner(1), mark(beginning))]).await.unwrap();
+        assert_eq!(reserved, [Reserved::Written]);
+        for other in (0..4).filter(|other| *other != beginning) {
+            proxy.give_back(&[(&key, mark(other))]).await.unwrap();
+        }
+        assert_eq!(crate::reservations(cluster, database, "email").await.len(), 1);
+        proxy.give_back(&[(&key, mark(beginning))]).await.unwrap();
+        assert_eq!(crate::reservations(cluster, database, "email").await.len(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_claims_again_what_it_gave_back_says_so_in_the_reservation() {
+    let database = "begun_again";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "1s", &[EMAIL]);
+    let mut abandoned = Abandoned::of("a@x", NOW);
+    abandoned.lease = Duration::from_secs(1);
+    abandoned.write(cluster, database).await;
+    let both = doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] };
+    let reply = run(&keyward.client().await, database, insert(vec![both], true)).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let reservations = crate::reservations(cluster, database, "email").await;
+    let beginnings = reservations
+        .iter()
+        .map(|reservation| reservation.get_i64("beginning").unwrap_or(0));
+    assert!(beginnings.max() > Some(0), "{reservations:?}");
 }

@@ -42,7 +42,7 @@ impl Trial {
         drop(keyward(cluster, database, "60s", &[EMAIL]));
         let (proxy, key) = store_of_email(database);
         let client = cluster.client();
-        proxy.reserve(&[(&key, &owner, token(1))]).await.unwrap();
+        proxy.reserve(&[(&key, &owner, token(1).into())]).await.unwrap();
         let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
         let database = client.database(database);
         Trial {

@@ -107,8 +107,10 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
             }
         }
     }
-    let given_back: BTreeSet<usize> = releases.values().flatten().map(|((index, _), _)| *index).collect();
+    let mut given_back: BTreeSet<usize> = releases.values().flatten().map(|((index, _), _)| *index).collect();
     for (slot, event, _) in run(protected, lease, candidates, releases).await {
+        // It has failed, and is tried again at most: nothing more is reserved.
+        given_back.remove(&slot.0);
         candidates[slot.0].step(&event);
     }
     for index in given_back {

@@ -181,8 +181,6 @@ async fn apply_constraints(
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
     let before = service.writes.catalog().clone();
-    // If this is broken off, whoever starts next takes all documents in, those too that were written here.
-    suspend(service, &added).await?;
     if let Err(error) = enforce(service, current, &removed, &reserving, &added).await {
         match suspend(service, &added).await {
             Ok(()) => {
@@ -219,6 +217,8 @@ async fn enforce(
         .iter()
         .for_each(|constraint| service.metrics.set_ready(constraint, false));
     let past = service.writes.replace(Arc::new(reserving.catalog()));
+    // If this is broken off, whoever starts next takes all documents in, those too that were written here.
+    suspend(service, added).await?;
     if !added.is_empty() {
         let transactions = service.writes.transactions_end();
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;

@@ -215,7 +215,7 @@ impl Reserving {
                 }
             }
         }
-        // All of them or none: who is refused one goes on without any.
+        // None while one is violated: who is refused one goes on without any.
         if reports.is_empty() {
             for (one, era) in taken_in {
                 reports.extend(one.enforce(era).await?);

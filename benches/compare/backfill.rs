@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bson::{Document, doc};
+use bson::{Document, doc, oid::ObjectId};
 use testbed::Cluster;
 
 use crate::connection::Connection;
@@ -22,7 +22,12 @@ const MIDDLE: i32 = 1 << 15;
 pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
     let cluster = Cluster::shared();
     shard(cluster, "takenin", doc! { "_id": "hashed" });
-    filling::insert(&ground.router, "takenin", documents, |_| user());
+    filling::insert(&ground.router, "takenin", documents, |_| {
+        // As drivers make them.
+        let mut user = user();
+        user.insert("_id", ObjectId::new());
+        user
+    });
     let (mut backfill, mut by_insert) = (Vec::new(), Vec::new());
     // The first round warms up; each has collections of its own.
     for round in 0..=rounds {
@@ -53,13 +58,12 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
 
 /// A collection on both shards, cut as a proxy collection is.
 fn spread(cluster: &Cluster, collection: &str) {
-    shard(cluster, collection, doc! { "_id.h": 1 });
+    shard(cluster, collection, doc! { "_id": 1 });
     let namespace = format!("{DATABASE}.{collection}");
-    cluster.split(&namespace, doc! { "_id.h": MIDDLE }).unwrap();
+    let from = |bucket: i32| doc! { "_id": { "h": bucket } };
+    cluster.split(&namespace, from(MIDDLE)).unwrap();
     for (bucket, shard) in [0, MIDDLE].into_iter().zip(cluster.shards()) {
-        cluster
-            .move_chunk(&namespace, doc! { "_id.h": bucket }, shard.name())
-            .unwrap();
+        cluster.move_chunk(&namespace, from(bucket), shard.name()).unwrap();
     }
 }
 

@@ -73,7 +73,7 @@ fn main() {
         tell("memory", &memory::table(effort.rounds), None);
     }
     if "backfill".contains(filter) {
-        let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(1e5) as usize;
+        let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(4e5) as usize;
         tell("backfill", &backfill::table(&ground, documents, effort.rounds), None);
     }
     if "size".contains(filter) {

@@ -37,6 +37,8 @@ pub struct Candidate<'a> {
     pub attempt: Attempt,
     /// How often what it held was given back.
     pub beginning: u32,
+    /// Whether a write by which its document comes to hold the keys may be on its way.
+    pub in_flight: bool,
     /// What the attempt asks for next.
     pub effects: Vec<Effect>,
     /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
@@ -63,7 +65,7 @@ impl<'a> Candidate<'a> {
         Ok(Candidate::beginning(begin, token, document, owner, keys))
     }
 
-    /// One attempt for each key that a document, which is there already, gives the constraint at position `constraint`.
+    /// One attempt for each key that a document, which is there already, holds under the constraint at position `constraint`.
     ///
     /// # Errors
     /// [`KeyError`], as for [`Candidate::new`].
@@ -71,15 +73,22 @@ impl<'a> Candidate<'a> {
         protected: &Protected,
         constraint: usize,
         token: Token,
-        doc: Doc<'a>,
+        doc: Doc<'_>,
     ) -> Result<Vec<Self>, KeyError> {
         let owner = owner_of(protected, doc)?;
         let keys = protected.constraints[constraint].constraint.keys(doc)?;
-        let candidates = keys.into_iter().map(|key| {
-            let document = Cow::Borrowed(doc.bytes());
-            Candidate::of_keys(token, document, owner.clone(), vec![ConstrainedKey { constraint, key }])
-        });
-        Ok(candidates.collect())
+        let keys = keys.into_iter().map(|key| ConstrainedKey { constraint, key });
+        Ok(keys
+            .map(|key| Candidate::of_held_key(token, owner.clone(), key))
+            .collect())
+    }
+
+    /// An attempt at a key that a document holds already: no write of it is on its way.
+    pub fn of_held_key(token: Token, owner: Owner, key: ConstrainedKey) -> Self {
+        Candidate {
+            in_flight: false,
+            ..Candidate::of_keys(token, Cow::Borrowed(&[]), owner, vec![key])
+        }
     }
 
     /// An attempt at these keys for a document that is there already.
@@ -102,6 +111,7 @@ impl<'a> Candidate<'a> {
             keys,
             attempt,
             beginning: 0,
+            in_flight: true,
             effects,
             since: None,
             rivals: HashMap::new(),
@@ -126,6 +136,7 @@ impl<'a> Candidate<'a> {
         Mark {
             token: self.attempt.token(),
             beginning: self.beginning,
+            in_flight: self.in_flight,
         }
     }
 

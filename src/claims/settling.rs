@@ -343,9 +343,12 @@ impl Group<'_, '_> {
 }
 
 /// Whether the reservation's lease is over, by its shard's clock; `lease` is this Keyward's, and its writer may have
-/// another: in doubt it is in flight.
+/// another: in doubt it is in flight. One that never was in flight has none to run.
 pub fn age(read: &Read, lease: Duration) -> Age {
-    age_at(read.reservation.at, read.now, lease.max(read.reservation.lease))
+    match read.reservation.lease.is_zero() {
+        true => Age::Expired,
+        false => age_at(read.reservation.at, read.now, lease.max(read.reservation.lease)),
+    }
 }
 
 /// Whether a reservation written `at` is older than `lease` by `now`.

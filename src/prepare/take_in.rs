@@ -1,12 +1,12 @@
 //! Reserves keys for documents that are there already.
 //!
-//! Documents may change meanwhile: what was reserved is looked at again, and given back if its document doesn't hold it
-//! any more. Killed at any point it leaves reservations whose documents are there, or that the sweeper finds.
+//! Documents may change meanwhile. What is reserved for one that doesn't hold the key any more is in nobody's way: no write of
+//! its owner's is on its way, so whoever wants the key takes it over at once, or the sweeper deletes it.
 
 use std::time::Duration;
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, give_back, owner_of, settle};
+use crate::claims::{Candidate, ConstrainedKey, owner_of, settle};
 use crate::proxy_collection::{Owner, StoreError};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
@@ -39,19 +39,27 @@ pub async fn take_in<'a>(
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
         let awaited = settle(protected, lease, &mut pending).await;
-        look_again(protected, lease, &mut pending).await?;
-        let mut left = Vec::new();
+        let (mut left, mut duplicates) = (Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
+                // Its document is there: nothing is to be forwarded.
+                None if candidate.attempt.may_forward() => outcomes.push((candidate, Outcome::Reserved)),
                 None => left.push(candidate),
-                Some(Ended::NotHeld(NotHeld::Unsure(_))) => return Err(StoreError::Unsure),
-                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    let outcome = duplicate(protected, &candidate, key).await?;
-                    outcomes.push((candidate, outcome));
-                }
-                Some(Ended::NotApplied) => outcomes.push((candidate, Outcome::Gone)),
-                Some(Ended::Applied | Ended::InDoubt) => outcomes.push((candidate, Outcome::Reserved)),
+                // It may be reserved for the very document already: by an earlier start, say.
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.is_its_own_rival(key) {
+                    true => outcomes.push((candidate, Outcome::Reserved)),
+                    false => duplicates.push(candidate),
+                },
+                Some(_) => return Err(StoreError::Unsure),
             }
+        }
+        let held = are_held(protected, &duplicates).await?;
+        for (candidate, is_held) in duplicates.into_iter().zip(held) {
+            let outcome = match is_held {
+                true => duplicate(protected, &candidate).await?,
+                false => Outcome::Gone,
+            };
+            outcomes.push((candidate, outcome));
         }
         pending = left;
         if awaited.iter().any(|rival| rival.attempt != attempt) {
@@ -64,43 +72,29 @@ pub async fn take_in<'a>(
     Ok(outcomes)
 }
 
-/// Looks again whether the documents still hold what was just reserved for them, and gives back what they don't.
-async fn look_again(protected: &Protected, lease: Duration, pending: &mut [Candidate<'_>]) -> Result<(), StoreError> {
-    let held: Vec<&Candidate<'_>> = pending
-        .iter()
-        .filter(|candidate| candidate.attempt.may_forward())
-        .collect();
-    let Some(first) = held.first() else { return Ok(()) };
-    let proxy = &protected.constraints[first.keys[0].constraint];
-    let claims: Vec<_> = held
+/// Whether the documents still hold the keys that others hold, too: they may have been given up since they were read.
+async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result<Vec<bool>, StoreError> {
+    let Some(first) = duplicates.first() else {
+        return Ok(Vec::new());
+    };
+    let claims: Vec<_> = duplicates
         .iter()
         .map(|candidate| (&candidate.keys[0].key, &candidate.owner))
         .collect();
-    let still_there = proxy.look_up(&claims, Scope::Everywhere).await?;
-    let held = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
-    for (candidate, still_there) in held.zip(still_there) {
-        candidate.step(match still_there {
-            true => &Event::Applied,
-            false => &Event::NotApplied,
-        });
-    }
-    give_back(protected, lease, pending).await;
-    Ok(())
+    let proxy = &protected.constraints[first.keys[0].constraint];
+    proxy.look_up_owners(&claims, Scope::Everywhere).await
 }
 
-/// Whose the key is. It may be reserved for the very document already: by an earlier start, say. The reservation's route may
-/// be that of a namesake on another shard which is gone, or an old one of the document itself, changed past Keyward.
-async fn duplicate(protected: &Protected, candidate: &Candidate<'_>, key: usize) -> Result<Outcome, StoreError> {
-    let Some(rival) = candidate.rivals.get(&key) else {
+/// Whose the key is. It may be reserved for the very document, after all: the reservation's route may be that of a namesake on
+/// another shard which is gone, or an old one of the document itself, changed past Keyward.
+async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<Outcome, StoreError> {
+    let Some(rival) = candidate.rivals.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
-    if candidate.is_its_own_rival(key) {
-        return Ok(Outcome::Reserved);
-    }
     if !rival.owner.is_namesake_of(&candidate.owner) {
         return Ok(Outcome::Duplicate(rival.owner.clone()));
     }
-    let ConstrainedKey { constraint, key } = &candidate.keys[key];
+    let ConstrainedKey { constraint, key } = &candidate.keys[0];
     let proxy = &protected.constraints[*constraint];
     for namesake in proxy.namesakes(&candidate.owner.id, &protected.shard_key).await? {
         let malformed = |_| StoreError::Unexpected("a document");

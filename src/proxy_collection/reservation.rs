@@ -2,7 +2,9 @@
 //!
 //! `_id` is the key ([`crate::constraint::Key::reservation_id`]); `owner` is the owner's `_id`; `route` its shard-key
 //! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it, and
-//! `beginning`, absent where it is 0, in which of its beginnings; `lease`, in milliseconds, how long it may be in flight; `at` is the cluster time of the write, filled in by the server.
+//! `beginning`, absent where it is 0, in which of its beginnings;
+//! `lease`, in milliseconds, how long it may be in flight, 0 if
+//! it never was; `at` is the cluster time of the write, filled in by the server.
 
 use std::time::Duration;
 
@@ -29,12 +31,18 @@ pub struct Mark {
     /// How often the attempt has given back what it held: a deletion of that which comes late doesn't hit what it has
     /// reserved since.
     pub beginning: u32,
+    /// Whether a write by which its owner would hold the key may be on its way: if not, nobody waits for one.
+    pub in_flight: bool,
 }
 
 impl From<Token> for Mark {
-    /// The first beginning's.
+    /// The first beginning's, in flight.
     fn from(token: Token) -> Mark {
-        Mark { token, beginning: 0 }
+        Mark {
+            token,
+            beginning: 0,
+            in_flight: true,
+        }
     }
 }
 
@@ -47,7 +55,7 @@ pub struct Reservation {
     pub token: Token,
     /// The cluster time at which it was written.
     pub at: Timestamp,
-    /// How long it may be in flight, as its writer has it: other Keywards may run with another lease.
+    /// How long it may be in flight, as its writer has it: other Keywards may run with another lease. Zero if it never was.
     pub lease: Duration,
     /// When this process first saw it.
     pub seen: Instant,
@@ -72,7 +80,7 @@ impl PartialEq for Owner {
     }
 }
 
-/// The reservation of `key` for `owner`, ready to be inserted or to replace another.
+/// The reservation of `key` for `owner`, ready to be inserted or to replace another; `lease` if it is in flight.
 pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDocumentBuf {
     let mut document = RawDocumentBuf::new();
     document.append(cstr!("_id"), key.reservation_id());
@@ -84,6 +92,7 @@ pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDoc
     if mark.beginning > 0 {
         document.append(cstr!("beginning"), i64::from(mark.beginning));
     }
+    let lease = if mark.in_flight { lease } else { Duration::ZERO };
     document.append(cstr!("lease"), i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
     document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });

@@ -1,6 +1,5 @@
 //! Repairs what is safe to repair, by the means that writes and the sweeper have, so that it doesn't get into their way.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::Verification;
@@ -44,11 +43,11 @@ impl Verification<'_> {
     async fn reserve(&self, key: &Key, owner: &Owner) -> Result<Repaired, StoreError> {
         let under_way = InFlight::default().begin();
         let attempt = under_way.attempt();
-        let keys = vec![ConstrainedKey {
+        let key = ConstrainedKey {
             constraint: self.position,
             key: key.clone(),
-        }];
-        let candidate = Candidate::of_keys(token(attempt), Cow::Borrowed(&[]), owner.clone(), keys);
+        };
+        let candidate = Candidate::of_held_key(token(attempt), owner.clone(), key);
         let outcomes = take_in(self.protected, self.settings.lease, attempt, vec![candidate]).await?;
         match outcomes.into_iter().next() {
             Some((_, Outcome::Reserved | Outcome::Gone)) => Ok(Repaired::Yes),

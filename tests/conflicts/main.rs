@@ -26,6 +26,7 @@ mod set_values;
 mod side_by_side;
 #[path = "../support/mod.rs"]
 mod support;
+mod taken_in;
 mod trial;
 mod waiting;
 

@@ -80,7 +80,10 @@ async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let (proxy, key) = store_of_email(database);
     let token = token();
-    let mark = |beginning| Mark { token, beginning };
+    let mark = |beginning| Mark {
+        beginning,
+        ..token.into()
+    };
     for beginning in 0..3 {
         let reserved = proxy.reserve(&[(&key, &owner(1), mark(beginning))]).await.unwrap();
         assert_eq!(reserved, [Reserved::Written]);

@@ -68,7 +68,8 @@ pub fn key_of_email(address: &str, database: &str) -> Key {
     email(database).keys(Doc::new(&document).unwrap()).unwrap().remove(0)
 }
 
-fn email(database: &str) -> Constraint {
+/// The constraint on `users.email`.
+pub fn email(database: &str) -> Constraint {
     let spec = IndexSpec {
         key: doc! { "email": 1 },
         ..Default::default()

@@ -5,7 +5,7 @@ use keyward::reservation::Scope;
 use crate::protocol::network::{Message, Phase, Request};
 use crate::protocol::rules::Broken;
 use crate::protocol::store::Reservation;
-use crate::protocol::words::{Key, OpId, TaskId};
+use crate::protocol::words::{Id, Key, OpId, TaskId};
 use crate::size::KEYS;
 use crate::state::State;
 use crate::system::{System, keyward};
@@ -37,6 +37,11 @@ pub enum Action {
     },
     /// The sweeper finds a reservation whose lease is over and whose owner isn't there: what follows from it is on its way.
     Sweep {
+        key: Key,
+    },
+    /// Who takes in what is there reads a document, and sends the reservation of a key that it holds.
+    TakeIn {
+        id: Id,
         key: Key,
     },
     KeywardDies {
@@ -142,6 +147,14 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         if !is_at_it && state.store.reservations[key as usize].is_some_and(is_stale) {
             actions.push(Action::Sweep { key });
         }
+    }
+    if let Some(id) = state.to_take_in {
+        let held = state.store.documents[id as usize];
+        actions.extend(
+            held.iter()
+                .flat_map(|keys| keys.iter())
+                .map(|key| Action::TakeIn { id, key }),
+        );
     }
     if state.faults > 0 {
         for number in 0..2 {

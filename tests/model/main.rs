@@ -35,12 +35,16 @@ safe! {
     exchange_compensating: Exchange, COMPENSATING, 0;
     moved_compensating: Moved, COMPENSATING, 0;
     upsert_compensating: Upsert, COMPENSATING, 0;
+    taken_in_compensating: TakenIn, COMPENSATING, 0;
+    renewed_compensating: Renewed, COMPENSATING, 0;
     rivals_strict: Rivals, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;
     change_strict: Change, STRICT, 1;
     exchange_strict: Exchange, STRICT, 1;
     moved_strict: Moved, STRICT, 0;
     upsert_strict: Upsert, STRICT, 0;
+    taken_in_strict: TakenIn, STRICT, 1;
+    renewed_strict: Renewed, STRICT, 0;
 }
 
 /// The worlds that are small enough to be remembered whole; with a fault, that is two of strict mode.
@@ -53,6 +57,8 @@ fn every_state_can_come_to_rest() {
         World::Exchange,
         World::Moved,
         World::Upsert,
+        World::TakenIn,
+        World::Renewed,
     ] {
         comes_to_rest(world, compensating, 0);
         comes_to_rest(world, strict, 0);
@@ -87,6 +93,7 @@ guards! {
     a_takeover_compares_the_token: Rivals, COMPENSATING, TakeoverWithoutToken, 0;
     a_takeover_compares_when_it_was_written: Rivals, COMPENSATING, TakeoverWithoutAt, 0;
     a_deposed_primary_is_not_asked: Rivals, COMPENSATING, LookWithoutFence, 1;
+    what_is_taken_in_has_an_owner: TakenIn, COMPENSATING, LookWithoutOwner, 0;
     the_owner_is_looked_for: Rivals, COMPENSATING, LookWithoutOwner, 0;
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
     a_release_names_its_token: Rivals, COMPENSATING, ReleaseWithoutToken, 0;

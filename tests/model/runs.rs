@@ -28,16 +28,22 @@ pub enum World {
     Moved,
     /// A document is upserted with a key that another one wants, too.
     Upsert,
+    /// As *Change*; and the first document is taken in meanwhile.
+    TakenIn,
+    /// A document that is taken in is deleted and inserted again, and its key wanted by another.
+    Renewed,
 }
 
 impl World {
     pub fn system(self, rules: Rules, faults: u8) -> System {
         let insert = |id, keys| Deed::Insert { id, keys };
+        let mut to_take_in = None;
         let (documents, programs) = match self {
             World::Rivals => (vec![], vec![vec![retryable(insert(0, A))], vec![once(insert(1, A))]]),
             World::Overlap => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, B))]]),
             World::Crossing => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, AB))]]),
-            World::Change => {
+            World::Change | World::TakenIn => {
+                to_take_in = (self == World::TakenIn).then_some(0);
                 let change = retryable(Deed::Change { id: 0, to: B });
                 (vec![(0, A)], vec![vec![change], vec![once(insert(1, A))]])
             }
@@ -52,6 +58,11 @@ impl World {
                 let upsert = retryable(Deed::Upsert { id: 0, keys: A });
                 (vec![], vec![vec![upsert], vec![once(insert(1, A))]])
             }
+            World::Renewed => {
+                to_take_in = Some(0);
+                let first = vec![once(Deed::Delete { id: 0 }), retryable(insert(0, A))];
+                (vec![(0, A)], vec![first, vec![once(insert(1, A))]])
+            }
             World::Moved => {
                 let second = vec![once(Deed::Delete { id: 0 }), once(insert(1, A))];
                 (vec![], vec![vec![retryable(insert(0, A))], second])
@@ -61,6 +72,7 @@ impl World {
             rules,
             documents,
             programs,
+            to_take_in,
             faults,
         }
     }

@@ -3,7 +3,7 @@
 use crate::protocol::network::{Message, Phase, Request};
 use crate::protocol::store::Store;
 use crate::protocol::task::{Requests, Task};
-use crate::protocol::words::{At, Keys, Outcome, TaskId};
+use crate::protocol::words::{At, Id, Keys, Outcome, TaskId};
 use crate::system::System;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -13,6 +13,8 @@ pub struct State {
     pub tasks: Vec<Task>,
     pub clients: Vec<Client>,
     pub faults: u8,
+    /// A document that is yet to be read by whoever takes in what is there.
+    pub to_take_in: Option<Id>,
     /// A primary is deposed, and doesn't know.
     pub is_deposed: bool,
     /// A duplicate was reported of a key that nobody held.

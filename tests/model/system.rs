@@ -18,6 +18,8 @@ pub struct System {
     pub documents: Vec<(Id, Keys)>,
     /// Each client's operations, one after the other.
     pub programs: Vec<Vec<Op>>,
+    /// A document whose key is taken in at some time, though it is reserved.
+    pub to_take_in: Option<Id>,
     /// How many of these may happen: a Keyward dies, a client loses its Keyward, a request is not answered in
     /// time, a primary is deposed.
     pub faults: u8,
@@ -184,6 +186,7 @@ impl Model for System {
             tasks: Vec::new(),
             clients: vec![Client::default(); self.programs.len()],
             faults: self.faults,
+            to_take_in: self.to_take_in,
             is_deposed: false,
             wrong_duplicate: false,
             wrong_refusal: false,
@@ -261,6 +264,11 @@ impl Model for System {
             Action::Sweep { key } => {
                 let seen = state.store.reservations[key as usize]?;
                 let request = Request::sweep(key, seen, &self.rules);
+                state.network.push(Message { to: None, request });
+            }
+            Action::TakeIn { id, key } => {
+                state.to_take_in = None;
+                let request = Request::TakeIn { key, owner: id };
                 state.network.push(Message { to: None, request });
             }
             Action::KeywardDies { keyward } => {

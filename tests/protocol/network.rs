@@ -23,6 +23,11 @@ pub enum Request {
         owner: Id,
         token: Token,
     },
+    /// Reserves a key for a document that held it when it was read: nothing is in flight.
+    TakeIn {
+        key: Key,
+        owner: Id,
+    },
     Read {
         key: Key,
     },

@@ -7,7 +7,7 @@ use keyward::reservation::Token;
 
 use crate::protocol::network::{Message, Phase, Reply, Request, Write};
 use crate::protocol::rules::{Broken, Rules};
-use crate::protocol::words::{At, Deed, Id, Key, Keys, NONE, OpId};
+use crate::protocol::words::{At, Deed, Id, Key, Keys, NONE, OpId, taking_in};
 use crate::size::{IDS, KEYS};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,6 +98,17 @@ impl Store {
                 Some(_) => Reply::No,
                 None => {
                     self.reserve(*key, *owner, *token);
+                    Reply::Written(self.clock)
+                }
+            },
+            Request::TakeIn { key, owner } => match self.reservations[*key as usize] {
+                Some(_) => Reply::No,
+                None => {
+                    self.reserve(*key, *owner, taking_in(*owner));
+                    // Nobody waits for a lease.
+                    if let Some(there) = &mut self.reservations[*key as usize] {
+                        there.is_over = true;
+                    }
                     Reply::Written(self.clock)
                 }
             },

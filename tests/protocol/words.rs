@@ -128,6 +128,19 @@ impl TaskId {
     }
 }
 
+/// The token under which a document is taken in.
+pub fn taking_in(id: Id) -> Token {
+    let nobody = OpId {
+        client: u8::MAX,
+        index: id,
+    };
+    let once = TaskId {
+        op: nobody,
+        try_number: 0,
+    };
+    once.token(0, false)
+}
+
 /// How an operation ended for its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outcome {

@@ -6,7 +6,7 @@ use crate::plan::{LEASE, Time};
 use crate::protocol::network::{Message, Reply, Request};
 use crate::protocol::rules::{Broken, Rules};
 use crate::protocol::store::{Reservation, Store};
-use crate::protocol::words::{Id, Key, Keys, OpId};
+use crate::protocol::words::{Id, Key, Keys, OpId, taking_in};
 use crate::size::{IDS, KEYS};
 
 /// A request on its way; the same for a duplicate of it.
@@ -76,6 +76,7 @@ impl Cluster {
     pub fn of_request(&self, request: &Request) -> usize {
         match request {
             Request::Reserve { key, .. }
+            | Request::TakeIn { key, .. }
             | Request::Read { key }
             | Request::TakeOver { key, .. }
             | Request::Release { key, .. }
@@ -99,7 +100,7 @@ impl Cluster {
     pub fn at(&mut self, now: Time) {
         self.store.clock = self.store.clock.max(now);
         for there in self.store.reservations.iter_mut().flatten() {
-            there.is_over = now > there.at + LEASE;
+            there.is_over = now > there.at + LEASE || there.token == taking_in(there.owner);
         }
     }
 
@@ -241,7 +242,9 @@ impl Shard {
 pub fn waits_for_a_majority(request: &Request, rules: &Rules) -> bool {
     use keyward::reservation::Scope;
     match request {
-        Request::Reserve { .. } | Request::TakeOver { .. } => !rules.lacks(Broken::WithoutMajority),
+        Request::Reserve { .. } | Request::TakeIn { .. } | Request::TakeOver { .. } => {
+            !rules.lacks(Broken::WithoutMajority)
+        }
         Request::Write(_) => !rules.lacks(Broken::AnswerBeforeMajority),
         Request::LookUp { scope, .. } => *scope == Scope::Fenced && !rules.lacks(Broken::LookWithoutFence),
         Request::LookAt { by_majority, .. } => *by_majority,

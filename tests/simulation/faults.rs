@@ -1,14 +1,15 @@
-//! What goes wrong by itself: Keywards die and stop, primaries step down; and the sweeper, which tidies up after it.
+//! What goes wrong by itself: Keywards die and stop, primaries step down; and who comes by: the sweeper, and
+//! whoever takes in what is there.
 
 use crate::cluster::Shard;
 use crate::history::{Fault, Happened};
 use crate::plan::LEASE;
 use crate::protocol::network::{Message, Phase, Reply, Request};
 use crate::protocol::rules::Broken;
-use crate::protocol::words::{Key, Outcome, TaskId};
+use crate::protocol::words::{Id, Key, Outcome, TaskId};
 use crate::queue::Event;
 use crate::simulation::{DELAY_MAX, Simulation};
-use crate::size::KEYS;
+use crate::size::{IDS, KEYS};
 
 impl Simulation {
     /// What a Keyward had sent arrives all the same, or not; its clients hear nothing more.
@@ -69,6 +70,17 @@ impl Simulation {
             }
         }
         self.again(self.plan.faults.step_down_every, Event::StepDown);
+    }
+
+    /// Whoever takes in what is there reads a document; the reservations of its keys are on their way.
+    pub fn take_in(&mut self) {
+        let owner = self.random.few(0, IDS as Id - 1);
+        let held = self.cluster.store.documents[owner as usize];
+        for key in held.into_iter().flat_map(|keys| keys.iter()) {
+            let request = Request::TakeIn { key, owner };
+            self.transmit(Message { to: None, request }, LEASE / 10);
+        }
+        self.again(self.plan.faults.take_in_every, Event::TakeIn);
     }
 
     /// Whoever sweeps finds reservations whose lease is over and whose owner isn't there; what follows is on its way.

@@ -38,6 +38,8 @@ pub struct Faults {
     pub crash_every: Time,
     pub pause_every: Time,
     pub step_down_every: Time,
+    /// Not a fault, but it only matters as long as there are some.
+    pub take_in_every: Time,
     /// How long a majority may take to have a write.
     pub lag: Time,
 }
@@ -78,6 +80,7 @@ impl Faults {
             crash_every: sometimes(LEASE / 2, 5 * LEASE),
             pause_every: sometimes(LEASE / 2, 5 * LEASE),
             step_down_every: sometimes(LEASE / 4, 5 * LEASE),
+            take_in_every: sometimes(LEASE / 20, LEASE),
             lag: sometimes(5, LEASE / 3).max(5),
         }
         .until(random.between(5, 25) * LEASE)

@@ -48,6 +48,7 @@ pub enum Event {
         up_to: u32,
     },
     Sweep,
+    TakeIn,
     Die,
     Restart {
         keyward: u8,

@@ -104,6 +104,7 @@ impl Simulation {
             (faults.crash_every, Event::Die),
             (faults.pause_every, Event::Pause),
             (faults.step_down_every, Event::StepDown),
+            (faults.take_in_every, Event::TakeIn),
         ] {
             self.again(every, event);
         }
@@ -190,6 +191,7 @@ impl Simulation {
                 }
             }
             Event::Sweep => self.sweep(),
+            Event::TakeIn => self.take_in(),
             Event::Die => self.die(),
             Event::Restart { keyward } => self.keywards[keyward as usize].is_alive = true,
             Event::Pause => self.pause(),

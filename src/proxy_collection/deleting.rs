@@ -8,11 +8,13 @@ use mongodb::Database;
 
 use super::StoreError;
 use super::queue::Work;
+use super::sessions::Sessions;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
 
 /// Deletes what filters find, one reservation each.
 #[derive(Debug)]
 pub struct Deleting {
+    pub sessions: Sessions,
     pub database: Database,
     pub name: String,
     /// How long to wait for the answer to a command.
@@ -54,6 +56,8 @@ impl Deleting {
         let command = rawdoc! {
             "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": max_ms,
         };
-        write(&self.database, command, self.limit).await.map(|_| ())
+        write(&self.sessions, &self.database, command, self.limit)
+            .await
+            .map(|_| ())
     }
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use bson::RawDocumentBuf;
 use futures_util::TryStreamExt;
-use mongodb::{Client, ClientSession, Database};
+use mongodb::{ClientSession, Database};
 
 use super::StoreError;
 use super::late::within;
+use super::sessions::Sessions;
 use crate::reply::Times;
 
 /// Documents, and the latest cluster times that the deployment told with them.
@@ -24,7 +25,7 @@ pub(super) struct Found {
 /// Runs commands that read in one database, and remembers the latest times that they told.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {
-    client: Client,
+    sessions: Sessions,
     database: Database,
     limit: Duration,
     times: Arc<Mutex<Times>>,
@@ -32,9 +33,9 @@ pub(super) struct Finder {
 
 impl Finder {
     /// Each read may take `limit`.
-    pub(super) fn new(client: &Client, database: &Database, limit: Duration) -> Finder {
+    pub(super) fn new(sessions: Sessions, database: &Database, limit: Duration) -> Finder {
         Finder {
-            client: client.clone(),
+            sessions,
             database: database.clone(),
             limit,
             times: Arc::default(),
@@ -43,9 +44,9 @@ impl Finder {
 
     /// Runs `find` (a whole `find` command) and reads its cursor to the end.
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
-        // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
-        let mut session = self.client.start_session().causal_consistency(false).await?;
+        let mut session = self.sessions.take().await?;
         let found = within(self.limit, find_within(&mut session, &self.database, command)).await?;
+        self.sessions.keep(session);
         self.times
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -14,6 +14,7 @@ mod queue;
 mod reading;
 mod reservation;
 mod reserving;
+mod sessions;
 mod snapshot;
 mod sort_keys;
 mod walk;
@@ -41,6 +42,7 @@ use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of, now_of};
 use reserving::Reserving;
+use sessions::Sessions;
 use writing::{PATIENCE_MS, write};
 
 pub use late::answered;
@@ -93,6 +95,7 @@ pub struct ProxyCollection {
     /// Whether the next key that is wanted is likely to be taken.
     pub outlook: Arc<Outlook>,
     client: Client,
+    sessions: Sessions,
     database: Database,
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
@@ -126,8 +129,9 @@ impl ProxyCollection {
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
         let limit = late::limit(lease);
-        let finder = Finder::new(client, &database, limit);
-        let reserving = Reserving::new(database.clone(), namespace.collection.clone(), limit);
+        let sessions = Sessions::new(client);
+        let finder = Finder::new(sessions.clone(), &database, limit);
+        let reserving = Reserving::new(sessions.clone(), database.clone(), namespace.collection.clone(), limit);
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
@@ -141,6 +145,7 @@ impl ProxyCollection {
                 constraint: constraint.clone(),
             }),
             deleting: Queue::start(Deleting {
+                sessions: sessions.clone(),
                 database: database.clone(),
                 name: namespace.collection,
                 limit,
@@ -150,6 +155,7 @@ impl ProxyCollection {
             lease,
             limit,
             finder,
+            sessions,
             database,
             constraint,
             metrics,
@@ -275,7 +281,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        let written = write(&self.database, command, self.limit);
+        let written = write(&self.sessions, &self.database, command, self.limit);
         match asking(Step::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout};
 use super::StoreError;
 use super::late::within;
 use super::queue::Work;
+use super::sessions::Sessions;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
 use crate::raw::Builder;
 
@@ -48,6 +49,7 @@ const DUPLICATE_KEY: i32 = 11_000;
 /// nobody waits any more, would wait instead.
 #[derive(Debug, Clone)]
 pub struct Reserving {
+    sessions: Sessions,
     database: Database,
     collection: String,
     /// How long to wait for the answer to a command.
@@ -83,8 +85,9 @@ impl Work for Reserving {
 }
 
 impl Reserving {
-    pub fn new(database: Database, collection: String, limit: Duration) -> Reserving {
+    pub fn new(sessions: Sessions, database: Database, collection: String, limit: Duration) -> Reserving {
         Reserving {
+            sessions,
             database,
             collection,
             limit,
@@ -156,7 +159,7 @@ impl Reserving {
             let rest = &reservations[outcomes.len()..];
             let count = fitting(rest);
             let command = self.command(&rest[..count], max_ms);
-            let reply = within(self.limit, self.database.run_raw_command(command).into_future()).await;
+            let reply = within(self.limit, self.sessions.run(&self.database, command)).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
                 .and_then(|reply| told(&reply, count).ok_or(Reserved::Unsure));

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::StoreError;
 use super::late::within;
+use super::sessions::Sessions;
 
 /// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
 pub const PATIENCE_MS: i32 = 1_000;
@@ -56,8 +57,13 @@ pub fn says_time_up(error: &Document) -> bool {
 
 /// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or
 /// an owner: they may have the same name twice, which no map of fields can hold.
-pub async fn write(database: &Database, command: RawDocumentBuf, limit: Duration) -> Result<i32, StoreError> {
-    let reply = match within(limit, database.run_raw_command(command).into_future()).await {
+pub async fn write(
+    sessions: &Sessions,
+    database: &Database,
+    command: RawDocumentBuf,
+    limit: Duration,
+) -> Result<i32, StoreError> {
+    let reply = match within(limit, sessions.run(database, command)).await {
         Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
         reply => reply?,
     };

@@ -1,0 +1,58 @@
+//! The driver's sessions, each used for one command after the other.
+//!
+//! The driver gives every command a session of its own, and takes it back in a task of its own: that wakes another thread
+//! for each reservation, which on a small machine costs more than all else that is done for it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bson::{Document, RawDocumentBuf};
+use mongodb::error::Error;
+use mongodb::{Client, ClientSession, Database};
+
+/// So many are kept while nobody needs them.
+const KEPT: usize = 16;
+
+/// Sessions that wait for their next command.
+#[derive(Debug, Clone)]
+pub(super) struct Sessions {
+    client: Client,
+    idle: Arc<Mutex<Vec<ClientSession>>>,
+}
+
+impl Sessions {
+    pub(super) fn new(client: &Client) -> Sessions {
+        Sessions {
+            client: client.clone(),
+            idle: Arc::default(),
+        }
+    }
+
+    /// Runs `command` in `database`.
+    ///
+    /// # Errors
+    /// As the driver has it.
+    pub(super) async fn run(&self, database: &Database, command: RawDocumentBuf) -> Result<Document, Error> {
+        let mut session = self.take().await?;
+        let reply = database.run_raw_command(command).session(&mut session).await?;
+        self.keep(session);
+        Ok(reply)
+    }
+
+    /// One that nobody else uses.
+    pub(super) async fn take(&self) -> Result<ClientSession, Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(session) => Ok(session),
+            // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
+            None => self.client.start_session().causal_consistency(false).await,
+        }
+    }
+
+    /// Takes one back after a command that was answered: after any other the driver may want to be rid of it.
+    pub(super) fn keep(&self, session: ClientSession) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < KEPT {
+            idle.push(session);
+        }
+    }
+}

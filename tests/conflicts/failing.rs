@@ -51,6 +51,30 @@ async fn a_client_without_the_privilege_leaves_nothing_reserved() {
     assert_agreement(cluster, database, "email").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_tries_again_what_was_not_answered() {
+    let _alone = ALONE.lock().await;
+    let database = "start_unanswered";
+    let cluster = users(database);
+    let users = cluster.client().database(database).collection::<Document>("users");
+    users.insert_many((0..4).map(user)).await.unwrap();
+    // Longer than an answer is waited for: the documents that are to be taken in aren't told.
+    let how = doc! {
+        "failCommands": ["find"], "namespace": format!("{database}.users"), "blockConnection": true, "blockTimeMS": 30_000,
+    };
+    let silent = |shard: &ReplicaSet| {
+        shard
+            .fail_point("failCommand", doc! { "times": 1 }, how.clone())
+            .unwrap()
+    };
+    let _silent: Vec<_> = cluster.shards().iter().map(silent).collect();
+    let mut keyward = keyward(cluster, database, "5s", &[EMAIL]);
+    assert_agreement(cluster, database, "email").await;
+    keyward.terminate();
+    let log = keyward.log();
+    assert!(log.contains("no answer within 15 s"), "{log}");
+}
+
 /// The fail point is one for each server, whatever the namespace that it names.
 pub static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 

@@ -58,11 +58,18 @@ impl<'a> Candidate<'a> {
         let keys = keys_of_new(protected, doc)?;
         let owner = owner_of(protected, doc)?;
         let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
-        let begin = match keys.iter().any(is_likely_taken) {
-            true => Attempt::begin_looking,
-            false => Attempt::begin,
+        let recalled = keys.first().and_then(|first| {
+            let holders = &protected.constraints[first.constraint].holders;
+            holders.recall(&first.key).filter(|held| held.owner != owner)
+        });
+        let begin = match (&recalled, keys.iter().any(is_likely_taken)) {
+            (Some(_), _) => Attempt::begin_recalling,
+            (None, true) => Attempt::begin_looking,
+            (None, false) => Attempt::begin,
         };
-        Ok(Candidate::beginning(begin, token, document, owner, keys))
+        let mut candidate = Candidate::beginning(begin, token, document, owner, keys);
+        candidate.rivals.extend(recalled.map(|held| (0, held)));
+        Ok(candidate)
     }
 
     /// One attempt for each key that a document, which is there already, holds under the constraint at position `constraint`.

@@ -10,7 +10,7 @@ use bson::Timestamp;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::time::Instant;
 
-use super::Candidate;
+use super::{Candidate, ConstrainedKey};
 use crate::catalog::Protected;
 use crate::constraint::Key;
 use crate::proxy_collection::{Mark, Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
@@ -55,6 +55,10 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
             }
             if let Some(read) = read {
                 candidate.meet(slot.1, read.reservation);
+            }
+            if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.rivals.get(&slot.1)) {
+                let ConstrainedKey { constraint, key } = &candidate.keys[slot.1];
+                protected.constraints[*constraint].holders.note(key, held);
             }
             candidate.step(&event);
         }

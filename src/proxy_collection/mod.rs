@@ -6,6 +6,7 @@
 
 mod deleting;
 mod find;
+mod holders;
 mod late;
 mod outlook;
 mod owner;
@@ -38,6 +39,7 @@ use crate::traces::{Step, asking};
 
 use deleting::Deleting;
 use find::Finder;
+use holders::Holders;
 use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of, now_of};
@@ -94,6 +96,8 @@ pub struct ProxyCollection {
     pub metrics: ConstraintMetrics,
     /// Whether the next key that is wanted is likely to be taken.
     pub outlook: Arc<Outlook>,
+    /// Who held the keys that were refused last.
+    pub holders: Arc<Holders>,
     client: Client,
     sessions: Sessions,
     database: Database,
@@ -160,6 +164,7 @@ impl ProxyCollection {
             constraint,
             metrics,
             outlook: Arc::default(),
+            holders: Arc::default(),
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Effect, Event, Token, claim::Claim};
+use super::{Effect, Event, Scope, Token, claim::Claim};
 
 /// One document's attempt at its keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -84,6 +84,21 @@ impl Attempt {
                 (attempt, (0..keys).map(Effect::Read).collect())
             }
         }
+    }
+
+    /// As [`Attempt::begin`], but first looks whether the document that was found to hold the first key a while ago still does:
+    /// cheaper where the same key is refused again. Only the first key's violation is the one to report, whatever the others'.
+    pub fn begin_recalling(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
+        let mut claims = vec![Claim::Unclaimed; keys];
+        let Some(first) = claims.first_mut() else {
+            return Attempt::begin(token, 0);
+        };
+        *first = Claim::Recalling;
+        let look = Effect::LookUp {
+            key: 0,
+            scope: Scope::Route,
+        };
+        (Attempt::claiming(token, BTreeSet::new(), claims), vec![look])
     }
 
     /// Gives everything back and begins anew, under the same token, at the same `keys` keys; the releases come first.

@@ -44,6 +44,8 @@ pub enum Scope {
 pub(super) enum Claim {
     /// Nothing is written and nothing is under way.
     Unclaimed,
+    /// Whoever held it when it was refused before is being looked for.
+    Recalling,
     /// The reservation is being written.
     Reserving,
     /// The key is taken; the reservation that has it is being read.
@@ -67,7 +69,7 @@ impl Claim {
     pub(super) fn is_busy(self) -> bool {
         matches!(
             self,
-            Claim::Reserving | Claim::Reading | Claim::LookingUp { .. } | Claim::TakingOver { .. }
+            Claim::Recalling | Claim::Reserving | Claim::Reading | Claim::LookingUp { .. } | Claim::TakingOver { .. }
         )
     }
 
@@ -80,7 +82,9 @@ impl Claim {
             (Claim::Reserving, Event::Busy(_)) => (Claim::Contested { rival: Token::UNSEEN }, None),
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
-            (Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
+            (Claim::Recalling | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
+            // Of its reservation nothing is known: it may be anybody's by now.
+            (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reading, Some(Effect::Read(key))),
             (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
             (Claim::TakingOver { .. }, Event::TookOver(_)) => (Claim::Held, None),
             (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),

@@ -17,6 +17,7 @@ mod namesakes;
 mod odd_values;
 mod open_transaction;
 mod opposites;
+mod refused_again;
 mod reservations;
 mod retries;
 #[path = "../native_index/server.rs"]

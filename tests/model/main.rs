@@ -37,6 +37,7 @@ safe! {
     upsert_compensating: Upsert, COMPENSATING, 0;
     taken_in_compensating: TakenIn, COMPENSATING, 0;
     renewed_compensating: Renewed, COMPENSATING, 0;
+    recalled_compensating: Recalled, COMPENSATING, 0;
     rivals_strict: Rivals, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;
     change_strict: Change, STRICT, 1;
@@ -45,6 +46,7 @@ safe! {
     upsert_strict: Upsert, STRICT, 0;
     taken_in_strict: TakenIn, STRICT, 1;
     renewed_strict: Renewed, STRICT, 0;
+    recalled_strict: Recalled, STRICT, 1;
 }
 
 /// The worlds that are small enough to be remembered whole; with a fault, that is two of strict mode.
@@ -59,6 +61,7 @@ fn every_state_can_come_to_rest() {
         World::Upsert,
         World::TakenIn,
         World::Renewed,
+        World::Recalled,
     ] {
         comes_to_rest(world, compensating, 0);
         comes_to_rest(world, strict, 0);

@@ -7,7 +7,7 @@ use stateright::{Checker, HasDiscoveries, Model, Path};
 use crate::actions::Action;
 use crate::properties::UNIQUE;
 use crate::protocol::rules::Rules;
-use crate::protocol::words::{A, AB, B, Deed};
+use crate::protocol::words::{A, AB, B, Deed, Op};
 use crate::state::State;
 use crate::system::{System, once, retryable};
 
@@ -32,6 +32,8 @@ pub enum World {
     TakenIn,
     /// A document that is taken in is deleted and inserted again, and its key wanted by another.
     Renewed,
+    /// As *Change*; and who wants the first key remembers the document as its holder.
+    Recalled,
 }
 
 impl World {
@@ -42,6 +44,14 @@ impl World {
             World::Rivals => (vec![], vec![vec![retryable(insert(0, A))], vec![once(insert(1, A))]]),
             World::Overlap => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, B))]]),
             World::Crossing => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, AB))]]),
+            World::Recalled => {
+                let change = retryable(Deed::Change { id: 0, to: B });
+                let wants = Op {
+                    recalls: Some(0),
+                    ..once(insert(1, A))
+                };
+                (vec![(0, A)], vec![vec![change], vec![wants]])
+            }
             World::Change | World::TakenIn => {
                 to_take_in = (self == World::TakenIn).then_some(0);
                 let change = retryable(Deed::Change { id: 0, to: B });

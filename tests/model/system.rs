@@ -295,12 +295,20 @@ impl Model for System {
 
 /// An insert, and so on, that the driver sends again.
 pub fn retryable(deed: Deed) -> Op {
-    Op { deed, retryable: true }
+    Op {
+        deed,
+        retryable: true,
+        recalls: None,
+    }
 }
 
 /// One that it doesn't.
 pub fn once(deed: Deed) -> Op {
-    Op { deed, retryable: false }
+    Op {
+        deed,
+        retryable: false,
+        recalls: None,
+    }
 }
 
 /// A try goes through another Keyward than the one before it.

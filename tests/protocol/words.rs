@@ -95,6 +95,8 @@ pub struct Op {
     pub deed: Deed,
     /// Whether the driver sends it again when it hears nothing.
     pub retryable: bool,
+    /// A document that its Keyward takes to hold its first key.
+    pub recalls: Option<Id>,
 }
 
 /// Which operation: the client, and its place in the client's program.

@@ -241,7 +241,11 @@ mod tests {
     const OP: OpId = OpId { client: 0, index: 0 };
 
     fn call(deed: Deed) -> Happened {
-        let what = Op { deed, retryable: false };
+        let what = Op {
+            deed,
+            retryable: false,
+            recalls: None,
+        };
         Happened::Called { op: OP, what }
     }
 

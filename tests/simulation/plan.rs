@@ -109,7 +109,13 @@ fn operation(random: &mut Random, ids: u8, keys: u8) -> Op {
         },
     };
     let retryable = random.chance(700);
-    Op { deed, retryable }
+    let other = random.few(0, ids - 1);
+    let recalls = (matches!(deed, Deed::Insert { .. }) && other != id && random.chance(250)).then_some(other);
+    Op {
+        deed,
+        retryable,
+        recalls,
+    }
 }
 
 fn some(random: &mut Random, keys: u8, least: u8) -> Keys {

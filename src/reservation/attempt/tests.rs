@@ -59,6 +59,25 @@ fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
 }
 
 #[test]
+fn one_that_recalls_a_holder_reports_it_or_goes_on_by_reading() {
+    let (recalling, effects) = Attempt::begin_recalling(token(1), 2);
+    let scope = Scope::Route;
+    assert_eq!(effects, [Effect::LookUp { key: 0, scope }]);
+    let (ended, effects) = recalling.clone().step(&Event::OwnerHolds(0));
+    assert_eq!(
+        (ended.ended(), effects),
+        (Some(Ended::NotHeld(NotHeld::Duplicate(0))), vec![])
+    );
+    let (reading, effects) = recalling.step(&Event::OwnerAbsent(0));
+    assert_eq!(effects, [Effect::Read(0)]);
+    let (reserving, effects) = reading.step(&Event::Vacant(0));
+    assert_eq!(effects, [Effect::Reserve(0)]);
+    let (_, effects) = reserving.step(&Event::Reserved(0));
+    assert_eq!(effects, [Effect::Reserve(1)]);
+    assert_eq!(Attempt::begin_recalling(token(1), 0), run(0, &[]));
+}
+
+#[test]
 fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
     let held = [Event::Reserved(0), Event::Reserved(1)];
     let (attempt, _) = run(2, &held);

@@ -4,6 +4,7 @@ use keyward::reservation::{Age, Attempt, Effect, Ended, Event, NotHeld, Rival, T
 
 use super::{Requests, Stage, Task, Verdict};
 use crate::protocol::network::{Reply, Request};
+use crate::protocol::store::Reservation;
 use crate::protocol::words::{Deed, Key, Keys, Outcome};
 
 impl Task {
@@ -19,9 +20,23 @@ impl Task {
         // Who expects a duplicate looks first: of two inserts one does.
         let looks_first =
             matches!(self.op.deed, Deed::Insert { .. }) && !(self.id.op.client + self.id.op.index).is_multiple_of(2);
-        let begin = match looks_first {
-            true => Attempt::begin_looking,
-            false => Attempt::begin,
+        let recalled = self
+            .op
+            .recalls
+            .filter(|_| self.stage == Stage::Claiming && !self.keys.is_empty());
+        if let Some(owner) = recalled {
+            // Nothing but the owner is made use of.
+            self.rivals[0] = Some(Reservation {
+                owner,
+                token,
+                at: 0,
+                is_over: false,
+            });
+        }
+        let begin = match (recalled, looks_first) {
+            (Some(_), _) => Attempt::begin_recalling,
+            (None, true) => Attempt::begin_looking,
+            (None, false) => Attempt::begin,
         };
         let (attempt, effects) = begin(token, self.keys.len());
         self.attempt = attempt;

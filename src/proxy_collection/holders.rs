@@ -1,0 +1,39 @@
+//! Who held the keys that were refused last.
+//!
+//! What is refused is often tried again: a form that is sent twice, a message that is delivered twice. One look at the document
+//! that was in the way then refuses it once more, without reading its reservation first. It is a guess about speed, as
+//! [`super::outlook`] is: a document that doesn't hold the key any more is found not to.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+use lru::LruCache;
+
+use super::Reservation;
+use crate::constraint::Key;
+
+/// So many keys are remembered: a few hundred KB of them.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
+
+/// The reservations of keys that were found to be held.
+#[derive(Debug)]
+pub struct Holders(Mutex<LruCache<Key, Reservation>>);
+
+impl Default for Holders {
+    fn default() -> Self {
+        Holders(Mutex::new(LruCache::new(REMEMBERED)))
+    }
+}
+
+impl Holders {
+    /// The owner of this reservation holds the key.
+    pub fn note(&self, key: &Key, held: &Reservation) {
+        let mut holders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.put(key.clone(), held.clone());
+    }
+
+    /// Who held the key last, if it is known; it isn't any more, then, until it is noted again.
+    pub fn recall(&self, key: &Key) -> Option<Reservation> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop(key)
+    }
+}

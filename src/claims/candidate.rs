@@ -43,7 +43,7 @@ pub struct Candidate<'a> {
     pub effects: Vec<Effect>,
     /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
     pub since: Option<Instant>,
-    /// The reservations that stand in its way, by key.
+    /// The reservations that stand in its way, or did when its key was refused before, by key.
     pub rivals: HashMap<usize, Reservation>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Candidate<'a> {
         let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
         let recalled = keys.first().and_then(|first| {
             let holders = &protected.constraints[first.constraint].holders;
-            holders.recall(&first.key).filter(|held| held.owner != owner)
+            holders.take(&first.key).filter(|held| held.owner != owner)
         });
         let begin = match (&recalled, keys.iter().any(is_likely_taken)) {
             (Some(_), _) => Attempt::begin_recalling,
@@ -98,7 +98,7 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// An attempt at these keys for a document that is there already.
+    /// An attempt at keys that a document, which is there already, is to get by a write.
     pub fn of_keys(token: Token, document: Cow<'a, [u8]>, owner: Owner, keys: Vec<ConstrainedKey>) -> Self {
         Candidate::beginning(Attempt::begin, token, document, owner, keys)
     }

@@ -224,8 +224,9 @@ impl Group<'_, '_> {
         };
         for (key, read) in keys.iter().zip(&mut reads) {
             let is_expired = |read: &Read| age(read, self.lease) == Age::Expired;
-            // Only its own shard knows how old it is.
-            if read.as_ref().is_some_and(|read| !read.is_own_time && is_expired(read)) {
+            // Only its own shard knows how old it is; where that matters.
+            let is_doubtful = |read: &Read| !read.is_own_time && !read.reservation.lease.is_zero() && is_expired(read);
+            if read.as_ref().is_some_and(is_doubtful) {
                 *read = match self.proxy().read_alone(key).await {
                     Ok(alone) => alone,
                     Err(error) => return self.failed(slots, &error),
@@ -284,18 +285,35 @@ impl Group<'_, '_> {
     }
 
     async fn release(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
-        let keys: Vec<_> = slots
-            .iter()
-            .map(|(slot, _)| (self.key(*slot), self.mark(*slot)))
-            .collect();
-        if let Err(error) = self.proxy().give_back(&keys).await {
-            // What stays behind is settled after its lease; only who would claim it again is told.
-            tracing::warn!(%error, constraint = self.proxy().constraint.name(), count = keys.len(), "could not release");
-            let failed = slots.into_iter().map(|(slot, _)| (slot, Event::Failed(slot.1), None));
-            return failed.collect();
+        match self.release_unheld(&slots).await {
+            Ok(count) => {
+                self.proxy().metrics.released.inc_by(count as u64);
+                Vec::new()
+            }
+            Err(error) => {
+                // What stays behind is settled after its lease; only who would claim it again is told.
+                let constraint = self.proxy().constraint.name();
+                tracing::warn!(%error, constraint, count = slots.len(), "could not release");
+                let failed = slots.into_iter().map(|(slot, _)| (slot, Event::Failed(slot.1), None));
+                failed.collect()
+            }
         }
-        self.proxy().metrics.released.inc_by(keys.len() as u64);
-        Vec::new()
+    }
+
+    /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
+    /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now.
+    async fn release_unheld(&self, slots: &[(Slot, Option<Token>)]) -> Result<usize, StoreError> {
+        let claims: Vec<_> = slots
+            .iter()
+            .map(|(slot, _)| (self.key(*slot), self.owner(*slot)))
+            .collect();
+        let held = self.proxy().look_up(&claims, Scope::Everywhere).await?;
+        let unheld = slots.iter().zip(held).filter(|(_, held)| !held);
+        let keys: Vec<_> = unheld
+            .map(|((slot, _), _)| (self.key(*slot), self.mark(*slot)))
+            .collect();
+        self.proxy().give_back(&keys).await?;
+        Ok(keys.len())
     }
 
     fn rival(&self, slot: Slot, read: &Read) -> Rival {
@@ -311,11 +329,9 @@ impl Group<'_, '_> {
     /// By its shard's clock, or by how long this process has seen it there: an idle shard's clock stands still for
     /// seconds.
     fn age(&self, slot: Slot, read: &Read) -> Age {
-        // Its writer may run with another lease: in doubt it is in flight.
-        let lease = self.lease.max(read.reservation.lease);
         let before = self.candidates[slot.0].rivals.get(&slot.1);
         match before.filter(|before| before.is_same_write(&read.reservation)) {
-            Some(before) if before.seen.elapsed() > lease => Age::Expired,
+            Some(before) if !before.may_be_in_flight(self.lease) => Age::Expired,
             _ => age(read, self.lease),
         }
     }

@@ -8,6 +8,7 @@
 //! inside an array), so it can't be turned back into a value.
 
 use bson::spec::ElementType;
+use bson::{RawBson, rawdoc};
 
 use super::collation::{Collation, Icu, Uncollatable};
 use super::number::Number;
@@ -41,6 +42,21 @@ impl<'c> From<&'c Collation> for Strings<'c> {
             Collation::Simple => Strings::Simple,
             Collation::Icu(icu) => Strings::Collated(icu),
         }
+    }
+}
+
+/// Bytes that are equal for two `_id`s where the index on `_id` calls them equal, a collation aside: 1 is 1.0 there.
+pub fn id_identity(id: &RawBson) -> Vec<u8> {
+    let document = rawdoc! { "_id": id.clone() };
+    let mut identity = Vec::new();
+    let element = Doc::new(document.as_bytes()).and_then(|document| document.get("_id"));
+    let written = match &element {
+        Ok(Some(element)) => Canonical::for_index(&mut identity, Strings::Simple).append(element, false),
+        _ => return document.into_bytes(),
+    };
+    match written {
+        Ok(()) => identity,
+        Err(_) => document.into_bytes(),
     }
 }
 

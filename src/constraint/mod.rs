@@ -27,6 +27,7 @@ use self::key::Draft;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
+pub use self::canonical::id_identity;
 pub use self::collation::Uncollatable;
 pub use self::duplicate::DuplicateKey;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};

@@ -17,15 +17,16 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// What became of one key of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It is reserved for the document.
+    /// It is reserved for the document, which held it when it was read.
     Reserved,
-    /// The document doesn't hold it any more.
+    /// The document doesn't hold it any more, and another has it.
     Gone,
     /// Another document holds it.
     Duplicate(Owner),
 }
 
-/// Reserves what `candidates` are about, each of one key, under tokens of `attempt`; says of each what became of it.
+/// Reserves what `candidates` are about, each of one key of the same constraint, under tokens of `attempt`; says of each what
+/// became of it.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer about some key.
@@ -50,19 +51,28 @@ pub async fn take_in<'a>(
                     true => outcomes.push((candidate, Outcome::Reserved)),
                     false => duplicates.push(candidate),
                 },
+                // Nothing is forwarded: it can't have ended otherwise.
                 Some(_) => return Err(StoreError::Unsure),
             }
         }
+        let mut is_early = awaited.iter().any(|rival| rival.attempt != attempt);
         let held = are_held(protected, &duplicates).await?;
-        for (candidate, is_held) in duplicates.into_iter().zip(held) {
+        for (mut candidate, is_held) in duplicates.into_iter().zip(held) {
             let outcome = match is_held {
-                true => duplicate(protected, &candidate).await?,
-                false => Outcome::Gone,
+                true => duplicate(protected, lease, &candidate).await?,
+                false => Some(Outcome::Gone),
             };
-            outcomes.push((candidate, outcome));
+            match outcome {
+                Some(outcome) => outcomes.push((candidate, outcome)),
+                None => {
+                    is_early = true;
+                    candidate.restart();
+                    left.push(candidate);
+                }
+            }
         }
         pending = left;
-        if awaited.iter().any(|rival| rival.attempt != attempt) {
+        if is_early {
             tokio::time::sleep(BACK_OFF).await;
         }
         pending
@@ -82,27 +92,39 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
         .map(|candidate| (&candidate.keys[0].key, &candidate.owner))
         .collect();
     let proxy = &protected.constraints[first.keys[0].constraint];
-    proxy.look_up_owners(&claims, Scope::Everywhere).await
+    proxy.look_up(&claims, Scope::Fenced).await
 }
 
-/// Whose the key is. It may be reserved for the very document, after all: the reservation's route may be that of a namesake on
-/// another shard which is gone, or an old one of the document itself, changed past Keyward.
-async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<Outcome, StoreError> {
+/// Whose the key is, if that can be said yet. The reservation may be of a document with the same `_id`: of one on another shard,
+/// or of the very document, which was moved since it was read, or changed past Keyward.
+async fn duplicate(
+    protected: &Protected,
+    lease: Duration,
+    candidate: &Candidate<'_>,
+) -> Result<Option<Outcome>, StoreError> {
     let Some(rival) = candidate.rivals.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
     if !rival.owner.is_namesake_of(&candidate.owner) {
-        return Ok(Outcome::Duplicate(rival.owner.clone()));
+        return Ok(Some(Outcome::Duplicate(rival.owner.clone())));
     }
     let ConstrainedKey { constraint, key } = &candidate.keys[0];
     let proxy = &protected.constraints[*constraint];
+    let mut holders = Vec::new();
     for namesake in proxy.namesakes(&candidate.owner.id, &protected.shard_key).await? {
         let malformed = |_| StoreError::Unexpected("a document");
         let namesake = Doc::new(namesake.as_bytes()).map_err(malformed)?;
-        let owner = owner_of(protected, namesake).map_err(malformed)?;
-        if owner != candidate.owner && proxy.constraint.keys(namesake).unwrap_or_default().contains(key) {
-            return Ok(Outcome::Duplicate(owner));
+        if proxy.constraint.keys(namesake).unwrap_or_default().contains(key) {
+            holders.push(owner_of(protected, namesake).map_err(malformed)?);
         }
     }
-    Ok(Outcome::Reserved)
+    let is_held = holders.contains(&candidate.owner);
+    let other = holders.into_iter().find(|holder| *holder != candidate.owner);
+    Ok(match other {
+        _ if !is_held => Some(Outcome::Gone),
+        Some(other) => Some(Outcome::Duplicate(other)),
+        // A namesake may yet come to where the reservation says.
+        None if rival.may_be_in_flight(lease) => None,
+        None => Some(Outcome::Reserved),
+    })
 }

@@ -12,8 +12,10 @@ use lru::LruCache;
 use super::Reservation;
 use crate::constraint::Key;
 
-/// So many keys are remembered: a few hundred KB of them.
+/// So many keys are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
+/// Longer ones aren't, nor those of longer owners: in bytes.
+const BYTES_MAX: usize = 512;
 
 /// The reservations of keys that were found to be held.
 #[derive(Debug)]
@@ -28,12 +30,16 @@ impl Default for Holders {
 impl Holders {
     /// The owner of this reservation holds the key.
     pub fn note(&self, key: &Key, held: &Reservation) {
+        let owner = held.owner.bytes();
+        if key.values().is_none_or(|values| values.bytes().len() > BYTES_MAX) || owner > BYTES_MAX {
+            return;
+        }
         let mut holders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         holders.put(key.clone(), held.clone());
     }
 
-    /// Who held the key last, if it is known; it isn't any more, then, until it is noted again.
-    pub fn recall(&self, key: &Key) -> Option<Reservation> {
+    /// Who held the key last, if that is remembered; it is forgotten with that, until it is noted again.
+    pub fn take(&self, key: &Key) -> Option<Reservation> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop(key)
     }
 }

@@ -9,7 +9,7 @@ use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
-use crate::constraint::Key;
+use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
 use crate::reservation::Scope;
 use crate::traces::{Step, asking};
@@ -18,41 +18,23 @@ use crate::traces::{Step, asking};
 const FENCED_MS_MAX: i32 = 10_000;
 
 impl ProxyCollection {
-    /// Whether, for each key, its owner holds it.
+    /// Whether, for each key, its owner holds it: that another document does, which happens to be looked for, too, doesn't count.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn look_up(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(claims.len());
         for claims in claims.chunks(KEYS_MAX) {
-            held.extend(self.look_up_some(claims, scope).await?);
-        }
-        Ok(held)
-    }
-
-    async fn look_up_some(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
-        let held = self.keys_of(&self.owners(claims, scope).await?)?;
-        Ok(claims.iter().map(|(key, _)| held.contains(*key)).collect())
-    }
-
-    /// As [`ProxyCollection::look_up`], but the owner itself has to hold the key: that another one does, which happens to be
-    /// looked for, too, doesn't count.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn look_up_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
-        let mut held = Vec::with_capacity(claims.len());
-        for claims in claims.chunks(KEYS_MAX) {
-            let mut holders: HashMap<Key, Vec<RawBson>> = HashMap::new();
+            let mut holders: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             for document in self.owners(claims, scope).await? {
-                let id = id_of(&document)?;
+                let id = id_identity(&id_of(&document)?);
                 for key in self.keys_of(&[document])? {
                     holders.entry(key).or_default().push(id.clone());
                 }
             }
             let is_held = |(key, owner): &(&Key, &Owner)| {
-                let mut holders = holders.get(*key).into_iter().flatten();
-                holders.any(|id| owner.has_id(id))
+                let holders = holders.get(*key);
+                holders.is_some_and(|holders| holders.contains(&id_identity(&owner.id)))
             };
             held.extend(claims.iter().map(is_held));
         }

@@ -64,13 +64,14 @@ pub struct Reservation {
 impl Owner {
     /// Whether both have the same `_id`, byte for byte: not a number is itself here.
     pub fn is_namesake_of(&self, other: &Owner) -> bool {
-        self.has_id(&other.id)
+        let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
+        self.id == other.id || bytes(&self.id) == bytes(&other.id)
     }
 
-    /// Whether this is its `_id`, byte for byte.
-    pub fn has_id(&self, id: &RawBson) -> bool {
-        let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
-        self.id == *id || bytes(&self.id) == bytes(id)
+    /// How many bytes it takes in a reservation, about.
+    pub fn bytes(&self) -> usize {
+        let route = self.route.as_ref().map_or(0, |route| route.as_bytes().len());
+        rawdoc! { "": self.id.clone() }.as_bytes().len() + route
     }
 }
 
@@ -120,6 +121,12 @@ impl Reservation {
             lease: Duration::from_millis(document.get_i64("lease").ok()?.try_into().ok()?),
             seen: Instant::now(),
         })
+    }
+
+    /// Whether a write by which its owner would hold the key may still come, as far as this process has seen it there; `lease` is
+    /// this Keyward's, and its writer may have another.
+    pub fn may_be_in_flight(&self, lease: Duration) -> bool {
+        !self.lease.is_zero() && self.seen.elapsed() <= lease.max(self.lease)
     }
 
     /// Whether both are the same write of the same reservation: every write has a time of its own.

@@ -48,7 +48,7 @@ impl Sessions {
         }
     }
 
-    /// Takes one back after a command that was answered: after any other the driver may want to be rid of it.
+    /// Takes one back after a command that succeeded: after any other the driver may want to be rid of it.
     pub(super) fn keep(&self, session: ClientSession) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < KEPT {

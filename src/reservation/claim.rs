@@ -83,8 +83,8 @@ impl Claim {
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
             (Claim::Recalling | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
-            // Of its reservation nothing is known: it may be anybody's by now.
-            (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reading, Some(Effect::Read(key))),
+            // Of the reservation nothing is known: there may be none by now, or anybody's.
+            (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
             (Claim::TakingOver { .. }, Event::TookOver(_)) => (Claim::Held, None),
             (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),

@@ -1,6 +1,7 @@
-//! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them.
+//! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them, or who took a
+//! document in that had just given up its key.
 //!
-//! It walks each proxy collection slowly, key by key, and looks at what is older than the lease: where no
+//! It walks each proxy collection slowly, key by key, and looks at what isn't in its lease: where no
 //! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still is the
 //! one that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
 //! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.

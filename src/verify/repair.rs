@@ -82,7 +82,7 @@ impl Verification<'_> {
             return Ok(Repaired::No);
         }
         // It may have gone meanwhile, and with it only the reservation that it had.
-        let there = self.proxy.look_up_owners(&[(key, owner)], Scope::Everywhere).await?;
+        let there = self.proxy.look_up(&[(key, owner)], Scope::Everywhere).await?;
         if there != [true] {
             self.proxy.release(&[(key, token)]).await?;
         }

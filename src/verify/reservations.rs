@@ -59,7 +59,7 @@ impl Verification<'_> {
             .iter()
             .map(|(key, reservation)| (key, &reservation.owner))
             .collect();
-        let held = self.proxy.look_up_owners(&claims, Scope::Route).await?;
+        let held = self.proxy.look_up(&claims, Scope::Route).await?;
         let mut held = held.into_iter();
         let mut missed = reservations;
         missed.retain(|_| !held.next().unwrap_or(true));
@@ -124,7 +124,7 @@ impl Verification<'_> {
             .iter()
             .map(|(key, reservation)| (key, &reservation.owner))
             .collect();
-        let held = self.proxy.look_up_owners(&claims, Scope::Fenced).await?;
+        let held = self.proxy.look_up(&claims, Scope::Fenced).await?;
         let told = |key: &Key| self.unreserved.contains_key(key);
         let abandoned: Vec<(Key, Reservation)> = seen
             .iter()
@@ -150,6 +150,6 @@ impl Verification<'_> {
     /// Whether a reservation's lease is over, by its shard's clock (it was read alone) or by how long this process has seen it.
     pub(super) fn is_over(&self, reservation: &Reservation, read: &Read) -> bool {
         let lease = self.settings.lease;
-        age(read, lease) == Age::Expired || reservation.seen.elapsed() > lease.max(reservation.lease)
+        age(read, lease) == Age::Expired || !reservation.may_be_in_flight(lease)
     }
 }

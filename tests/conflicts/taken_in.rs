@@ -14,7 +14,7 @@ use testbed::Cluster;
 
 use crate::support::{Keyward, run};
 use crate::trial::email;
-use crate::{EMAIL, assert_agreement, insert, keyward, users};
+use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
 
 /// So long a reservation is in flight: longer than the tests wait for anything.
 const LEASE: Duration = Duration::from_secs(60);
@@ -50,8 +50,8 @@ async fn taken_in(protected: &Protected, document: &Document) -> Vec<Outcome> {
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-async fn changes_its_address(keyward: &Keyward, database: &str, id: i32, to: &str) {
-    let update = doc! { "q": { "_id": id, "region": "a" }, "u": { "$set": { "email": to } } };
+async fn changes(keyward: &Keyward, database: &str, id: i32, to: Document) {
+    let update = doc! { "q": { "_id": id, "region": "a" }, "u": { "$set": to } };
     let reply = run(
         &keyward.client().await,
         database,
@@ -68,7 +68,7 @@ async fn nobody_waits_for_a_key_that_its_document_had_given_up_when_it_was_reser
     let client = keyward.client().await;
     let read = user(1, "a@x");
     run(&client, database, insert(vec![read.clone()], true)).await;
-    changes_its_address(&keyward, database, 1, "b@x").await;
+    changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
     assert_eq!(taken_in(&protected, &read).await, [Outcome::Reserved]);
     let began = Instant::now();
     let reply = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
@@ -84,7 +84,7 @@ async fn a_key_that_its_document_has_given_up_is_no_duplicate() {
     let client = keyward.client().await;
     let read = user(1, "a@x");
     run(&client, database, insert(vec![read.clone()], true)).await;
-    changes_its_address(&keyward, database, 1, "b@x").await;
+    changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
     run(&client, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
     assert_agreement(cluster, database, "email").await;
@@ -93,4 +93,53 @@ async fn a_key_that_its_document_has_given_up_is_no_duplicate() {
     run(&cluster.client(), database, insert(vec![third.clone()], true)).await;
     let outcomes = taken_in(&protected, &third).await;
     assert!(matches!(&outcomes[..], [Outcome::Duplicate(_)]), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_was_moved_since_it_was_read_is_no_duplicate_of_itself() {
+    let database = "moved_since";
+    let (cluster, keyward, protected) = beside(database).await;
+    let read = user(1, "a@x");
+    run(&keyward.client().await, database, insert(vec![read.clone()], true)).await;
+    changes(&keyward, database, 1, doc! { "region": "z" }).await;
+    assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_owner_itself_makes_its_key_a_duplicate() {
+    let database = "of_its_owner";
+    let (cluster, _keyward, protected) = beside(database).await;
+    let past = cluster.client();
+    let first = user(1, "a@x");
+    let second = doc! { "_id": 2, "region": "a", "email": ["a@x", "b@x"] };
+    run(&past, database, insert(vec![first.clone(), second.clone()], true)).await;
+    assert_eq!(taken_in(&protected, &first).await, [Outcome::Reserved]);
+    let outcomes = taken_in(&protected, &second).await;
+    assert!(
+        matches!(&outcomes[..], [Outcome::Reserved, Outcome::Duplicate(_)]),
+        "{outcomes:?}"
+    );
+    let gone = doc! { "q": { "_id": 1, "region": "a" }, "limit": 1 };
+    run(&past, database, doc! { "delete": "users", "deletes": [gone] }).await;
+    // Both keys are looked for together now, each with another owner.
+    assert_eq!(
+        taken_in(&protected, &second).await,
+        [Outcome::Reserved, Outcome::Reserved]
+    );
+}
+
+/// Whoever takes in what is there may have found the reservation of the second try, and have counted on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
+    let database = "inserted_once_more";
+    let (cluster, keyward, _) = beside(database).await;
+    let there = user(1, "a@x");
+    run(&cluster.client(), database, insert(vec![there.clone()], true)).await;
+    let client = keyward.client().await;
+    let again = run(&client, database, insert(vec![there], true)).await;
+    assert_eq!(write_errors(&again), [(0, 11_000)], "{again}");
+    let other = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
+    assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
+    assert_agreement(cluster, database, "email").await;
 }

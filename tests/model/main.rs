@@ -96,8 +96,8 @@ guards! {
     a_takeover_compares_the_token: Rivals, COMPENSATING, TakeoverWithoutToken, 0;
     a_takeover_compares_when_it_was_written: Rivals, COMPENSATING, TakeoverWithoutAt, 0;
     a_deposed_primary_is_not_asked: Rivals, COMPENSATING, LookWithoutFence, 1;
-    what_is_taken_in_has_an_owner: TakenIn, COMPENSATING, LookWithoutOwner, 0;
     the_owner_is_looked_for: Rivals, COMPENSATING, LookWithoutOwner, 0;
+    what_is_taken_in_has_an_owner: TakenIn, COMPENSATING, LookWithoutOwner, 0;
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
     a_release_names_its_token: Rivals, COMPENSATING, ReleaseWithoutToken, 0;
     a_release_is_not_left_behind: Rivals, COMPENSATING, ReleaseLeftBehind, 1;

@@ -99,9 +99,7 @@ impl Cluster {
     /// Reservations grow old.
     pub fn at(&mut self, now: Time) {
         self.store.clock = self.store.clock.max(now);
-        for there in self.store.reservations.iter_mut().flatten() {
-            there.is_over = now > there.at + LEASE || there.token == taking_in(there.owner);
-        }
+        grow_old(&mut self.store, now);
     }
 
     pub fn carry_out(&mut self, rules: &Rules, request: &mut Request, others: &mut [Message]) -> Carried {
@@ -202,9 +200,7 @@ impl Cluster {
         if now >= *until {
             return None;
         }
-        for there in store.reservations.iter_mut().flatten() {
-            there.is_over = now > there.at + LEASE;
-        }
+        grow_old(store, now);
         store.carry_out(rules, &mut request.clone(), &mut [])
     }
 }
@@ -235,6 +231,12 @@ impl Shard {
         let first = self.unconfirmed.front().map_or(u32::MAX, |(number, _)| *number);
         let ready = self.waiting.extract_if(.., |(number, _, _)| *number < first);
         ready.map(|(_, ticket, reply)| (ticket, reply)).collect()
+    }
+}
+
+fn grow_old(store: &mut Store, now: Time) {
+    for there in store.reservations.iter_mut().flatten() {
+        there.is_over = now > there.at + LEASE || there.token == taking_in(there.owner);
     }
 }
 

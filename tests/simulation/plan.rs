@@ -38,7 +38,7 @@ pub struct Faults {
     pub crash_every: Time,
     pub pause_every: Time,
     pub step_down_every: Time,
-    /// Not a fault, but it only matters as long as there are some.
+    /// No fault, but a matter of chance as they are: how often a document is taken in.
     pub take_in_every: Time,
     /// How long a majority may take to have a write.
     pub lag: Time,

@@ -259,3 +259,16 @@ fn a_timestamp_that_the_server_fills_in_is_told() {
         );
     }
 }
+
+#[test]
+fn ids_are_one_where_the_index_on_them_says_so() {
+    let identity = |id: Bson| id_identity(&bson::RawBson::try_from(id).unwrap());
+    let one = identity(Bson::Int32(1));
+    assert_eq!(one, identity(Bson::Int64(1)));
+    assert_eq!(one, identity(Bson::Double(1.0)));
+    assert_ne!(one, identity(Bson::Double(1.5)));
+    assert_ne!(one, identity("1".into()));
+    assert_eq!(identity(f64::NAN.into()), identity((-f64::NAN).into()));
+    assert_eq!(identity(doc! { "a": 1 }.into()), identity(doc! { "a": 1.0 }.into()));
+    assert_ne!(identity(doc! { "a": 1 }.into()), identity(doc! { "b": 1 }.into()));
+}

@@ -59,7 +59,7 @@ fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
 }
 
 #[test]
-fn one_that_recalls_a_holder_reports_it_or_goes_on_by_reading() {
+fn one_that_recalls_a_holder_reports_it_or_begins_as_any_other() {
     let (recalling, effects) = Attempt::begin_recalling(token(1), 2);
     let scope = Scope::Route;
     assert_eq!(effects, [Effect::LookUp { key: 0, scope }]);
@@ -68,9 +68,7 @@ fn one_that_recalls_a_holder_reports_it_or_goes_on_by_reading() {
         (ended.ended(), effects),
         (Some(Ended::NotHeld(NotHeld::Duplicate(0))), vec![])
     );
-    let (reading, effects) = recalling.step(&Event::OwnerAbsent(0));
-    assert_eq!(effects, [Effect::Read(0)]);
-    let (reserving, effects) = reading.step(&Event::Vacant(0));
+    let (reserving, effects) = recalling.step(&Event::OwnerAbsent(0));
     assert_eq!(effects, [Effect::Reserve(0)]);
     let (_, effects) = reserving.step(&Event::Reserved(0));
     assert_eq!(effects, [Effect::Reserve(1)]);

@@ -16,7 +16,11 @@ const KEPT: usize = 16;
 #[derive(Debug, Clone)]
 pub(super) struct Sessions {
     client: Client,
-    idle: Arc<Mutex<Vec<ClientSession>>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "each is taken out and put back for a command, and is large"
+    )]
+    idle: Arc<Mutex<Vec<Box<ClientSession>>>>,
 }
 
 impl Sessions {
@@ -33,23 +37,28 @@ impl Sessions {
     /// As the driver has it.
     pub(super) async fn run(&self, database: &Database, command: RawDocumentBuf) -> Result<Document, Error> {
         let mut session = self.take().await?;
-        let reply = database.run_raw_command(command).session(&mut session).await?;
+        let reply = database.run_raw_command(command).session(&mut *session).await?;
         self.keep(session);
         Ok(reply)
     }
 
     /// One that nobody else uses.
-    pub(super) async fn take(&self) -> Result<ClientSession, Error> {
+    pub(super) async fn take(&self) -> Result<Box<ClientSession>, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match idle {
             Some(session) => Ok(session),
             // Not causally consistent: `afterClusterTime` and linearizable reads exclude each other.
-            None => self.client.start_session().causal_consistency(false).await,
+            None => self
+                .client
+                .start_session()
+                .causal_consistency(false)
+                .await
+                .map(Box::new),
         }
     }
 
     /// Takes one back after a command that succeeded: after any other the driver may want to be rid of it.
-    pub(super) fn keep(&self, session: ClientSession) {
+    pub(super) fn keep(&self, session: Box<ClientSession>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < KEPT {
             idle.push(session);

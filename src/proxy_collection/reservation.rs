@@ -2,8 +2,7 @@
 //!
 //! `_id` is the key ([`crate::constraint::Key::reservation_id`]); `owner` is the owner's `_id`; `route` its shard-key
 //! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it, and
-//! `beginning`, absent where it is 0, in which of its beginnings;
-//! `lease`, in milliseconds, how long it may be in flight, 0 if
+//! `beginning`, absent where it is 0, in which of its beginnings; `lease`, in milliseconds, how long it may be in flight, 0 if
 //! it never was; `at` is the cluster time of the write, filled in by the server.
 
 use std::time::Duration;

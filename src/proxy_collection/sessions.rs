@@ -1,7 +1,7 @@
 //! The driver's sessions, each used for one command after the other.
 //!
 //! The driver gives every command a session of its own, and takes it back in a task of its own: that wakes another thread
-//! for each reservation, which on a small machine costs more than all else that is done for it.
+//! for each reservation, which on a small machine takes as long as all else that is done for it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -301,13 +301,14 @@ impl Group<'_, '_> {
     }
 
     /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
-    /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now.
+    /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now. Only the
+    /// shard is asked where it would lie: on another one it is another document, whose reservation this isn't.
     async fn release_unheld(&self, slots: &[(Slot, Option<Token>)]) -> Result<usize, StoreError> {
         let claims: Vec<_> = slots
             .iter()
             .map(|(slot, _)| (self.key(*slot), self.owner(*slot)))
             .collect();
-        let held = self.proxy().look_up(&claims, Scope::Everywhere).await?;
+        let held = self.proxy().look_up(&claims, Scope::Route).await?;
         let unheld = slots.iter().zip(held).filter(|(_, held)| !held);
         let keys: Vec<_> = unheld
             .map(|((slot, _), _)| (self.key(*slot), self.mark(*slot)))

@@ -51,7 +51,7 @@ pub async fn take_in<'a>(
                     true => outcomes.push((candidate, Outcome::Reserved)),
                     false => duplicates.push(candidate),
                 },
-                // Nothing is forwarded: it can't have ended otherwise.
+                // That nobody is sure of the key: nothing is forwarded, so it can't have ended otherwise.
                 Some(_) => return Err(StoreError::Unsure),
             }
         }

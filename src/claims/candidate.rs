@@ -57,19 +57,7 @@ impl<'a> Candidate<'a> {
         let doc = Doc::new(&document)?;
         let keys = keys_of_new(protected, doc)?;
         let owner = owner_of(protected, doc)?;
-        let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
-        let recalled = keys.first().and_then(|first| {
-            let holders = &protected.constraints[first.constraint].holders;
-            holders.take(&first.key).filter(|held| held.owner != owner)
-        });
-        let begin = match (&recalled, keys.iter().any(is_likely_taken)) {
-            (Some(_), _) => Attempt::begin_recalling,
-            (None, true) => Attempt::begin_looking,
-            (None, false) => Attempt::begin,
-        };
-        let mut candidate = Candidate::beginning(begin, token, document, owner, keys);
-        candidate.rivals.extend(recalled.map(|held| (0, held)));
-        Ok(candidate)
+        Ok(Candidate::of_keys(token, document, owner, keys))
     }
 
     /// One attempt for each key that a document, which is there already, holds under the constraint at position `constraint`.
@@ -98,19 +86,9 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// An attempt at keys that a document, which is there already, is to get by a write.
+    /// An attempt at keys that a document is to get by a write.
     pub fn of_keys(token: Token, document: Cow<'a, [u8]>, owner: Owner, keys: Vec<ConstrainedKey>) -> Self {
-        Candidate::beginning(Attempt::begin, token, document, owner, keys)
-    }
-
-    fn beginning(
-        begin: impl Fn(Token, usize) -> (Attempt, Vec<Effect>),
-        token: Token,
-        document: Cow<'a, [u8]>,
-        owner: Owner,
-        keys: Vec<ConstrainedKey>,
-    ) -> Self {
-        let (attempt, effects) = begin(token, keys.len());
+        let (attempt, effects) = Attempt::begin(token, keys.len());
         Candidate {
             position: token.position as usize,
             document,
@@ -123,6 +101,18 @@ impl<'a> Candidate<'a> {
             since: None,
             rivals: HashMap::new(),
         }
+    }
+
+    /// Begins otherwise, before anything is done.
+    fn begin(&mut self, begin: impl Fn(Token, usize) -> (Attempt, Vec<Effect>)) {
+        (self.attempt, self.effects) = begin(self.attempt.token(), self.keys.len());
+    }
+
+    /// The reservation of its first key, if another document held that lately.
+    fn recalled(&self, protected: &Protected) -> Option<Reservation> {
+        let ConstrainedKey { constraint, key } = self.keys.first()?;
+        let held = protected.constraints[*constraint].holders.take(key)?;
+        (held.owner != self.owner).then_some(held)
     }
 
     /// Whether the reservation in the way of the key at `key` is for this very document.
@@ -175,6 +165,29 @@ impl<'a> Candidate<'a> {
     /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
     fn only_give_back(&mut self) {
         self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
+    }
+}
+
+/// Has the attempts of one command's documents, which have done nothing yet, begin by what their keys are likely to meet.
+///
+/// All in the same way: of two that want the same key the first one must be the first to reserve it.
+pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
+    if let [alone] = candidates
+        && let Some(held) = alone.recalled(protected)
+    {
+        alone.begin(Attempt::begin_recalling);
+        alone.rivals.insert(0, held);
+        return;
+    }
+    let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
+    if candidates
+        .iter()
+        .flat_map(|candidate| &candidate.keys)
+        .any(is_likely_taken)
+    {
+        for candidate in candidates {
+            candidate.begin(Attempt::begin_looking);
+        }
     }
 }
 

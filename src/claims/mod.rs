@@ -7,6 +7,6 @@ mod candidate;
 mod in_flight;
 mod settling;
 
-pub use candidate::{Candidate, ConstrainedKey, keys_of, keys_of_new, owner_of, with_id};
+pub use candidate::{Candidate, ConstrainedKey, anticipate, keys_of, keys_of_new, owner_of, with_id};
 pub use in_flight::{InFlight, UnderWay};
 pub use settling::{age, give_back, settle};

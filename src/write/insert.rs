@@ -18,7 +18,7 @@ use super::strict::Strict;
 use super::transaction::Failure;
 use super::{BackOff, Context, count_in_doubt};
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, UnderWay, give_back, settle};
+use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
@@ -84,6 +84,7 @@ impl<'a> Insert<'a, '_> {
     async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
         let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
+        anticipate(self.protected, &mut pending);
         // A slice without keys is the server's alone, whatever the strategy: so is it for a retry, then.
         let has_keys = pending.iter().any(|candidate| !candidate.keys.is_empty());
         let strict = (has_keys && self.protected.is_strict())

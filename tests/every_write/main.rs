@@ -1,8 +1,8 @@
 //! Every write, with native unique indexes as the judge: generated sequences of commands run through a Keyward on a
 //! sharded collection and on an unsharded one with the same indexes; every reply and what is left must be the same.
 //!
-//! `KEYWARD_SEED` replays one sequence, `KEYWARD_SEQUENCES` says how many to try. What fails is made shorter before it
-//! is shown.
+//! `KEYWARD_SEED` replays one sequence, or with it `KEYWARD_SEQUENCES` so many from there on; alone this says how many to
+//! try. What fails is made shorter before it is shown.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ const THREADS: usize = 4;
 #[test]
 fn every_write_gets_the_answer_that_native_unique_indexes_give() {
     let seeds: Vec<u64> = match from_env("KEYWARD_SEED") {
-        Some(seed) => vec![seed],
+        Some(seed) => (seed..seed + from_env("KEYWARD_SEQUENCES").unwrap_or(1)).collect(),
         None => {
             let first = (rand::random::<u64>() >> 16) * SEQUENCES_A_SCHEMA;
             (first..first + from_env("KEYWARD_SEQUENCES").unwrap_or(200)).collect()

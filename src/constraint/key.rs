@@ -120,22 +120,27 @@ impl Key {
     ///   driver could read the reply.
     pub fn reservation_id(&self) -> RawDocumentBuf {
         let mut builder = Builder::new();
+        self.append_reservation_id(&mut builder);
+        RawDocumentBuf::from_bytes(builder.finish()).expect("the builder made a document")
+    }
+
+    /// Appends the elements of [`Key::reservation_id`].
+    pub fn append_reservation_id(&self, builder: &mut Builder) {
         if self.sharding == Sharding::Hashed {
             builder.int32("h", self.bucket());
         }
         match (&*self.canonical, self.stored()) {
-            ([DIGEST, digest @ ..], _) => append_digest(&mut builder, digest),
+            ([DIGEST, digest @ ..], _) => append_digest(builder, digest),
             (_, Some(values)) => {
                 builder.open(ElementType::EmbeddedDocument, b"k");
                 for element in values.elements().flatten() {
-                    rewrite::append(&mut builder, element.name, &element, Names::Escape)
+                    rewrite::append(builder, element.name, &element, Names::Escape)
                         .expect("the values were copied, so they were well-formed");
                 }
                 builder.close();
             }
             (_, None) => unreachable!("only a digest is without values"),
         }
-        RawDocumentBuf::from_bytes(builder.finish()).expect("the builder made a document")
     }
 
     /// The key that `id`, a reservation's `_id`, stands for.

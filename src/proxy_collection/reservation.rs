@@ -7,10 +7,14 @@
 
 use std::time::Duration;
 
-use bson::{Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc, spec::BinarySubtype};
+use bson::{
+    Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc,
+    spec::{BinarySubtype, ElementType},
+};
 use tokio::time::Instant;
 
 use crate::constraint::Key;
+use crate::raw::Builder;
 use crate::reservation::Token;
 
 /// The document that a reservation belongs to.
@@ -82,11 +86,14 @@ impl PartialEq for Owner {
 
 /// The reservation of `key` for `owner`, ready to be inserted or to replace another; `lease` if it is in flight.
 pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDocumentBuf {
-    let mut document = RawDocumentBuf::new();
-    document.append(cstr!("_id"), key.reservation_id());
-    document.append(cstr!("owner"), owner.id.clone());
+    // The buffer suffices for what comes after it, too.
+    let mut id = Builder::new();
+    id.open(ElementType::EmbeddedDocument, b"_id");
+    key.append_reservation_id(&mut id);
+    let mut document = RawDocumentBuf::from_bytes(id.finish()).expect("the builder made a document");
+    document.append(cstr!("owner"), owner.id.as_raw_bson_ref());
     if let Some(route) = &owner.route {
-        document.append(cstr!("route"), route.clone());
+        document.append(cstr!("route"), &**route);
     }
     document.append(cstr!("token"), token_value(mark.token));
     if mark.beginning > 0 {

@@ -8,7 +8,7 @@ use super::{Doc, Element};
 #[derive(Debug, Clone)]
 pub struct Builder {
     bytes: Vec<u8>,
-    /// Where each open document's length field stands, outermost first.
+    /// Where the length field of each open document inside the whole stands, outermost first.
     open: Vec<usize>,
 }
 
@@ -19,7 +19,10 @@ impl Default for Builder {
     fn default() -> Self {
         let mut bytes = Vec::with_capacity(CAPACITY);
         bytes.extend_from_slice(&[0; 4]);
-        Builder { bytes, open: vec![0] }
+        Builder {
+            bytes,
+            open: Vec::new(),
+        }
     }
 }
 
@@ -36,7 +39,10 @@ impl Builder {
                 let elements = &document.0[..document.0.len() - 1];
                 let mut bytes = Vec::with_capacity(elements.len() + CAPACITY);
                 bytes.extend_from_slice(elements);
-                Builder { bytes, open: vec![0] }
+                Builder {
+                    bytes,
+                    open: Vec::new(),
+                }
             }
             Err(_) => Self::default(),
         }
@@ -113,9 +119,7 @@ impl Builder {
     /// Closes the innermost open document or array.
     pub fn close(&mut self) -> &mut Self {
         if let Some(start) = self.open.pop() {
-            self.bytes.push(0);
-            let length = length_field(self.bytes.len() - start);
-            self.bytes[start..start + 4].copy_from_slice(&length);
+            self.end(start);
         }
         self
     }
@@ -153,7 +157,15 @@ impl Builder {
         while !self.open.is_empty() {
             self.close();
         }
+        self.end(0);
         self.bytes
+    }
+
+    /// Ends the document whose length field stands at `start`.
+    fn end(&mut self, start: usize) {
+        self.bytes.push(0);
+        let length = length_field(self.bytes.len() - start);
+        self.bytes[start..start + 4].copy_from_slice(&length);
     }
 }
 

@@ -22,9 +22,9 @@ use crate::raw::Doc;
 use crate::reservation::{AttemptId, Token};
 
 /// So many documents are read and reserved together.
-const BATCH: i32 = 1_000;
+const BATCH: i32 = 4_000;
 /// So many batches are under way: while one is read, others are reserved.
-const BATCHES_AT_ONCE: usize = 4;
+const BATCHES_AT_ONCE: usize = 3;
 /// So many duplicates are named in a report; the rest is counted.
 const NAMED_MAX: usize = 1_000;
 

@@ -201,7 +201,8 @@ impl ProxyCollection {
         }
     }
 
-    /// Inserts a reservation for each key, in the order given; several clients' travel in one command.
+    /// Inserts a reservation for each key, in the order given; several clients' travel in one command. What is taken in travels
+    /// alone: it comes in thousands, and no client is to wait for it.
     ///
     /// # Errors
     /// [`StoreError::Closed`] during shutdown; whatever else goes wrong is an outcome of its own.
@@ -211,9 +212,12 @@ impl ProxyCollection {
             .map(|(key, owner, mark)| reservation::document(key, owner, *mark, self.lease));
         let documents: Vec<_> = documents.collect();
         let reserved = async {
-            match self.reserving.is_busy(&documents) {
-                true => Ok(self.reserving.each_alone(&documents).await),
-                false => self.reservings.ask(documents).await,
+            if self.reserving.is_busy(&documents) {
+                return Ok(self.reserving.each_alone(&documents).await);
+            }
+            match claims.iter().any(|(_, _, mark)| mark.in_flight) {
+                true => self.reservings.ask(documents).await,
+                false => Ok(self.reserving.run(documents).await),
             }
         };
         asking(Step::Reserve, &self.constraint, claims.len(), reserved).await

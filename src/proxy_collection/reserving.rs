@@ -73,7 +73,8 @@ impl Work for Reserving {
     async fn run(&self, reservations: Vec<RawDocumentBuf>) -> Vec<Reserved> {
         let together = self.insert_twice(&reservations);
         tokio::pin!(together);
-        let patience = Duration::from_millis(PATIENCE_MS.unsigned_abs().into());
+        // Thousands take their time without anything in their way.
+        let patience = Duration::from_millis(u64::from(PATIENCE_MS.unsigned_abs()).max(reservations.len() as u64));
         if let Ok(outcomes) = timeout(patience, together.as_mut()).await {
             return outcomes;
         }

@@ -1,10 +1,12 @@
 //! A transaction that is open holds a key: the server lets whoever reserves it wait until that transaction ends. Nobody else
 //! waits for it, and who does waits no longer than the client's time limit.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use bson::{Binary, Document, RawBson, doc, spec::BinarySubtype};
-use keyward::proxy_collection::{Owner, TakenOver};
+use futures_util::future::{Either, join_all, select};
+use keyward::proxy_collection::{Mark, Owner, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
 use crate::forwarder::send;
@@ -81,6 +83,45 @@ async fn a_keyward_that_starts_meanwhile_holds_nobody_up() {
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
     // The transaction lives for a minute.
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+/// What is taken in comes in thousands: it isn't to stand before what clients wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_client_waits_for_what_is_taken_in() {
+    let database = "taken_in_meanwhile";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let mut open = insert(vec![user(1, "a@x")], true);
+    open.extend(transaction());
+    open.insert("startTransaction", true);
+    let reply = send(&keyward.address, database, open).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let (proxy, held) = store_of_email(database);
+    let other = key_of_email("b@x", database);
+    let owner = Owner {
+        id: RawBson::Int32(2),
+        route: None,
+    };
+    let mark = |byte, in_flight| Mark {
+        token: Token {
+            attempt: AttemptId([byte; 16]),
+            position: 0,
+            operation: None,
+        },
+        beginning: 0,
+        in_flight,
+    };
+    let held_up = [1, 2].map(|byte| {
+        let (proxy, held, owner) = (&proxy, &held, &owner);
+        async move { proxy.reserve(&[(held, owner, mark(byte, false))]).await.unwrap() }
+    });
+    let held_up = pin!(join_all(held_up));
+    let claim = [(&other, &owner, mark(3, true))];
+    let client = pin!(proxy.reserve(&claim));
+    match select(held_up, client).await {
+        Either::Left((held_up, _)) => panic!("what is taken in was answered first: {held_up:?}"),
+        Either::Right((reserved, _)) => assert_eq!(reserved.unwrap(), [Reserved::Written]),
+    }
 }
 
 /// What others release together with a reservation that the transaction has changed goes without it.

@@ -24,17 +24,24 @@ fn transaction() -> Document {
     doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false }
 }
 
+/// Opens a transaction that inserts the user 1, a@x; the fields of its next commands.
+fn open(address: &str, database: &str) -> Document {
+    let transaction = transaction();
+    let mut first = insert(vec![user(1, "a@x")], true);
+    first.extend(transaction.clone());
+    first.insert("startTransaction", true);
+    let reply = send(address, database, first).unwrap();
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    transaction
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn its_key_is_waited_for_and_no_other() {
     let database = "open_transaction";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "10s", &[EMAIL]);
     let (address, began) = (&keyward.address, Instant::now());
-    let transaction = transaction();
-    let mut first = insert(vec![user(1, "a@x")], true);
-    first.extend(transaction.clone());
-    first.insert("startTransaction", true);
-    assert_eq!(send(address, database, first).unwrap().get_i32("n").unwrap(), 1);
+    let transaction = open(address, database);
     std::thread::scope(|scope| {
         for client in 0..4 {
             scope.spawn(move || {
@@ -73,10 +80,7 @@ async fn a_keyward_that_starts_meanwhile_holds_nobody_up() {
     let database = "starts_meanwhile";
     let cluster = users(database);
     let first = keyward(cluster, database, "10s", &[EMAIL]);
-    let mut open = insert(vec![user(1, "a@x")], true);
-    open.extend(transaction());
-    open.insert("startTransaction", true);
-    assert_eq!(send(&first.address, database, open).unwrap().get_i32("n").unwrap(), 1);
+    open(&first.address, database);
     let began = Instant::now();
     let _second = keyward(cluster, database, "10s", &[EMAIL]);
     let reply = send(&first.address, database, insert(vec![user(2, "b@x")], true)).unwrap();
@@ -91,11 +95,7 @@ async fn no_client_waits_for_what_is_taken_in() {
     let database = "taken_in_meanwhile";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
-    let mut open = insert(vec![user(1, "a@x")], true);
-    open.extend(transaction());
-    open.insert("startTransaction", true);
-    let reply = send(&keyward.address, database, open).unwrap();
-    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    open(&keyward.address, database);
     let (proxy, held) = store_of_email(database);
     let other = key_of_email("b@x", database);
     let owner = Owner {

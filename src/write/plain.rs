@@ -8,7 +8,7 @@ use bson::spec::ElementType;
 
 use super::narrow::equality;
 use super::statement::{Kind, Statement};
-use super::touch::{overlap, overlaps_any};
+use super::touch::{overlap, overlaps_any, reached};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
@@ -200,7 +200,7 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<
             if renamed_to.is_some_and(|path| overlaps_any(path, &paths) || overlaps_any(path, &unchangeable)) {
                 return Ok(None);
             }
-            if !overlaps_any(field.name, &paths) {
+            if !overlaps_any(reached(operator.name, field.name), &paths) {
                 continue;
             }
             let value = match operator.name {

@@ -2,7 +2,8 @@
 //!
 //! A statement that can't touches no path of any constraint, nor of the shard key (a reservation's route), and inserts
 //! nothing; it is forwarded as it came. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
-//! `a.b` are one path.
+//! `a.b` are one path. But what is set behind a numbered position may make elements that weren't there, each of which gives
+//! every key below the array a value, be it null: that counts as if the whole array was set.
 
 use bson::spec::ElementType;
 
@@ -37,7 +38,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &[&str]) -> Result<bool, Malforme
             _ => return Ok(true),
         }
         for field in fields.elements() {
-            if overlaps_any(field?.name, paths) {
+            if overlaps_any(reached(operator.name, field?.name), paths) {
                 return Ok(true);
             }
         }
@@ -79,6 +80,21 @@ fn any(document: Doc<'_>, test: impl Fn(&Element<'_>) -> bool) -> Result<bool, M
     Ok(false)
 }
 
+/// What `operator` may change where it is given `path`: the array that it may make elements of, or what stands at the path.
+pub fn reached<'p>(operator: &[u8], path: &'p [u8]) -> &'p [u8] {
+    if let b"$unset" | b"$pull" | b"$pullAll" | b"$pop" = operator {
+        return path;
+    }
+    let mut end = 0;
+    for name in path.split(|byte| *byte == b'.') {
+        if name.iter().all(u8::is_ascii_digit) {
+            return &path[..end.max(1) - 1];
+        }
+        end += name.len() + 1;
+    }
+    path
+}
+
 /// Whether `path` overlaps with any of the others.
 pub fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
     paths.iter().any(|other| overlap(path, other.as_bytes()))
@@ -112,8 +128,10 @@ mod tests {
         for harmless in [
             bson!({ "$set": { "name": 1 } }),
             bson!({ "$inc": { "visits": 1 }, "$push": { "log": 1 } }),
-            bson!({ "$set": { "accounts.0.balance": 1 } }),
-            bson!({ "$set": { "accounts.$[a].balance": 1 } }),
+            bson!({ "$set": { "accounts.$[a].balance": 1, "accounts.$[].log.0.at": 1 } }),
+            bson!({ "$unset": { "accounts.0.balance": 1 }, "$pull": { "accounts.0.tags": 1 } }),
+            bson!({ "$set": { "log.0.at": 1, "account.1": 1 } }),
+            bson!([{ "$set": { "accounts.balance": 1 } }]),
             bson!({ "$set": { "emails": 1 } }),
             bson!([{ "$set": { "name": "$email" } }, { "$unset": ["x", "y.z"] }, { "$unset": "z" }]),
         ] {
@@ -124,6 +142,10 @@ mod tests {
             bson!({ "$set": { "email.x": 1 } }),
             bson!({ "$unset": { "accounts": 1 } }),
             bson!({ "$set": { "accounts.3": {} } }),
+            bson!({ "$set": { "accounts.3.balance": 1 } }),
+            bson!({ "$inc": { "accounts.3.balance": 1 } }),
+            bson!({ "$push": { "accounts.3.log": 1 } }),
+            bson!({ "$set": { "3": 1 } }),
             bson!({ "$set": { "accounts.$[].bank": 1 } }),
             bson!({ "$rename": { "name": "other" } }),
             bson!({ "email": 1 }),

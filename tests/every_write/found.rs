@@ -156,3 +156,30 @@ fn a_document_that_moves_to_another_shard_keeps_its_keys() {
     ];
     same(name, &[doc! { "a": 1 }], steps);
 }
+
+/// It was let by: each element that the server makes on the way to the position gives the key null.
+#[test]
+fn what_is_set_behind_the_end_of_an_array_may_be_a_duplicate() {
+    let name = "behind";
+    let holding = |id: i32, x: &str| doc! { "_id": id, "region": crate::generate::region(id), "i": [{ "x": x }] };
+    let set = |id: i32, operators: Document| {
+        let query = doc! { "_id": id, "region": crate::generate::region(id) };
+        Step::Command(update(name, query, operators))
+    };
+    let modify = |id: i32, update: Document| {
+        let query = doc! { "_id": id, "region": crate::generate::region(id) };
+        Step::Command(doc! { "findAndModify": name, "query": query, "update": update })
+    };
+    let steps = vec![
+        Step::Command(insert(name, vec![holding(1, "x"), holding(2, "y"), holding(3, "z")])),
+        set(2, doc! { "$set": { "i.0.y": 4 } }),
+        set(1, doc! { "$set": { "i.1.y": 5 } }),
+        set(2, doc! { "$set": { "i.1.y": 5 } }),
+        set(2, doc! { "$inc": { "i.3.y": 5 }, "$set": { "i.0.x": "w" } }),
+        modify(3, doc! { "$push": { "i.2.y": 5 } }),
+        modify(3, doc! { "$unset": { "i.2.y": 1 } }),
+        set(1, doc! { "$pop": { "i": 1 } }),
+        modify(3, doc! { "$push": { "i.2.y": 5 } }),
+    ];
+    same(name, &[doc! { "i.x": 1 }], steps);
+}

@@ -488,9 +488,11 @@ impl Generator {
     }
 
     fn path(&mut self) -> &'static str {
-        ["a", "a", "a", "b", "c.d", "c", "t", "i", "t.0", "i.0.x"]
-            .choose(&mut self.rng)
-            .unwrap()
+        [
+            "a", "a", "a", "b", "c.d", "c", "t", "i", "t.0", "i.0.x", "i.1.y", "i.2.y",
+        ]
+        .choose(&mut self.rng)
+        .unwrap()
     }
 
     fn item(&mut self) -> Document {

@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
@@ -153,4 +155,50 @@ async fn so_they_do_in_strict_mode() {
     // Another server than the one with the native index: the collections have the same name.
     let set = ReplicaSet::start(1).unwrap();
     options_decide_the_same(&set.uri(), "options_strictly").await;
+}
+
+/// Documents that the first look didn't show were changed, and nobody reserved what they held then.
+async fn chance_changes_nothing_unseen(upstream: &str, database: &str) {
+    let keyward = Keyward::start(
+        upstream,
+        &format!("  - {{ collection: {database}.lots, key: {{ n: 1 }} }}\n"),
+    );
+    let client = keyward.client().await;
+    let documents: Vec<Document> = (0..100).map(|n| doc! { "_id": n, "n": n }).collect();
+    run(&client, database, doc! { "insert": "lots", "documents": documents }).await;
+    let of_many = |query: Document| doc! { "q": query, "u": { "$inc": { "n": 1_000 } }, "multi": true };
+    let of_one = || doc! { "q": { "$sampleRate": 0.02 }, "u": { "$inc": { "n": 100_000 } } };
+    let by_chance = || doc! { "$expr": { "$lt": [{ "$rand": {} }, 0.5] } };
+    let mut commands = vec![of_many(by_chance()), of_many(doc! { "$or": [by_chance(), { "n": 1 }] })];
+    commands.extend((0..20).map(|_| of_one()));
+    for statement in commands {
+        let reply = run(&client, database, doc! { "update": "lots", "updates": [statement] }).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    }
+    let database = client.database(database);
+    let values = async |collection: &str, path: &str| {
+        let values = database
+            .collection::<Document>(collection)
+            .distinct(path, doc! {})
+            .await
+            .unwrap();
+        values
+            .into_iter()
+            .map(|value| value.as_i32().unwrap())
+            .collect::<BTreeSet<_>>()
+    };
+    let held = values("lots", "n").await;
+    assert_eq!(held.len(), 100);
+    assert!(held.iter().any(|n| *n >= 1_000));
+    assert_eq!(values("keyward.lots.n_1", "_id.k.n").await, held);
+}
+
+#[tokio::test]
+async fn chance_changes_nothing_unseen_on_shards() {
+    chance_changes_nothing_unseen(&Cluster::shared().uri(), "chance").await;
+}
+
+#[tokio::test]
+async fn chance_changes_nothing_unseen_in_strict_mode() {
+    chance_changes_nothing_unseen(&ReplicaSet::shared().uri(), "chance").await;
 }

@@ -41,6 +41,25 @@ pub fn pin(query: Doc<'_>, image: &Image) -> Result<Vec<u8>, Malformed> {
     Ok(both(Doc::new(&crossed)?, Doc::new(&pinned.finish())?))
 }
 
+/// Whether a query may be about other documents when it is asked again, even as of the same moment: by chance, by the clock,
+/// or by a program.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn is_fickle(query: Doc<'_>) -> Result<bool, Malformed> {
+    let mut left = vec![query];
+    while let Some(conditions) = left.pop() {
+        for condition in conditions.elements() {
+            let condition = condition?;
+            if let b"$expr" | b"$where" | b"$sampleRate" = condition.name {
+                return Ok(true);
+            }
+            left.extend(condition.as_document_or_array()?);
+        }
+    }
+    Ok(false)
+}
+
 /// Both conditions.
 pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
     let mut both = Builder::new();

@@ -2,7 +2,8 @@
 //! evaluation by the server, inside a transaction, between a look before and a look after.
 //!
 //! The server evaluates the statement, so no operator is reimplemented here. A statement about one document is pinned to
-//! the document that was looked at, which the server would have picked as well, or could have.
+//! the document that was looked at, which the server would have picked as well, or could have; so is one about many to all
+//! of them, where the same query may meet others the next time.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,7 @@ use super::ForwardError;
 use super::batch_command::is_nothing;
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
-use super::narrow::{both, equality, pin};
+use super::narrow::{both, equality, is_fickle, nothing, pin};
 use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -213,14 +214,18 @@ impl<'a> Statement<'a> {
         } else if selected.len() > documents_max {
             return Ok(Evaluated::TooMany);
         }
-        let these = image::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_part))?;
+        let query = self.query()?.unwrap_or(Doc::empty());
+        let is_fickle = is_fickle(query)?;
+        let is_narrowed = is_part || is_fickle && !selected.is_empty();
+        let these = image::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
         let before = self
             .all_with_these_ids(protected, selected, transaction, upstream)
             .await?;
         let pinned = before.first().filter(|_| self.is_single);
         let narrowed = match pinned {
-            Some(image) => Some(pin(self.query()?.unwrap_or(Doc::empty()), image)?),
-            None if is_part => Some(both(Doc::new(&these)?, self.query()?.unwrap_or(Doc::empty()))),
+            Some(image) => Some(pin(query, image)?),
+            None if is_narrowed => Some(both(Doc::new(&these)?, query)),
+            None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,
         };
         let command = self.command(narrowed.as_deref())?;
@@ -232,12 +237,17 @@ impl<'a> Statement<'a> {
             return Ok(Evaluated::Refused(undone(outcome)?));
         }
         let inserted = upserted_id(outcome)?;
+        if is_fickle && before.is_empty() && inserted.is_none() && counted(outcome)? > 0 {
+            // It has changed what nobody has looked at.
+            transaction.abort(upstream).await?;
+            return Err(Failure::Refused(Refused::transient()));
+        }
         let ids = before
             .iter()
             .map(|image| image.id.as_slice())
             .chain(inserted.as_deref());
-        let query = image::by_ids(ids.clone())?;
-        let touched = self.by(Doc::new(&query)?)?;
+        let those = image::by_ids(ids.clone())?;
+        let touched = self.by(Doc::new(&those)?)?;
         let mut after = match before.is_empty() && inserted.is_none() {
             true => Vec::new(),
             false => image::read(protected, &touched, usize::MAX, transaction, upstream).await?,
@@ -248,7 +258,7 @@ impl<'a> Statement<'a> {
             after.retain(|image| ids.contains(image.id.as_slice()));
         }
         if inserted.is_some()
-            && let Some(route) = route_of(self.query()?.unwrap_or(Doc::empty()), &protected.shard_key)?
+            && let Some(route) = route_of(query, &protected.shard_key)?
         {
             // Other documents with its `_id` may stand on other shards.
             let is_there = |image: &Image| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
@@ -331,6 +341,7 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
         match element.name {
             b"n" => undone.int32("n", 0),
             b"nModified" => undone.int32("nModified", 0),
+            b"recoveryToken" => continue,
             _ => undone.element(&element),
         };
     }
@@ -363,6 +374,12 @@ fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malf
         }
     }
     Ok(None)
+}
+
+/// How many documents a reply says it was about.
+fn counted(reply: Doc<'_>) -> Result<i64, Malformed> {
+    let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
+    Ok(counts.get("n")?.and_then(|n| n.as_whole_number()).unwrap_or(0))
 }
 
 /// The `_id` that an upsert inserted, as a document `{_id}`.

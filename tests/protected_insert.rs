@@ -411,6 +411,30 @@ async fn another_definition_of_the_same_constraint_refuses_to_start() {
     );
 }
 
+/// They had their reservations in one collection, each taking the other's for abandoned ones.
+#[tokio::test]
+async fn no_constraint_has_its_reservations_where_another_ones_lie() {
+    let database = "same_place";
+    let cluster = users(database);
+    let _first = Keyward::start(
+        &cluster.uri(),
+        &format!("  - {{ collection: {database}.users, key: {{ eu.email: 1 }} }}\n"),
+    );
+    let other = |name: &str| format!("  - {{ collection: {database}.users.eu, key: {{ email: 1 }}{name} }}\n");
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &other("")) else {
+        panic!("it started with the other's proxy collection");
+    };
+    assert_eq!(refused.exit, Some(78), "{}", refused.errors);
+    assert!(
+        refused
+            .errors
+            .contains("those of unique constraint eu.email_1 on same_place.users lie"),
+        "{}",
+        refused.errors
+    );
+    drop(Keyward::start(&cluster.uri(), &other(", name: another")));
+}
+
 /// The reservations of one order of a key's fields are others than those of another order.
 #[tokio::test]
 async fn another_order_of_a_keys_fields_refuses_to_start() {

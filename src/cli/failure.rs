@@ -27,7 +27,9 @@ impl Failure {
             Failure::Config(_) | Failure::Telemetry(_) => Exit::Config,
             Failure::System(_) | Failure::Start(StartError::Listen { .. }) => Exit::System,
             Failure::Start(StartError::Prepare(
-                PrepareError::OtherDefinition { .. } | PrepareError::OtherStrategy { .. },
+                PrepareError::OtherDefinition { .. }
+                | PrepareError::SamePlace { .. }
+                | PrepareError::OtherStrategy { .. },
             )) => Exit::Config,
             Failure::Start(StartError::Tls(_)) => Exit::Config,
             Failure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,

@@ -89,10 +89,18 @@ fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
     }
 }
 
-/// Whether two constraints of one collection get in each other's way: the setting to blame, and the reason.
+/// Whether two constraints get in each other's way: the setting to blame, and the reason.
 fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
     if one.constraint.namespace() != other.constraint.namespace() {
-        return None;
+        // Collections and constraints may have dots in their names.
+        let proxy_collection = one.constraint.proxy_collection();
+        return (proxy_collection == other.constraint.proxy_collection()).then(|| {
+            let reason = format!(
+                "its reservations would lie in {proxy_collection}, as those of {} do; give one of them another `name`",
+                other.path
+            );
+            ("key", reason)
+        });
     }
     if one.constraint.name() == other.constraint.name() {
         return Some((
@@ -143,6 +151,30 @@ mod tests {
             "f:4:39: constraints[1].name: the same name on the same collection as constraints[0]\n\
              f:5:24: constraints[2].key: the same constraint under another name as constraints[0]"
         );
+    }
+
+    #[test]
+    fn no_two_constraints_have_their_reservations_in_one_collection() {
+        let same = |pair: &str, proxy: &str| {
+            assert_eq!(
+                problems(pair),
+                format!(
+                    "f:4:{}: constraints[1].key: its reservations would lie in {proxy}, as those of constraints[0] do; give one \
+                     of them another `name`",
+                    pair.lines().nth(1).unwrap().find("key").unwrap() + 1
+                )
+            );
+        };
+        same(
+            "  - { collection: a.b, key: { c.x: 1 } }\n  - { collection: a.b.c, key: { x: 1 } }\n",
+            "a.keyward.b.c.x_1",
+        );
+        same(
+            "  - { collection: a.b, key: { x: 1 }, name: c.x_1 }\n  - { collection: a.b.c, key: { x: 1 } }\n",
+            "a.keyward.b.c.x_1",
+        );
+        let apart = "  - { collection: a.b, key: { c.x: 1 } }\n  - { collection: a.b.c, key: { x: 1 }, name: x }\n";
+        assert_eq!(problems(apart), "");
     }
 
     #[test]

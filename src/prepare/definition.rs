@@ -4,11 +4,12 @@
 //! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
 
 use bson::{Bson, Document, doc, oid::ObjectId};
+use futures_util::TryStreamExt;
 use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
 use super::position::{ERA_FIELD, PROXY_FIELD};
-use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy};
+use crate::constraint::{Constraint, PROXY_PREFIX, SORT_KEYS_FIELD, Strategy};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -60,6 +61,7 @@ impl Definitions {
         constraint: &Constraint,
         proxy: Option<&Bson>,
     ) -> Result<Registered, PrepareError> {
+        self.check_place(constraint).await?;
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
             "state": State::Backfilling.name(),
@@ -99,6 +101,32 @@ impl Definitions {
             check_strategy(constraint, strategy, there)?;
         }
         Ok(Some(state))
+    }
+
+    /// No other constraint may have its reservations in the same collection: collections and constraints may have dots in
+    /// their names.
+    async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        let others = self
+            .collection
+            .find(doc! { "_id": { "$ne": id(constraint).remove("_id") } });
+        let others = answered(others.into_future()).await?;
+        let others: Vec<Document> = answered(others.try_collect()).await?;
+        for other in others {
+            let Ok(id) = other.get_document("_id") else { continue };
+            let (Ok(collection), Ok(name)) = (id.get_str("collection"), id.get_str("name")) else {
+                continue;
+            };
+            let proxy_collection = constraint.proxy_collection();
+            if proxy_collection.collection == format!("{PROXY_PREFIX}{collection}.{name}") {
+                return Err(PrepareError::SamePlace {
+                    namespace: constraint.namespace().clone(),
+                    name: constraint.name().to_owned(),
+                    other: format!("{name} on {}.{collection}", constraint.namespace().database),
+                    proxy_collection,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Writes its collection's strategy down unless one is there: a Keyward that trusts its lease would undo what one that

@@ -57,6 +57,21 @@ pub enum PrepareError {
         /// The definition in the cluster.
         there: String,
     },
+    /// Another constraint has its reservations where this one's would lie.
+    #[error(
+        "unique constraint {name} on {namespace} would have its reservations in {proxy_collection}, where those of unique \
+         constraint {other} lie; give it another name"
+    )]
+    SamePlace {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// The other one's name and collection.
+        other: String,
+        /// Where both would lie.
+        proxy_collection: Namespace,
+    },
     /// Other Keywards make the constraint's writes and reservations one in another way.
     #[error(
         "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \

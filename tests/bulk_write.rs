@@ -274,6 +274,58 @@ async fn in_a_transaction_it_commits_or_aborts_with_the_rest() {
     assert_agreement(cluster, database).await;
 }
 
+/// Without it the client can't ask another router whether its transaction was committed.
+#[tokio::test]
+async fn a_transaction_can_be_recovered_after_a_write_of_any_kind() {
+    let database = "bulk_recovered";
+    let (cluster, keyward) = users(database);
+    let mut direct = Connection::open(&cluster.router_address());
+    let mut keyward = Connection::open(&keyward.address);
+    keyward.must(
+        database,
+        &doc! { "insert": "users", "documents": [user(1, "1@x"), user(2, "2@x")] },
+    );
+    let set = |id: i32, email: &str| doc! { "q": user_at(id), "u": { "$set": { "email": email } } };
+    let operation = doc! { "update": 0, "filter": user_at(1), "updateMods": { "$set": { "email": "three@x" } } };
+    let commands = [
+        (database, doc! { "update": "users", "updates": [set(1, "one@x")] }),
+        (
+            database,
+            doc! { "update": "users", "updates": [set(1, "two@x"), { "q": user_at(1), "u": { "$set": { "n": 1 } } }] },
+        ),
+        ("admin", bulk(database, vec![operation])),
+        (
+            database,
+            doc! { "findAndModify": "users", "query": user_at(1), "update": { "$set": { "email": "four@x" } } },
+        ),
+        (
+            database,
+            doc! { "delete": "users", "deletes": [{ "q": user_at(1), "limit": 1 }] },
+        ),
+        (database, doc! { "insert": "users", "documents": [user(3, "3@x")] }),
+    ];
+    for (number, (database, mut command)) in (1_i64..).zip(commands) {
+        let within = doc! { "lsid": session(4), "txnNumber": number, "autocommit": false };
+        command.extend(within.clone());
+        command.insert("startTransaction", true);
+        let reply = keyward.must(database, &command);
+        let token = reply.get_document("recoveryToken").unwrap().clone();
+        token.get_str("recoveryShardId").unwrap();
+        let mut commit = doc! { "commitTransaction": 1, "recoveryToken": token };
+        commit.extend(within);
+        keyward.must("admin", &commit);
+        direct.must("admin", &commit);
+    }
+    assert_eq!(keyward.all(database, "users"), [user(2, "2@x"), user(3, "3@x")]);
+    assert_agreement(cluster, database).await;
+}
+
+fn user_at(id: i32) -> Document {
+    let mut user = user(id, "");
+    user.remove("email");
+    user
+}
+
 #[tokio::test]
 async fn what_the_server_would_refuse_is_refused_before_anything_is_done() {
     let database = "bulk_refused";

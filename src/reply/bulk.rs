@@ -211,7 +211,8 @@ impl BulkReply {
         for element in reply.elements() {
             let element = element?;
             match element.name {
-                b"electionId" | b"opTime" => {
+                // Where to recover a transaction is told of the client's own only.
+                b"electionId" | b"opTime" | b"recoveryToken" => {
                     passed_on.element(&element);
                 }
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),

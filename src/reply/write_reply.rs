@@ -95,9 +95,20 @@ pub struct WriteReply {
     passed_on: Vec<u8>,
     write_concern_error: Option<Vec<u8>>,
     times: Times,
+    /// Whether the parts belong to the client's own transaction.
+    is_in_transaction: bool,
 }
 
 impl WriteReply {
+    /// Of a write that is part of the client's transaction: by what the router says of that the client may commit it through
+    /// another one. What a router says of a transaction of Keyward's own isn't for clients.
+    pub fn in_transaction() -> WriteReply {
+        WriteReply {
+            is_in_transaction: true,
+            ..WriteReply::default()
+        }
+    }
+
     /// Notes an error at the client's position `index`.
     pub fn error(&mut self, index: usize, error: WriteError) {
         self.errors.insert(index, error);
@@ -129,7 +140,8 @@ impl WriteReply {
                         .and_then(|n| i32::try_from(n).ok())
                         .unwrap_or(0)
                 }
-                b"writeErrors" | b"ok" | b"nModified" | b"upserted" | b"recoveryToken" => {}
+                b"writeErrors" | b"ok" | b"nModified" | b"upserted" => {}
+                b"recoveryToken" if !self.is_in_transaction => {}
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
                 b"retriedStmtIds" => self.retried.extend(whole_numbers(&element)?),
                 _ if times.take(&element) => {}
@@ -298,6 +310,16 @@ mod tests {
             Document::from_reader(reply.body().unwrap().as_slice()).unwrap(),
             expected
         );
+    }
+
+    #[test]
+    fn only_the_clients_own_transaction_is_told_where_to_recover_it() {
+        let answer = part(doc! { "n": 1, "nModified": 1, "recoveryToken": { "recoveryShardId": "a" }, "ok": 1.0 });
+        for (mut reply, is_told) in [(WriteReply::default(), false), (WriteReply::in_transaction(), true)] {
+            reply.add_statements(Doc::new(&answer).unwrap(), 0).unwrap();
+            let body = Document::from_reader(reply.update_body().unwrap().as_slice()).unwrap();
+            assert_eq!(body.contains_key("recoveryToken"), is_told);
+        }
     }
 
     #[test]

@@ -47,16 +47,21 @@ pub async fn modify(
     if !touching.contains(&true) {
         return Ok(Served::Untouched);
     }
+    let transaction = Transaction::of_client(command.body)?;
+    let reply = match transaction {
+        Some(_) => WriteReply::in_transaction(),
+        None => WriteReply::default(),
+    };
     let mut modify = Modify {
         context,
         protected,
         command,
         kind,
         deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
-        reply: WriteReply::default(),
+        reply,
         failed: None,
     };
-    match Transaction::of_client(command.body)? {
+    match transaction {
         Some(transaction) => modify.within(transaction, &touching, upstream).await?,
         None => modify.alone(&touching, upstream).await?,
     }

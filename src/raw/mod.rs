@@ -259,9 +259,22 @@ impl<'a> Element<'a> {
                 .value
                 .try_into()
                 .is_ok_and(|bytes| f64::from_le_bytes(bytes) != 0.0),
+            ElementType::Decimal128 => !self.value.first_chunk().is_some_and(is_zero_decimal),
             ElementType::Null | ElementType::Undefined => false,
             _ => true,
         }
+    }
+}
+
+/// Whether it is one of a Decimal128's many zeros: of any sign and exponent, or with more digits than it may have.
+fn is_zero_decimal(bytes: &[u8; 16]) -> bool {
+    let bits = u128::from_le_bytes(*bytes);
+    let coefficient = bits & ((1 << 113) - 1);
+    match (bits >> 122) & 0x1f {
+        // Not a number, or infinite.
+        0x1e.. => false,
+        0x18.. => true,
+        _ => coefficient == 0 || coefficient >= 10_u128.pow(34),
     }
 }
 
@@ -315,6 +328,36 @@ mod tests {
     use bson::{Bson, doc, oid::ObjectId};
 
     use super::*;
+
+    #[test]
+    fn every_zero_is_untrue() {
+        let is_truthy = |value: Bson| {
+            let bytes = doc! { "v": value }.to_vec().unwrap();
+            Doc::new(&bytes).unwrap().get("v").unwrap().unwrap().is_truthy()
+        };
+        let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());
+        let bits = |bits: u128| Bson::Decimal128(bson::Decimal128::from_bytes(bits.to_le_bytes()));
+        let zeros = ["0", "-0", "0E+3", "0.00"].map(decimal);
+        // More digits than it may have, in either form.
+        let too_long = [(6176 << 113) | ((1 << 113) - 1), 0x18 << 122].map(bits);
+        let others = [
+            Bson::Int32(0),
+            Bson::Int64(0),
+            Bson::Double(-0.0),
+            Bson::Null,
+            false.into(),
+        ];
+        for untrue in zeros.into_iter().chain(too_long).chain(others) {
+            assert!(!is_truthy(untrue.clone()), "{untrue}");
+        }
+        let numbers = ["1", "-1E-6000", "NaN", "Infinity", "-Infinity"].map(decimal);
+        for truthy in numbers
+            .into_iter()
+            .chain([Bson::Double(f64::NAN), "".into(), true.into()])
+        {
+            assert!(is_truthy(truthy.clone()), "{truthy}");
+        }
+    }
 
     #[test]
     fn walks_every_type_and_rebuilds_the_same_bytes() {

@@ -185,7 +185,10 @@ fn value(random: &mut StdRng) -> Bson {
             pattern: "x".try_into().unwrap(),
             options: "".try_into().unwrap(),
         }),
-        20 => "1.5".parse::<Decimal128>().unwrap().into(),
+        20 => ["1.5", "0", "-0E+3"][random.random_range(0..3)]
+            .parse::<Decimal128>()
+            .unwrap()
+            .into(),
         21 => Bson::Undefined,
         22 => Bson::MinKey,
         _ => doc! { "w": 1 }.into(),

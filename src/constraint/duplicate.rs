@@ -71,7 +71,7 @@ impl DuplicateKey {
         for element in values.elements().flatten() {
             let binary = (element.kind == ElementType::String)
                 .then(|| string_bytes(element.value).map_or(&[][..], |(text, _)| text))
-                .filter(|text| collation.is_some() || std::str::from_utf8(text).is_err());
+                .filter(|text| collation.is_some() || !text::is_utf_8_to_the_server(text));
             hex_encoded.push(binary.is_some());
             if let Some(bytes) = binary {
                 let digits = text::hex(bytes, false);

@@ -199,6 +199,22 @@ pub(crate) fn bytes_of_hex(digits: &[u8]) -> Option<Vec<u8>> {
     digits.chunks(2).map(byte).collect()
 }
 
+/// Whether the server takes `text` for UTF-8: it counts the bytes of each character, and lets by encodings of surrogates,
+/// longer ones than need be, and characters past the last one.
+/// Source: mongodb/mongo `src/mongo/util/text.cpp`; measured on 6.0.5.
+pub(super) fn is_utf_8_to_the_server(text: &[u8]) -> bool {
+    let mut left = 0;
+    for byte in text {
+        match (byte.leading_ones(), left) {
+            (1, 1..) => left -= 1,
+            (0, 0) => {}
+            (ones @ 2..=4, 0) if !matches!(byte, 0xc0 | 0xc1 | 0xf5..) => left = ones - 1,
+            _ => return false,
+        }
+    }
+    left == 0
+}
+
 #[cfg(test)]
 mod tests {
     use bson::{Bson, doc};

@@ -376,7 +376,21 @@ fn a_find_and_modify_is_refused_with_the_servers_fields() {
     };
     server.create_index(&namespace, &spec).unwrap();
     let constraint = Constraint::new(namespace.clone(), spec).unwrap();
-    for (id, text) in [&b"x"[..], b"\xff"].into_iter().enumerate() {
+    let texts = [
+        &b"x"[..],
+        b"\xff",
+        b"\x80",
+        b"\xc3\xa9",
+        b"\xc3",
+        b"\xc1\x80",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xf5\x80\x80\x80",
+        b"\xf8\x88\x80\x80\x80",
+    ];
+    for (id, text) in texts.into_iter().enumerate() {
         let mut document = Builder::new();
         document.int32("_id", id as i32).string("v", text);
         let document = document.finish();

@@ -17,7 +17,16 @@ impl Generator {
             11 => drop(builder.append(ElementType::Boolean, name, &[self.pick(&[0, 1])])),
             12..=18 => self.odd_number(builder, name),
             19 | 20 => {
-                let text = self.pick(&[&b"a"[..], b"a\0b", b"a\0", b"\xff\xfe", b"\xc3\xa9", b"say \"hi\"\n"]);
+                let text = self.pick(&[
+                    &b"a"[..],
+                    b"a\0b",
+                    b"a\0",
+                    b"\xff\xfe",
+                    b"\xed\xa0\x80",
+                    b"\xf4\x90\x80\x80",
+                    b"\xc3\xa9",
+                    b"say \"hi\"\n",
+                ]);
                 self.string(builder, name, text);
             }
             21 | 22 => {

@@ -250,6 +250,20 @@ impl Draft {
         &self.key.canonical
     }
 
+    /// Without the memory that it has to spare, which is most of what a small key takes.
+    pub(super) fn shrink(&mut self) {
+        let Key {
+            canonical,
+            values,
+            stored,
+            ..
+        } = &mut self.key;
+        canonical.shrink_to_fit();
+        for bytes in [values, stored].into_iter().flatten() {
+            bytes.shrink_to_fit();
+        }
+    }
+
     /// The key, its canonical form replaced by a digest if it is large or the server couldn't name it in an error.
     pub(super) fn finish(self) -> Key {
         let mut key = self.key;
@@ -310,5 +324,30 @@ impl PartialOrd for Key {
 impl Ord for Key {
     fn cmp(&self, other: &Self) -> Ordering {
         self.canonical.cmp(&other.canonical)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, doc};
+
+    use super::super::IndexSpec;
+    use super::*;
+    use crate::namespace::Namespace;
+
+    #[test]
+    fn each_of_many_keys_takes_little_memory() {
+        let spec = IndexSpec {
+            key: doc! { "t": 1 },
+            ..IndexSpec::default()
+        };
+        let constraint = Constraint::new(Namespace::new("db", "c"), spec).unwrap();
+        let tags: Vec<Bson> = (0..10_000).map(Bson::Int32).collect();
+        let document = doc! { "t": tags }.to_vec().unwrap();
+        let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
+        let capacity = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::capacity);
+        let taken = |key: &Key| key.canonical.capacity() + capacity(&key.values) + capacity(&key.stored);
+        assert_eq!(keys.len(), 10_000);
+        assert!(keys.iter().map(taken).sum::<usize>() < 40 * keys.len());
     }
 }

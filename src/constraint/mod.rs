@@ -37,6 +37,9 @@ pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
 use self::spec::{Field, ID_INDEX};
 
+/// Of a document with more keys than this each takes no more memory than it must: there may be a million.
+const FEW: usize = 16;
+
 /// What the names of proxy collections start with.
 pub const PROXY_PREFIX: &str = "keyward.";
 
@@ -192,7 +195,11 @@ impl Constraint {
         let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.sparse, document, &mut |values| {
-            drafts.push(Draft::new(self, values).map_err(|error| self.unkeyable(error))?);
+            let mut draft = Draft::new(self, values).map_err(|error| self.unkeyable(error))?;
+            if drafts.len() >= FEW {
+                draft.shrink();
+            }
+            drafts.push(draft);
             Ok(())
         })?;
         // Of equal keys the first in the document stays: the one that the server's set keeps.

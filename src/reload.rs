@@ -177,6 +177,7 @@ async fn apply_constraints(
         return Ok((added, removed));
     }
     let client = service.upstream.client();
+    prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
     // Until the new ones hold, those that will be gone hold, too.
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;

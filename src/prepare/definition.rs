@@ -116,13 +116,11 @@ impl Definitions {
             let (Ok(collection), Ok(name)) = (id.get_str("collection"), id.get_str("name")) else {
                 continue;
             };
-            let proxy_collection = constraint.proxy_collection();
-            if proxy_collection.collection == format!("{PROXY_PREFIX}{collection}.{name}") {
+            if constraint.proxy_collection().collection == format!("{PROXY_PREFIX}{collection}.{name}") {
                 return Err(PrepareError::SamePlace {
                     namespace: constraint.namespace().clone(),
                     name: constraint.name().to_owned(),
                     other: format!("{name} on {}.{collection}", constraint.namespace().database),
-                    proxy_collection,
                 });
             }
         }

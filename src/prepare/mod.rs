@@ -23,7 +23,7 @@ use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, PROXY_PREFIX};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -59,8 +59,8 @@ pub enum PrepareError {
     },
     /// Another constraint has its reservations where this one's would lie.
     #[error(
-        "unique constraint {name} on {namespace} would have its reservations in {proxy_collection}, where those of unique \
-         constraint {other} lie; give it another name"
+        "unique constraint {name} on {namespace} would have its reservations in {}.{PROXY_PREFIX}{}.{name}, where those of \
+         unique constraint {other} lie; give it another name", namespace.database, namespace.collection
     )]
     SamePlace {
         /// The protected collection.
@@ -69,8 +69,6 @@ pub enum PrepareError {
         name: String,
         /// The other one's name and collection.
         other: String,
-        /// Where both would lie.
-        proxy_collection: Namespace,
     },
     /// Other Keywards make the constraint's writes and reservations one in another way.
     #[error(
@@ -266,6 +264,26 @@ pub async fn prepared(
 ) -> Result<Vec<Protected>, PrepareError> {
     let (_, collections) = look(client, constraints, lease, metrics).await?;
     Ok(collections.into_iter().map(|(protected, _)| protected).collect())
+}
+
+/// That each collection with these constraints has the strategy that the cluster knows of: who leaves out the one that chose it
+/// would have another one.
+///
+/// # Errors
+/// [`PrepareError`] if one has another, or isn't defined so there.
+pub async fn check_strategies(
+    client: &Client,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+    metrics: &Metrics,
+) -> Result<(), PrepareError> {
+    for protected in prepared(client, constraints, lease, metrics).await? {
+        let definitions = Definitions::of(client, &protected.namespace);
+        for proxy in &protected.constraints {
+            definitions.look(&proxy.constraint, protected.strategy()).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether every document of the collection is reserved under the constraint at `position`, as it stands here.

@@ -1,5 +1,7 @@
 //! SIGHUP, or a changed file: all of the new configuration holds, or none of it.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
@@ -260,4 +262,73 @@ fn the_last_of_two_keywards_to_hear_of_a_constraint_completes_it() {
     let (code, findings) = first.verify();
     assert_eq!(code, Some(0), "{findings}");
     second.send(Signal::SIGTERM);
+}
+
+/// What was left would have been kept unique in the other way, which trusts its lease, beside Keywards that don't.
+#[test]
+fn a_reload_that_takes_away_what_decides_the_strategy_is_refused() {
+    let database = "reload_strategy";
+    drop_database(database);
+    let compensating = |fields: &[&str]| {
+        settings(database, fields, "").replace("email: 1 } }", "email: 1 }, strategy: compensating }")
+    };
+    let keyward = Keyward::start(&compensating(&["email", "phone"]));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    let outcome = keyward.reload(&compensating(&["email"]));
+    assert_eq!(outcome["outcome"], "refused", "{outcome}");
+    assert!(outcome["error"].as_str().unwrap().contains("strategy"), "{outcome}");
+    assert_eq!(keyward.insert(database, user(2, "b@x", "1")), Err(11000));
+    assert_eq!(
+        keyward.reload(&settings(database, &["email"], ""))["outcome"],
+        "applied"
+    );
+}
+
+/// The documents were taken in while a server still changed one, for a client that had gone.
+#[test]
+fn what_a_client_has_left_at_work_is_waited_for() {
+    let database = "reload_left";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &["email"], ""));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    // Until this transaction ends, the server doesn't get on with what changes the document.
+    let mut direct = testbed::command::Connection::open(&ReplicaSet::shared().addresses()[0]).unwrap();
+    let id = bson::Binary {
+        subtype: bson::spec::BinarySubtype::Uuid,
+        bytes: vec![7; 16],
+    };
+    let within = doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false };
+    let change = |set: Document| doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": { "$set": set } }] };
+    let mut first = change(doc! { "held": true });
+    first.extend(within.clone());
+    first.insert("startTransaction", true);
+    direct.run(database, first).unwrap();
+    let mut late = change(doc! { "phone": "late" });
+    late.insert("$db", database);
+    let late = late.to_vec().unwrap();
+    let message = keyward::wire::Draft::of_body(&late).frame(1, 0).unwrap().to_vec();
+    let mut client = TcpStream::connect(&keyward.address).unwrap();
+    client.write_all(&message).unwrap();
+    drop(client);
+    keyward.until("the client's end", || {
+        let [opened, closed] = ["opened", "closed"].map(|what| format!("keyward_client_connections_{what}_total"));
+        keyward.metric(&closed) == keyward.metric(&opened)
+    });
+    let before = keyward.count_reloads();
+    keyward.rewrite(&settings(database, &["email", "phone"], ""));
+    keyward.send(Signal::SIGHUP);
+    // Much longer than to take in one document.
+    for n in 2..300 {
+        keyward
+            .insert(database, user(n, &format!("{n}@x"), &format!("{n}")))
+            .unwrap();
+    }
+    assert_eq!(keyward.count_reloads(), before, "{}", keyward.log());
+    let mut abort = doc! { "abortTransaction": 1 };
+    abort.extend(within);
+    direct.run("admin", abort).unwrap();
+    assert_eq!(keyward.reloaded_after(before)["outcome"], "applied");
+    assert_eq!(keyward.insert(database, user(300, "z@x", "late")), Err(11000));
+    let (code, findings) = keyward.verify();
+    assert_eq!(code, Some(0), "{findings}");
 }

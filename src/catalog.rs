@@ -83,13 +83,16 @@ impl Catalog {
         Catalog::of(protected.into_iter().map(Arc::new))
     }
 
-    /// The same constraints with these shard keys, given by `database.collection`; where none is given, it isn't sharded.
-    pub fn with_shard_keys(&self, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
+    /// The same constraints with these shard keys, given by `database.collection`; those of `asked` for which none is given
+    /// aren't sharded.
+    pub fn with_shard_keys(&self, asked: &Catalog, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
         let renewed = self.all().map(|protected| {
+            let Namespace { database, collection } = &protected.namespace;
+            let was_asked_for = asked.protected(database.as_bytes(), collection.as_bytes()).is_some();
             let shard_key = shard_keys
                 .get(&protected.namespace.to_string())
                 .map_or(&[][..], Vec::as_slice);
-            match protected.shard_key == shard_key {
+            match protected.shard_key == shard_key || !was_asked_for {
                 true => protected.clone(),
                 false => Arc::new(Protected {
                     shard_key: shard_key.to_vec(),

@@ -230,10 +230,10 @@ impl Instance {
     }
 }
 
-fn sweeping(service: &Service, config: &Config) -> Background {
-    let client = service.upstream.client().clone();
-    let catalog = service.writes.catalog().clone();
-    Background(tokio::spawn(sweep::run(client, catalog, config.lease, config.sweep)))
+fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
+    let (client, service) = (service.upstream.client().clone(), service.clone());
+    let current = move || service.writes.catalog().clone();
+    Background(tokio::spawn(sweep::run(client, current, config.lease, config.sweep)))
 }
 
 fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Readiness) -> Background {

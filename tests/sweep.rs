@@ -14,7 +14,7 @@ use testbed::Cluster;
 
 const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
 
-/// A reservation as a Keyward would leave it that crashed at the time `at`.
+/// A reservation for `users` as a Keyward would leave it that crashed at the time `at`.
 fn abandoned(email: &str, owner: i32, at: u32) -> Document {
     use keyward::constraint::{Constraint, IndexSpec};
     use keyward::namespace::Namespace;
@@ -104,4 +104,25 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
     past.delete_one(doc! { "_id": 100, "region": "a" }).await.unwrap();
     let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
     support::assert_documents_and_reservations_agree(cluster, "sweep", "users", "email_1", email).await;
+}
+
+/// It looked for the owner where the collection had lain when Keyward was started, and swept nothing.
+#[tokio::test]
+async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
+    let cluster = Cluster::shared();
+    let strict = "  - { collection: sweep_late.users, key: { email: 1 }, strategy: transaction }\n";
+    let _keyward = Keyward::start_sweeping(&cluster.uri(), strict);
+    support::shard_on_two(
+        cluster,
+        "sweep_late.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let direct = cluster.client().database("sweep_late");
+    let proxy = direct.collection::<Document>("keyward.users.email_1");
+    proxy.insert_one(abandoned("nobody@x", 1_000, 1_000)).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.count_documents(doc! {}).await.unwrap() > 0 {
+        assert!(Instant::now() < deadline, "it isn't swept");
+    }
 }

@@ -16,6 +16,7 @@ use mongodb::Client;
 use crate::catalog::{Catalog, Protected};
 use crate::claims::age;
 use crate::constraint::Key;
+use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Read, Reservation, StoreError, TakenOver};
 use crate::reservation::{Age, Scope};
 use turn::Turn;
@@ -25,13 +26,18 @@ const PAGE: i32 = 200;
 /// How long to rest after each page: at most 2,000 reservations a second.
 const REST: Duration = Duration::from_millis(100);
 
-/// Sweeps every constraint of `catalog`, again and again with `pause` in between; ends only when it is dropped.
-pub async fn run(client: Client, catalog: Arc<Catalog>, lease: Duration, pause: Duration) {
+/// Sweeps every constraint of the catalog that `current` gives, again and again with `pause` in between; ends only when it is
+/// dropped. It asks for the catalog before each page: a collection may be sharded meanwhile.
+pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Sync, lease: Duration, pause: Duration) {
     let sweeper = bson::oid::ObjectId::new().to_hex();
     loop {
-        for protected in catalog.all() {
+        for protected in current().all() {
             for proxy in &protected.constraints {
-                if let Err(error) = sweep(&client, protected, proxy, &sweeper, lease, pause).await {
+                let now = || {
+                    let Namespace { database, collection } = &protected.namespace;
+                    current().protected(database.as_bytes(), collection.as_bytes()).cloned()
+                };
+                if let Err(error) = sweep(&client, now, proxy, &sweeper, lease, pause).await {
                     tracing::warn!(%error, constraint = proxy.constraint.name(), "a sweep was broken off");
                 }
             }
@@ -40,16 +46,17 @@ pub async fn run(client: Client, catalog: Arc<Catalog>, lease: Duration, pause: 
     }
 }
 
-/// Sweeps one constraint, if it is this Keyward's turn.
+/// Sweeps one constraint, if it is this Keyward's turn, of the collection that `now` gives.
 async fn sweep(
     client: &Client,
-    protected: &Protected,
+    now: impl Fn() -> Option<Arc<Protected>>,
     proxy: &ProxyCollection,
     sweeper: &str,
     lease: Duration,
     pause: Duration,
 ) -> Result<(), StoreError> {
-    let Some(mut turn) = Turn::take(client, &protected.namespace, proxy.constraint.name(), sweeper).await? else {
+    let namespace = proxy.constraint.namespace();
+    let Some(mut turn) = Turn::take(client, namespace, proxy.constraint.name(), sweeper).await? else {
         return Ok(());
     };
     loop {
@@ -68,7 +75,8 @@ async fn sweep(
                 }
             }
         }
-        settle(protected, proxy, &readable, lease).await?;
+        let Some(protected) = now() else { return Ok(()) };
+        settle(&protected, proxy, &readable, lease).await?;
         if !turn.go_on(last).await? {
             return Ok(());
         }

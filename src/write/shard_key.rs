@@ -30,13 +30,16 @@ impl Context {
 
     /// Looks the shard keys of all protected collections up.
     pub async fn renew_shard_keys(&self) {
-        let catalog = self.catalog.load_full();
-        let Some(proxy) = catalog.all().flat_map(|protected| &protected.constraints).next() else {
+        let asked = self.catalog.load_full();
+        let Some(proxy) = asked.all().flat_map(|protected| &protected.constraints).next() else {
             return;
         };
-        let namespaces: Vec<_> = catalog.all().map(|protected| &protected.namespace).collect();
+        let namespaces: Vec<_> = asked.all().map(|protected| &protected.namespace).collect();
         match answered(shard_keys(proxy.client(), &namespaces)).await {
-            Ok(keys) => drop(self.catalog.rcu(|catalog| Arc::new(catalog.with_shard_keys(&keys)))),
+            Ok(keys) => drop(
+                self.catalog
+                    .rcu(|catalog| Arc::new(catalog.with_shard_keys(&asked, &keys))),
+            ),
             Err(error) => tracing::warn!(%error, "the shard keys could not be looked up"),
         }
     }

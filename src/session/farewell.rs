@@ -8,7 +8,9 @@ use super::timer::Timer;
 use super::{End, Requests, Session};
 use crate::raw::Builder;
 use crate::stream::{Incoming, Outgoing};
+use crate::upstream::Connection;
 use crate::wire::{Draft, Envelope, Flags, OpCode, ServerError};
+use crate::write::Era;
 
 /// How long a client whose message isn't read to its end has to take the reason.
 const LINGER: Duration = Duration::from_secs(1);
@@ -82,6 +84,15 @@ impl Session {
     }
 }
 
+/// Holds `era` until upstream has done what it has begun: it goes on with that though nobody waits for the answer any more, and
+/// closes the connection then.
+pub(super) async fn leave_at_work(mut upstream: Connection, era: Era) {
+    if upstream.outgoing.finish().await.is_ok() {
+        drained(&mut upstream.incoming).await;
+    }
+    drop(era);
+}
+
 async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
     let reply = envelope
         .reply(body, reply_id)
@@ -118,11 +129,11 @@ pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Ou
     end
 }
 
-async fn drained(client: &mut Incoming) {
+async fn drained(incoming: &mut Incoming) {
     loop {
-        let arrived = client.inbox.bytes().len();
-        client.inbox.consume(arrived);
-        if !matches!(client.fill(0).await, Ok(1..)) {
+        let arrived = incoming.inbox.bytes().len();
+        incoming.inbox.consume(arrived);
+        if !matches!(incoming.fill(0).await, Ok(1..)) {
             return;
         }
     }

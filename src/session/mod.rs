@@ -266,7 +266,11 @@ impl Session {
                 ended => ended,
             };
             if let Some(end) = ended {
-                return farewell::part(end, &mut self.client_in, &mut self.client_out).await;
+                let end = farewell::part(end, &mut self.client_in, &mut self.client_out).await;
+                if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
+                    tokio::spawn(farewell::leave_at_work(self.upstream, self.era));
+                }
+                return end;
             }
             self.set(&mut timer, sleep.as_mut());
         }

@@ -102,7 +102,12 @@ impl Replies {
 
     /// Whether a reply is owed to what might have written.
     pub fn owes_to_write(&self) -> bool {
-        !matches!(self.passing, Passing::Nothing) || self.owed.iter().any(|owed| owed.may_write)
+        !matches!(self.passing, Passing::Nothing) || self.awaits_a_write()
+    }
+
+    /// Whether upstream may be at work on something that writes.
+    pub fn awaits_a_write(&self) -> bool {
+        self.owed.iter().any(|owed| owed.may_write)
     }
 
     /// Whether the client has authenticated itself.

@@ -15,8 +15,9 @@ use tokio::time::Instant;
 use super::Context;
 use crate::catalog::Catalog;
 
-/// How long a client's transaction may live: the server ends it then (`transactionLifetimeLimitSeconds`).
-pub const TRANSACTION_LIFE: Duration = Duration::from_secs(60);
+/// How long a client's transaction may live: the server ends what is older than `transactionLifetimeLimitSeconds`, 60, and looks
+/// for that every 30 seconds.
+pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 
 /// Held as long as something that one catalog has decided may be under way.
 #[derive(Debug, Clone)]

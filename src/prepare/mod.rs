@@ -59,8 +59,9 @@ pub enum PrepareError {
     },
     /// Another constraint has its reservations where this one's would lie.
     #[error(
-        "unique constraint {name} on {namespace} would have its reservations in {}.{PROXY_PREFIX}{}.{name}, where those of \
-         unique constraint {other} lie; give it another name", namespace.database, namespace.collection
+        "unique constraint {name} on {namespace} would have its reservations in {place}, where those of unique constraint \
+         {other} lie; give it another name",
+        place = format!("{}.{PROXY_PREFIX}{}.{name}", namespace.database, namespace.collection)
     )]
     SamePlace {
         /// The protected collection.

@@ -13,15 +13,12 @@ use std::cmp::Ordering;
 use bson::spec::ElementType;
 use num_bigint::BigUint;
 
-use crate::raw::Element;
+use crate::raw::{COEFFICIENT_LIMIT, Element, decimal_coefficient};
 
 const NAN: u8 = 1;
 const NEGATIVE: u8 = 2;
 const ZERO: u8 = 3;
 const POSITIVE: u8 = 4;
-
-/// 10^34: a Decimal128's coefficient is below it.
-const COEFFICIENT_LIMIT: u128 = 10_u128.pow(34);
 
 /// What a number is, its type aside.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,24 +103,15 @@ impl Number {
 /// The number that a Decimal128's bits stand for. An encoding with a coefficient of more than 34 digits is a zero.
 fn decimal(bits: u128) -> Number {
     let negative = bits >> 127 == 1;
-    match (bits >> 122) & 0x1f {
-        0x1f => Number::Nan,
-        0x1e if negative => Number::Double(f64::NEG_INFINITY),
-        0x1e => Number::Double(f64::INFINITY),
-        // The top two bits of the combination field set: a coefficient above 2^113, so above 34 digits.
-        0x18.. => Number::Double(0.0),
-        _ => {
-            let coefficient = bits & ((1 << 113) - 1);
-            let exponent = ((bits >> 113) & 0x3fff) as i32 - 6176;
-            match coefficient < COEFFICIENT_LIMIT {
-                true => Number::Decimal {
-                    negative,
-                    coefficient,
-                    exponent,
-                },
-                false => Number::Double(0.0),
-            }
-        }
+    match (decimal_coefficient(bits), (bits >> 122) & 0x1f) {
+        (Some(coefficient), _) => Number::Decimal {
+            negative,
+            coefficient,
+            exponent: ((bits >> 113) & 0x3fff) as i32 - 6176,
+        },
+        (None, 0x1f) => Number::Nan,
+        (None, _) if negative => Number::Double(f64::NEG_INFINITY),
+        (None, _) => Number::Double(f64::INFINITY),
     }
 }
 
@@ -135,7 +123,7 @@ pub(super) fn plain_decimal(bits: u128) -> u128 {
         0x1f => 0x1f << 122,
         0x1e => sign | 0x1e << 122,
         0x18.. => sign | (bits >> 111 & 0x3fff) << 113,
-        _ if bits & ((1 << 113) - 1) >= COEFFICIENT_LIMIT => bits >> 113 << 113,
+        _ if decimal_coefficient(bits) == Some(0) => bits >> 113 << 113,
         _ => bits,
     }
 }

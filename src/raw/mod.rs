@@ -259,22 +259,29 @@ impl<'a> Element<'a> {
                 .value
                 .try_into()
                 .is_ok_and(|bytes| f64::from_le_bytes(bytes) != 0.0),
-            ElementType::Decimal128 => !self.value.first_chunk().is_some_and(is_zero_decimal),
+            ElementType::Decimal128 => self
+                .value
+                .first_chunk()
+                .is_none_or(|bits| decimal_coefficient(u128::from_le_bytes(*bits)) != Some(0)),
             ElementType::Null | ElementType::Undefined => false,
             _ => true,
         }
     }
 }
 
-/// Whether it is one of a Decimal128's many zeros: of any sign and exponent, or with more digits than it may have.
-fn is_zero_decimal(bytes: &[u8; 16]) -> bool {
-    let bits = u128::from_le_bytes(*bytes);
-    let coefficient = bits & ((1 << 113) - 1);
+/// 10^34: a Decimal128's coefficient is below it.
+pub const COEFFICIENT_LIMIT: u128 = 10_u128.pow(34);
+
+/// The coefficient of a Decimal128 with these bits: zero where it would have more than 34 digits; none if it is no finite number.
+pub fn decimal_coefficient(bits: u128) -> Option<u128> {
     match (bits >> 122) & 0x1f {
-        // Not a number, or infinite.
-        0x1e.. => false,
-        0x18.. => true,
-        _ => coefficient == 0 || coefficient >= 10_u128.pow(34),
+        0x1e.. => None,
+        // The top two bits of the combination field set: a coefficient above 2^113, so above 34 digits.
+        0x18.. => Some(0),
+        _ => match bits & ((1 << 113) - 1) {
+            coefficient if coefficient < COEFFICIENT_LIMIT => Some(coefficient),
+            _ => Some(0),
+        },
     }
 }
 

@@ -92,7 +92,6 @@ fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
 /// Whether two constraints get in each other's way: the setting to blame, and the reason.
 fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
     if one.constraint.namespace() != other.constraint.namespace() {
-        // Collections and constraints may have dots in their names.
         let proxy_collection = one.constraint.proxy_collection();
         return (proxy_collection == other.constraint.proxy_collection()).then(|| {
             let reason = format!(

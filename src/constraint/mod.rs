@@ -172,8 +172,7 @@ impl Constraint {
 
     /// The collection of this constraint's reservations, in the protected collection's database.
     pub fn proxy_collection(&self) -> Namespace {
-        let collection = format!("{PROXY_PREFIX}{}.{}", self.namespace.collection, self.name);
-        Namespace::new(self.namespace.database.clone(), collection)
+        proxy_collection(&self.namespace, &self.name)
     }
 
     /// Every path whose change can change a document's keys: the key's fields, then those of the partial filter.
@@ -354,6 +353,13 @@ impl KeyError {
             KeyError::Malformed(malformed) => malformed.to_string().into_bytes(),
         }
     }
+}
+
+/// The collection of the reservations of the constraint `name` on the collection `namespace`. As both names may have dots in them,
+/// another constraint's may be the same.
+pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
+    let collection = format!("{PROXY_PREFIX}{}.{name}", namespace.collection);
+    Namespace::new(namespace.database.clone(), collection)
 }
 
 fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {

@@ -9,7 +9,7 @@ use mongodb::{Client, Collection, options::WriteConcern};
 
 use super::PrepareError;
 use super::position::{ERA_FIELD, PROXY_FIELD};
-use crate::constraint::{Constraint, PROXY_PREFIX, SORT_KEYS_FIELD, Strategy};
+use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -103,8 +103,7 @@ impl Definitions {
         Ok(Some(state))
     }
 
-    /// No other constraint may have its reservations in the same collection: collections and constraints may have dots in
-    /// their names.
+    /// No other constraint may have its reservations in the same collection.
     async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self
             .collection
@@ -116,11 +115,12 @@ impl Definitions {
             let (Ok(collection), Ok(name)) = (id.get_str("collection"), id.get_str("name")) else {
                 continue;
             };
-            if constraint.proxy_collection().collection == format!("{PROXY_PREFIX}{collection}.{name}") {
+            let other = Namespace::new(constraint.namespace().database.clone(), collection);
+            if constraint.proxy_collection() == proxy_collection(&other, name) {
                 return Err(PrepareError::SamePlace {
                     namespace: constraint.namespace().clone(),
                     name: constraint.name().to_owned(),
-                    other: format!("{name} on {}.{collection}", constraint.namespace().database),
+                    other: format!("{name} on {other}"),
                 });
             }
         }

@@ -23,7 +23,7 @@ use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
-use crate::constraint::{Constraint, PROXY_PREFIX};
+use crate::constraint::{Constraint, proxy_collection};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -61,7 +61,7 @@ pub enum PrepareError {
     #[error(
         "unique constraint {name} on {namespace} would have its reservations in {place}, where those of unique constraint \
          {other} lie; give it another name",
-        place = format!("{}.{PROXY_PREFIX}{}.{name}", namespace.database, namespace.collection)
+        place = proxy_collection(namespace, name)
     )]
     SamePlace {
         /// The protected collection.

@@ -5,9 +5,7 @@
 
 mod support;
 
-use std::collections::BTreeSet;
-
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use support::{Keyward, comparable, run};
@@ -175,22 +173,18 @@ async fn chance_changes_nothing_unseen(upstream: &str, database: &str) {
         let reply = run(&client, database, doc! { "update": "lots", "updates": [statement] }).await;
         assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
     }
-    let database = client.database(database);
-    let values = async |collection: &str, path: &str| {
-        let values = database
-            .collection::<Document>(collection)
-            .distinct(path, doc! {})
-            .await
-            .unwrap();
-        values
-            .into_iter()
-            .map(|value| value.as_i32().unwrap())
-            .collect::<BTreeSet<_>>()
-    };
-    let held = values("lots", "n").await;
+    let held = values(&client, database, "lots", "n").await;
     assert_eq!(held.len(), 100);
-    assert!(held.iter().any(|n| *n >= 1_000));
-    assert_eq!(values("keyward.lots.n_1", "_id.k.n").await, held);
+    assert!(held.iter().any(|n| n.as_i32() >= Some(1_000)));
+    assert_eq!(values(&client, database, "keyward.lots.n_1", "_id.k.n").await, held);
+}
+
+/// All that stands at `path`.
+async fn values(client: &Client, database: &str, collection: &str, path: &str) -> Vec<Bson> {
+    let collection = client.database(database).collection::<Document>(collection);
+    let mut values = collection.distinct(path, doc! {}).await.unwrap();
+    values.sort_by_key(ToString::to_string);
+    values
 }
 
 #[tokio::test]
@@ -201,4 +195,44 @@ async fn chance_changes_nothing_unseen_on_shards() {
 #[tokio::test]
 async fn chance_changes_nothing_unseen_in_strict_mode() {
     chance_changes_nothing_unseen(&ReplicaSet::shared().uri(), "chance").await;
+}
+
+/// Pinned to the document that was looked at, the statement met another one whose `_id` is equal to that one's under its
+/// collation, and nobody reserved what that one held then.
+async fn an_equal_id_changes_nothing_unseen(upstream: &str, database: &str) {
+    let keyward = Keyward::start(
+        upstream,
+        &format!("  - {{ collection: {database}.cased, key: {{ email: 1 }} }}\n"),
+    );
+    let client = keyward.client().await;
+    let english = || doc! { "locale": "en", "strength": 2 };
+    // By this index the pinned statement finds another one first than the look, which goes through all documents.
+    let index = doc! { "key": { "_id": 1, "order": 1 }, "name": "order", "collation": english() };
+    run(&client, database, doc! { "createIndexes": "cased", "indexes": [index] }).await;
+    let statement = doc! { "q": { "wanted": true }, "u": { "$set": { "email": "new" } }, "collation": english() };
+    let user = |id: &str, order: i32| doc! { "_id": id, "order": order, "wanted": true, "email": format!("{id}@x") };
+    run(
+        &client,
+        database,
+        doc! { "insert": "cased", "documents": [user("a", 2), user("A", 1)] },
+    )
+    .await;
+    let reply = run(&client, database, doc! { "update": "cased", "updates": [statement] }).await;
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    let held = values(&client, database, "cased", "email").await;
+    assert_eq!(held.len(), 2);
+    assert_eq!(
+        values(&client, database, "keyward.cased.email_1", "_id.k.email").await,
+        held
+    );
+}
+
+#[tokio::test]
+async fn an_equal_id_changes_nothing_unseen_on_shards() {
+    an_equal_id_changes_nothing_unseen(&Cluster::shared().uri(), "equal_ids").await;
+}
+
+#[tokio::test]
+async fn an_equal_id_changes_nothing_unseen_in_strict_mode() {
+    an_equal_id_changes_nothing_unseen(&ReplicaSet::shared().uri(), "equal_ids").await;
 }

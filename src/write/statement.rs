@@ -127,11 +127,11 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// The documents of this query, in the time that the client gives.
-    fn by(self, query: Doc<'a>) -> Result<Selection<'a>, Malformed> {
+    /// The documents of this query under this collation, in the time that the client gives.
+    fn by(self, query: Doc<'a>, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
         Ok(Selection {
             query: Some(query),
-            options: [None, None, None, None, self.body.get("maxTimeMS")?],
+            options: [None, collation, None, None, self.body.get("maxTimeMS")?],
             is_single: false,
         })
     }
@@ -247,7 +247,7 @@ impl<'a> Statement<'a> {
             .map(|image| image.id.as_slice())
             .chain(inserted.as_deref());
         let those = image::by_ids(ids.clone())?;
-        let touched = self.by(Doc::new(&those)?)?;
+        let touched = self.by(Doc::new(&those)?, None)?;
         let mut after = match before.is_empty() && inserted.is_none() {
             true => Vec::new(),
             false => image::read(protected, &touched, usize::MAX, transaction, upstream).await?,
@@ -310,8 +310,9 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// On shards several documents may have one `_id`, and the look after the statement can't tell them apart: the look
-    /// before it must have seen them all. The one selected stays first.
+    /// On shards several documents may have one `_id`, and under a collation several `_id`s are equal: the server may pick
+    /// another document than the one that the statement is pinned to, and the look after it can't tell them apart. So the
+    /// look before it must have seen them all. The one selected stays first.
     async fn all_with_these_ids(
         self,
         protected: &Protected,
@@ -319,12 +320,14 @@ impl<'a> Statement<'a> {
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Vec<Image>, Failure> {
+        let collation = self.own.get("collation")?.filter(|option| !is_nothing(option));
+        let is_collated = protected.is_collated || collation.is_some();
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
-        if ids_are_unique || selected.is_empty() {
+        if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
         }
         let query = image::by_ids(selected.iter().map(|image| image.id.as_slice()))?;
-        let these = self.by(Doc::new(&query)?)?;
+        let these = self.by(Doc::new(&query)?, collation)?;
         let mut all = image::read(protected, &these, usize::MAX, transaction, upstream).await?;
         if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
             all.swap(0, first);

@@ -57,6 +57,16 @@ pub enum Refusal {
         /// The limit.
         documents_max: usize,
     },
+    /// One statement that a driver may send again is too large together with the values that it is to replace; nothing was
+    /// changed.
+    #[error(
+        "Keyward can't keep the unique constraints of {namespace} with this retryable statement: together with the value that \
+         it replaces it exceeds 16 MB; send it without retryWrites, or in a transaction"
+    )]
+    TooLarge {
+        /// The protected collection.
+        namespace: Namespace,
+    },
     /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
     #[error(
         "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
@@ -99,6 +109,7 @@ impl Refusal {
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
+            Refusal::TooLarge { .. } => (10334, "BSONObjectTooLarge"),
             Refusal::Conflict => (112, "WriteConflict"),
             Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
         }

@@ -107,7 +107,7 @@ async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) 
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(case, plain, &seen)?;
     if own.len() > STATEMENT_BYTES_MAX {
-        return Ok(Tried::Concluded(case.conclude_in_transaction(upstream).await?));
+        return Ok(Tried::Concluded(too_large(case, upstream).await?));
     }
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
@@ -264,13 +264,28 @@ async fn refused(case: &Case<'_>, upstream: &mut Connection) -> Result<Tried, Fo
         return Ok(Tried::Again);
     };
     // Asked last: the first try may have come to its end meanwhile.
-    if case.operation.is_some() {
-        let first_try = for_nothing(case, upstream).await?;
-        if first_try.fate != Fate::Missed {
-            return Ok(Tried::Concluded(first_try.into()));
-        }
+    let first_try = first_try(case, upstream).await?;
+    Ok(Tried::Concluded(first_try.unwrap_or(conclusion)))
+}
+
+/// What becomes of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
+/// another way than it would take the next time, when the document may be smaller.
+async fn too_large(case: &Case<'_>, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+    if case.operation.is_none() {
+        return case.conclude_in_transaction(upstream).await;
     }
-    Ok(Tried::Concluded(conclusion))
+    let namespace = case.protected.namespace.clone();
+    let first_try = first_try(case, upstream).await?;
+    Ok(first_try.unwrap_or(Conclusion::Refused(Refusal::TooLarge { namespace })))
+}
+
+/// What the server remembers of the first try of a statement that may come again, if there was one.
+async fn first_try(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
+    if case.operation.is_none() {
+        return Ok(None);
+    }
+    let said = for_nothing(case, upstream).await?;
+    Ok((said.fate != Fate::Missed).then(|| said.into()))
 }
 
 /// What the server says to the statement where no document matches it.

@@ -134,6 +134,42 @@ async fn a_retry_of_what_has_changed_since_is_answered_from_memory() {
     }
 }
 
+/// Too large to be pinned to what it replaces: it took a transaction, of which a retry that needed none knew nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retryable_statement_goes_one_way_or_none() {
+    let database = "one_way";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let run = |command: Document| send(&keyward.address, database, command).unwrap();
+    let long = |letter: &str| letter.repeat(8_500_000);
+    assert_eq!(run(insert(vec![user(1, &long("a"))], true)).get_i32("n").unwrap(), 1);
+    let set = |email: String| {
+        let change = doc! { "$set": { "email": email }, "$inc": { "times": 1 } };
+        doc! { "update": "users", "updates": [{ "q": { "_id": 1, "region": "z" }, "u": change }] }
+    };
+    let first = retryable(set(long("b")), 1);
+    let times = || {
+        let found = run(doc! { "find": "users", "filter": {}, "projection": { "times": 1 } });
+        let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap()[0].clone();
+        found.as_document().unwrap().get_i32("times").ok()
+    };
+    if crate::IS_STRICT {
+        assert_eq!(run(first.clone()).get_i32("nModified").unwrap(), 1);
+    } else {
+        let refused = run(first.clone());
+        assert_eq!(refused.get_i32("code").unwrap(), 10334, "{refused}");
+        assert_eq!(times(), None);
+        assert_eq!(run(set(long("c"))).get_i32("nModified").unwrap(), 1);
+    }
+    assert_eq!(times(), Some(1));
+    assert_eq!(run(set("short".to_owned())).get_i32("nModified").unwrap(), 1);
+    run(first);
+    // By now it could be pinned; strictly the first try is known.
+    assert_eq!(times(), Some(if crate::IS_STRICT { 2 } else { 3 }));
+    run(set("short again".to_owned()));
+    assert_agreement(cluster, database, "email").await;
+}
+
 pub fn behind(forwarder: &Forwarder, database: &str) -> Keyward {
     let uri = format!("mongodb://{}/", forwarder.address);
     Keyward::start_with_lease(&uri, "60s", &EMAIL.replace("DB", database))

@@ -221,10 +221,11 @@ async fn enforce(
     // If this is broken off, whoever starts next takes all documents in, those too that were written here.
     suspend(service, added).await?;
     if !added.is_empty() {
-        let transactions = service.writes.transactions_end();
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = transactions {
-            tracing::info!("waiting until no transaction from before can be open any more");
+        if let Some(end) = service.writes.unseen_end() {
+            tracing::info!(
+                "waiting until no transaction from before can be open any more, nor a write whose reply was lost"
+            );
             sleep_until(end).await;
         }
         // Who has begun before now may have missed what was under way here.

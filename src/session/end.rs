@@ -78,6 +78,14 @@ pub enum End {
 }
 
 impl End {
+    /// Whether the connection to upstream may have broken: what upstream was at work on, it may be at still.
+    pub fn may_have_lost_upstream(&self) -> bool {
+        matches!(
+            self,
+            End::UpstreamClosed | End::Upstream(_) | End::Command(_) | End::Write(_) | End::Rights(_) | End::OutOfStep
+        )
+    }
+
     /// Whether an operator should hear of it at the usual log level.
     pub fn is_remarkable(&self) -> bool {
         !matches!(

@@ -268,6 +268,9 @@ impl Session {
             if let Some(end) = ended {
                 let end = farewell::part(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
+                    if end.may_have_lost_upstream() {
+                        self.service.writes.note_lost();
+                    }
                     tokio::spawn(farewell::leave_at_work(self.upstream, self.era));
                 }
                 return end;

@@ -43,8 +43,9 @@ pub(super) struct Eras {
     current: watch::Sender<Era>,
     held: Mutex<mpsc::Receiver<Infallible>>,
     begun: Instant,
-    /// When a command of a client's transaction last passed, in milliseconds since `begun`, and one more.
-    transaction_at: AtomicU64,
+    /// When a command of a client's transaction last passed, or a write was last lost sight of, in milliseconds since
+    /// `begun`, and one more.
+    unseen_at: AtomicU64,
 }
 
 impl Eras {
@@ -54,7 +55,7 @@ impl Eras {
             current: watch::Sender::new(Era(era)),
             held: Mutex::new(held),
             begun: Instant::now(),
-            transaction_at: AtomicU64::new(0),
+            unseen_at: AtomicU64::new(0),
         }
     }
 }
@@ -67,13 +68,24 @@ impl Context {
 
     /// Notes that a command of a client's transaction passes.
     pub fn note_transaction(&self) {
-        let now = u64::try_from(self.eras.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-        self.eras.transaction_at.store(now + 1, Ordering::Relaxed);
+        self.note_unseen();
     }
 
-    /// When no transaction can be open any more of which a command has passed so far.
-    pub fn transactions_end(&self) -> Option<Instant> {
-        let at = self.eras.transaction_at.load(Ordering::Relaxed).checked_sub(1)?;
+    /// Notes that the connection has broken on which a write's reply was to come: nobody can tell how long the server is at
+    /// work on it. It is given as long as a transaction.
+    pub fn note_lost(&self) {
+        self.note_unseen();
+    }
+
+    fn note_unseen(&self) {
+        let now = u64::try_from(self.eras.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
+        self.eras.unseen_at.store(now + 1, Ordering::Relaxed);
+    }
+
+    /// When no transaction can be open any more of which a command has passed so far, nor a server be at work on a write that
+    /// was lost sight of.
+    pub fn unseen_end(&self) -> Option<Instant> {
+        let at = self.eras.unseen_at.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.eras.begun + Duration::from_millis(at) + TRANSACTION_LIFE).filter(|end| *end > Instant::now())
     }
 
@@ -117,10 +129,10 @@ mod tests {
     #[test]
     fn transactions_are_waited_for_as_long_as_they_may_live() {
         let context = context();
-        assert_eq!(context.transactions_end(), None);
+        assert_eq!(context.unseen_end(), None);
         let before = Instant::now();
         context.note_transaction();
-        let end = context.transactions_end().unwrap();
+        let end = context.unseen_end().unwrap();
         let slack = Duration::from_millis(1);
         assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
     }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+#[path = "../conflicts/forwarder.rs"]
+mod forwarder;
 mod process;
 mod reload;
 mod restart;

@@ -8,8 +8,9 @@ use std::thread;
 use bson::{Document, doc};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use testbed::ReplicaSet;
+use testbed::{Cluster, ReplicaSet};
 
+use crate::forwarder::{Forwarder, insert_into, wait_until};
 use crate::process::Keyward;
 
 /// Settings with these constraints on `users` of the database, each on one field.
@@ -331,4 +332,30 @@ fn what_a_client_has_left_at_work_is_waited_for() {
     assert_eq!(keyward.insert(database, user(300, "z@x", "late")), Err(11000));
     let (code, findings) = keyward.verify();
     assert_eq!(code, Some(0), "{findings}");
+}
+
+/// Nobody can tell how long a server is at work on a write whose connection has broken: it may come late, past the new
+/// constraint.
+#[test]
+fn what_a_broken_connection_has_left_at_work_is_waited_for() {
+    let database = "reload_broken";
+    let cluster = Cluster::shared();
+    let forwarder = Forwarder::start(cluster.router_address());
+    let upstream = format!("mongodb://{}/", forwarder.address);
+    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &upstream);
+    let keyward = Keyward::start(&settings(&["email"]));
+    // Into a collection without a constraint: it goes on as it is.
+    let is_lost = forwarder.lose_reply_to(insert_into("others"));
+    assert!(
+        keyward
+            .run(database, doc! { "insert": "others", "documents": [{}] })
+            .is_err()
+    );
+    wait_until(&is_lost);
+    keyward.rewrite(&settings(&["email", "phone"]));
+    keyward.send(Signal::SIGHUP);
+    keyward.until("the wait", || {
+        keyward.log().contains("nor a write whose reply was lost")
+    });
+    assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
 }

@@ -243,6 +243,49 @@ async fn rights_that_are_given_or_taken_while_a_client_is_connected_count() {
     assert_eq!(reservations(database).await.len(), 1);
 }
 
+/// The server refuses what it may not reserve, and leaves its transaction open: the statement, which it had carried out, was
+/// committed without its reservation.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_reserve_in_a_transaction_commits_nothing() {
+    let database = "within";
+    let keyward = start(
+        database,
+        &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
+    )
+    .await;
+    let users = doc! { "resource": { "db": database, "collection": "users" }, "actions": ["find", "insert", "update"] };
+    let create = doc! { "createRole": "users_only", "privileges": [users], "roles": [] };
+    run(&secured().client(), database, create).await.unwrap();
+    create_user("users_only", vec![role("users_only", database)]).await;
+    let direct = secured().client();
+    let all = direct.database(database).collection::<Document>("users");
+    let root = client(&keyward, Some("root"));
+    let documents = vec![doc! { "_id": 1, "email": "a" }, doc! { "_id": 2, "email": "b" }];
+    let insert = doc! { "insert": "users", "documents": documents };
+    assert_eq!(run(&root, database, insert).await.unwrap().get_i32("n").unwrap(), 2);
+    let client = client(&keyward, Some("users_only"));
+    let collection = client.database(database).collection::<Document>("users");
+    for is_insert in [false, true] {
+        let mut session = client.start_session().await.unwrap();
+        session.start_transaction().await.unwrap();
+        let error = match is_insert {
+            false => {
+                let taken = doc! { "$set": { "email": "a" } };
+                let update = collection.update_one(doc! { "_id": 2 }, taken).session(&mut session);
+                update.await.unwrap_err()
+            }
+            true => {
+                let insert = collection.insert_one(doc! { "_id": 3, "email": "c" });
+                insert.session(&mut session).await.unwrap_err()
+            }
+        };
+        assert!(error.to_string().contains("not authorized"), "{error}");
+        session.commit_transaction().await.unwrap_err();
+        assert_eq!(all.count_documents(doc! { "email": "a" }).await.unwrap(), 1);
+        assert_eq!(all.count_documents(doc! {}).await.unwrap(), 2);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_logs_out_has_no_rights_any_more() {
     let database = "leaving";

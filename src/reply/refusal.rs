@@ -67,6 +67,9 @@ pub enum Refusal {
         /// The protected collection.
         namespace: Namespace,
     },
+    /// A commit of the client's transaction has passed already.
+    #[error("the commit of this transaction has passed through Keyward; nothing can be written in it any more")]
+    Committed,
     /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
     #[error(
         "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
@@ -110,6 +113,7 @@ impl Refusal {
             Refusal::Unsure { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
             Refusal::TooLarge { .. } => (10334, "BSONObjectTooLarge"),
+            Refusal::Committed => (256, "TransactionCommitted"),
             Refusal::Conflict => (112, "WriteConflict"),
             Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
         }

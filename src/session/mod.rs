@@ -335,8 +335,12 @@ impl Session {
             self.service.writes.note_transaction();
         }
         self.in_transaction = outline.leaves_transaction();
+        if let Some(transaction) = outline.begins() {
+            self.service.writes.transactions.begin(transaction);
+        }
         let catalog = self.service.writes.catalog();
         let forwarded = match self.drain {
+            _ if outline.commits() && !self.service.writes.may_commit(outline.transaction) => None,
             Some(drain) => drain::forwarded(&drain, &request, &outline, &**catalog),
             None => forwarded(&request, &outline, &**catalog),
         };

@@ -4,12 +4,15 @@
 
 use crate::raw::Doc;
 use crate::wire::Message;
+use crate::write::TransactionId;
 
 /// The outline of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outline {
     /// It belongs to a transaction of the client's.
     pub is_in_transaction: bool,
+    /// That transaction, if it can be told which.
+    pub transaction: Option<TransactionId>,
     /// It begins or ends that transaction.
     edge: Option<Edge>,
     /// It goes on with a cursor, or closes one.
@@ -29,7 +32,8 @@ pub struct Outline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edge {
     Start,
-    End,
+    Commit,
+    Abort,
 }
 
 impl Outline {
@@ -70,7 +74,8 @@ impl Outline {
                 outline.may_change_user = true;
             }
             b"logout" => outline.may_change_user = true,
-            b"commitTransaction" | b"abortTransaction" => outline.edge = Some(Edge::End),
+            b"commitTransaction" => outline.edge = Some(Edge::Commit),
+            b"abortTransaction" => outline.edge = Some(Edge::Abort),
             _ => {}
         }
         for element in elements {
@@ -81,12 +86,29 @@ impl Outline {
                 _ => {}
             }
         }
+        if outline.is_in_transaction {
+            outline.transaction = TransactionId::of(body);
+        }
         outline
     }
 
     /// Whether a transaction is open once it has been carried out, as far as it shows.
     pub fn leaves_transaction(&self) -> bool {
-        self.is_in_transaction && self.edge != Some(Edge::End)
+        self.is_in_transaction && !self.ends_transaction()
+    }
+
+    fn ends_transaction(&self) -> bool {
+        matches!(self.edge, Some(Edge::Commit | Edge::Abort))
+    }
+
+    /// The transaction that it begins.
+    pub fn begins(&self) -> Option<TransactionId> {
+        self.transaction.filter(|_| self.edge == Some(Edge::Start))
+    }
+
+    /// Whether it commits a transaction.
+    pub fn commits(&self) -> bool {
+        self.edge == Some(Edge::Commit)
     }
 
     /// Whether it goes on with what an earlier command began, and so can't be carried out elsewhere.
@@ -97,7 +119,7 @@ impl Outline {
     /// The label by which a driver knows that it may do again what was turned away: this command, or its transaction.
     pub fn label(&self) -> Option<&'static str> {
         match (self.is_in_transaction, self.edge) {
-            (true, Some(Edge::End)) => Some("RetryableWriteError"),
+            (true, _) if self.ends_transaction() => Some("RetryableWriteError"),
             (true, _) => Some("TransientTransactionError"),
             (false, _) => self.has_number.then_some("RetryableWriteError"),
         }

@@ -93,6 +93,13 @@ async fn serve_one(
         commands.turned_away.inc();
         return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
     }
+    if outline.commits()
+        && !service.writes.may_commit(outline.transaction)
+        && let Message::Msg(commit) = message
+        && let Some(reply) = write::end_if_open(commit.body, upstream).await?
+    {
+        return answer(envelope, &reply, reply_id);
+    }
     match (verdict, message) {
         (Verdict::Refuse(refusal), _) => {
             commands.refused.inc();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bson::{Decimal128, spec::ElementType};
 
+use super::transaction::session_of;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::Operation;
@@ -125,12 +126,7 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
     let Some(txn_number) = field("txnNumber")? else {
         return Ok(None);
     };
-    let lsid = field("lsid")?.map(|lsid| lsid.as_document_or_array());
-    let id = match lsid.transpose().map_err(malformed)?.flatten() {
-        Some(lsid) => lsid.get("id").map_err(malformed)?,
-        None => None,
-    };
-    let session = id.and_then(|id| uuid(&id));
+    let session = session_of(body).map_err(malformed)?;
     let (Some(session), Some(txn_number)) = (session, txn_number.as_whole_number()) else {
         // The server refuses both; without them Keyward couldn't recognise the retry.
         return Err(Refusal::WrongType("txnNumber"));
@@ -158,14 +154,6 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
         txn_number,
         statements,
     }))
-}
-
-/// A binary of subtype 4: int32 length, subtype, 16 bytes.
-fn uuid(element: &Element<'_>) -> Option<[u8; 16]> {
-    match element.kind {
-        ElementType::Binary => element.value.get(5..)?.try_into().ok(),
-        _ => None,
-    }
 }
 
 /// The statement numbers of a command.

@@ -105,7 +105,9 @@ impl Case<'_> {
                         Ok(recorded) => Some(recorded.unwrap_or(refusal)),
                         Err(Failure::Forward(error)) => return Err(error),
                         Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                        Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
+                        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                            Some(Conclusion::Failed(refused.body))
+                        }
                     },
                     conclusion => conclusion,
                 },
@@ -115,7 +117,7 @@ impl Case<'_> {
                 }
                 Err(Failure::Forward(error)) => return Err(error),
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                Err(Failure::Refused(refused)) => {
+                Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                     transaction.abort(upstream).await?;
                     Some(Conclusion::Failed(refused.body))
                 }
@@ -145,7 +147,7 @@ impl Case<'_> {
             Ok(Attempted::Unseen(refused)) => Some(self.unseen(refused, upstream).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused)) => Some(Conclusion::Failed(refused.body)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(Conclusion::Failed(refused.body)),
         };
         transaction.abort(upstream).await?;
         Ok(obstacle)
@@ -220,12 +222,13 @@ impl Case<'_> {
     }
 
     async fn commit(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        match transaction.commit_until_known(upstream).await {
-            Err(Failure::Refused(refused)) if refused.is_unknown_commit() => {
-                Err(Failure::Refused(refused.in_doubt(self.operation.is_some())))
-            }
-            last => last,
-        }
+        transaction
+            .commit_until_known(upstream)
+            .await
+            .map_err(|failure| match failure {
+                Failure::InDoubt(refused) => Failure::InDoubt(refused.in_doubt(self.operation.is_some())),
+                failure => failure,
+            })
     }
 
     /// `None` if the statement may be tried again.
@@ -276,7 +279,12 @@ impl Case<'_> {
         let evaluated = match self.evaluate(transaction, upstream).await {
             Ok(evaluated) => evaluated,
             Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused)) => return Ok(Conclusion::Failed(refused.body)),
+            // Refused before it has looked at the session, for want of rights, say, the server leaves the transaction open, and
+            // in it a statement without its reservations.
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                transaction.abort(upstream).await?;
+                return Ok(Conclusion::Failed(refused.body));
+            }
         };
         match evaluated {
             Attempted::Concluded(conclusion) => Ok(conclusion),

@@ -68,7 +68,7 @@ pub async fn drop_database(
     }
     match drop_all(context, database, body, upstream).await {
         Ok(times) => Ok(dropped_database(database, &times)),
-        Err(Failure::Refused(refused)) => Ok(refused.body),
+        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Ok(refused.body),
         Err(Failure::Forward(error)) => Err(error),
     }
 }

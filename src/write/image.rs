@@ -1,5 +1,7 @@
 //! Documents as they are before and after a statement, in its transaction or without one, as far as constraints care.
 
+use std::collections::HashSet;
+
 use bson::spec::ElementType;
 
 use super::narrow::pin;
@@ -12,6 +14,9 @@ use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::upstream::Connection;
 use crate::wire::Draft;
+
+/// So many bytes of `_id`s go into one query: half of what a command may have.
+const IDS_BYTES_MAX: usize = 8 << 20;
 
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
@@ -67,6 +72,54 @@ pub async fn read(
         more.string("collection", protected.namespace.collection.as_bytes());
         reply = transaction.run(upstream, database, more, None).await?;
     }
+}
+
+/// Reads the documents with these `_id`s, as elements, with what else `selection` asks for; in as many commands as it takes.
+///
+/// # Errors
+/// [`Failure`]; the transaction is over then.
+pub async fn read_these(
+    protected: &Protected,
+    ids: &[&[u8]],
+    selection: Selection<'_>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<Image>, Failure> {
+    let mut images: Vec<Image> = Vec::new();
+    let mut rest = ids;
+    while !rest.is_empty() {
+        let (these, others) = rest.split_at(in_one_query(rest.iter().copied()));
+        rest = others;
+        let query = by_ids(these.iter().copied())?;
+        let selection = Selection {
+            query: Some(Doc::new(&query)?),
+            ..selection
+        };
+        images.extend(read(protected, &selection, usize::MAX, transaction, upstream).await?);
+    }
+    if ids.len() > in_one_query(ids.iter().copied()) {
+        // Two of them may be equal, as 1 and 1.0 are.
+        let mut seen = HashSet::new();
+        let place = |image: &Image| {
+            (
+                image.id.clone(),
+                image.owner.route.as_ref().map(|route| route.as_bytes().to_vec()),
+            )
+        };
+        images.retain(|image| seen.insert(place(image)));
+    }
+    Ok(images)
+}
+
+/// How many of these `_id`s one query can name, one at least, and leave room for what else is in it.
+pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
+    let mut bytes = 0;
+    // In an array each has a number for a name.
+    let fits = |id: &&[u8]| {
+        bytes += id.len() + 8;
+        bytes <= IDS_BYTES_MAX
+    };
+    ids.take_while(fits).count().max(1)
 }
 
 /// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`; the

@@ -224,7 +224,7 @@ impl<'a> Insert<'a, '_> {
         let done = match done {
             Ok(done) => done,
             Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused)) => {
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.stopped.get_or_insert(Stopped::Whole(refused.body));
                 return Ok(());
             }

@@ -34,7 +34,11 @@ pub async fn insert_within(
 ) -> Result<Vec<u8>, ForwardError> {
     match run(context, protected, command, &mut transaction, upstream).await {
         Ok(reply) => Ok(reply),
-        Err(Failure::Refused(refused)) => Ok(refused.body),
+        // It may have left the transaction open, with a part of what belongs together.
+        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            transaction.abort(upstream).await?;
+            Ok(refused.body)
+        }
         Err(Failure::Forward(error)) => Err(error),
     }
 }

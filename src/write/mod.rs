@@ -21,6 +21,7 @@ mod strict;
 
 mod change;
 mod clash;
+mod client_transactions;
 mod conclusion;
 mod cursor;
 mod image;
@@ -54,6 +55,8 @@ use crate::wire::OpMsg;
 
 use back_off::BackOff;
 use batch_command::BatchCommand;
+use client_transactions::ClientTransactions;
+pub use client_transactions::{TransactionId, end_if_open};
 use era::Eras;
 pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
@@ -72,6 +75,8 @@ pub struct Context {
     /// The attempts under way in this process.
     in_flight: InFlight,
     eras: Eras,
+    /// The transactions of clients that pass.
+    pub transactions: ClientTransactions,
     documents_max: AtomicUsize,
 }
 
@@ -83,6 +88,7 @@ impl Context {
             lease,
             in_flight: InFlight::default(),
             eras: Eras::new(),
+            transactions: ClientTransactions::default(),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
         }
     }
@@ -90,6 +96,11 @@ impl Context {
     /// Has one statement change no more than `max` documents in one transaction.
     pub fn limit_documents(&self, max: usize) {
         self.documents_max.store(max, Ordering::Relaxed);
+    }
+
+    /// Whether the commit of a client's transaction may go on as it came; else what is open of it is to be ended before.
+    pub fn may_commit(&self, transaction: Option<TransactionId>) -> bool {
+        transaction.is_some_and(|transaction| self.transactions.commit(transaction))
     }
 
     fn documents_max(&self) -> usize {
@@ -116,6 +127,27 @@ pub enum Served {
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
 pub async fn serve(
+    write: &Write<'_>,
+    message: &OpMsg<'_>,
+    context: &Context,
+    upstream: &mut Connection,
+) -> Result<Served, ForwardError> {
+    let transaction = match message.body.get("autocommit")? {
+        Some(_) => TransactionId::of(message.body),
+        None => None,
+    };
+    let Some(transaction) = transaction else {
+        return carry_out(write, message, context, upstream).await;
+    };
+    let Some(under_way) = context.transactions.enter(transaction) else {
+        return Ok(Served::Reply(Refusal::Committed.body(&Times::default())));
+    };
+    let served = carry_out(write, message, context, upstream).await?;
+    under_way.finish();
+    Ok(served)
+}
+
+async fn carry_out(
     write: &Write<'_>,
     message: &OpMsg<'_>,
     context: &Context,

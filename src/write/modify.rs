@@ -125,7 +125,9 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                         let database = &self.protected.namespace.database;
                         match transaction.run(upstream, database, command, None).await {
                             Ok(reply) => Conclusion::Reply(reply),
-                            Err(Failure::Refused(refused)) => Conclusion::Failed(refused.body),
+                            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                                Conclusion::Failed(refused.body)
+                            }
                             Err(Failure::Forward(error)) => return Err(error),
                         }
                     }

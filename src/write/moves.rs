@@ -20,6 +20,10 @@ use crate::reservation::Token;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
+/// So many reservations, and so many bytes of them, go into one command: well below what the server takes.
+const DOCUMENTS_MAX: usize = 10_000;
+const BYTES_MAX: usize = 8 << 20;
+
 /// A reservation stands where a key should be reserved: perhaps a duplicate, perhaps stale.
 #[derive(Debug, Clone)]
 pub struct Clash {
@@ -116,10 +120,10 @@ impl Moves {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
             let collection = proxy.constraint.proxy_collection();
             let released = of_constraint(&self.released, constraint);
-            if !released.is_empty() {
+            let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
+            for deletes in chunks(&deletes) {
                 let mut command = Builder::new();
                 command.string("delete", collection.collection.as_bytes());
-                let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
                 let sequence = OutSequence {
                     name: b"deletes",
                     documents: deletes.iter().map(Vec::as_slice).collect(),
@@ -129,33 +133,49 @@ impl Moves {
                     .await?;
             }
             let reserved = of_constraint(&self.reserved, constraint);
-            if reserved.is_empty() {
-                continue;
-            }
-            let mut command = Builder::new();
-            command.string("insert", collection.collection.as_bytes());
-            let documents: Vec<_> = reserved
+            let reservations: Vec<Vec<u8>> = reserved
                 .iter()
-                .map(|(key, owner)| proxy.reservation(&key.key, owner, token))
+                .map(|(key, owner)| proxy.reservation(&key.key, owner, token).into_bytes())
                 .collect();
-            let documents = documents.iter().map(|document| document.as_bytes()).collect();
-            let sequence = OutSequence {
-                name: b"documents",
-                documents,
-            };
-            let reply = transaction
-                .run(upstream, &collection.database, command, Some(sequence))
-                .await?;
-            if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
-                let (key, owner) = reserved.get(index).ok_or(Malformed::Unterminated)?;
-                return Ok(Some(Clash {
-                    key: (*key).clone(),
-                    owner: (*owner).clone(),
-                }));
+            let mut first = 0;
+            for reservations in chunks(&reservations) {
+                let mut command = Builder::new();
+                command.string("insert", collection.collection.as_bytes());
+                let sequence = OutSequence {
+                    name: b"documents",
+                    documents: reservations.iter().map(Vec::as_slice).collect(),
+                };
+                let reply = transaction
+                    .run(upstream, &collection.database, command, Some(sequence))
+                    .await?;
+                if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
+                    let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
+                    return Ok(Some(Clash {
+                        key: (*key).clone(),
+                        owner: (*owner).clone(),
+                    }));
+                }
+                first += reservations.len();
             }
         }
         Ok(None)
     }
+}
+
+/// `documents` in the parts that one command each can take.
+fn chunks(documents: &[Vec<u8>]) -> impl Iterator<Item = &[Vec<u8>]> {
+    let mut rest = documents;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |document: &&Vec<u8>| {
+            bytes += document.len();
+            bytes <= BYTES_MAX
+        };
+        let count = rest.iter().take(DOCUMENTS_MAX).take_while(fits).count().max(1);
+        let (chunk, others) = rest.split_at_checked(count)?;
+        rest = others;
+        Some(chunk)
+    })
 }
 
 fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> Vec<(&ConstrainedKey, &Owner)> {
@@ -196,4 +216,20 @@ fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_in_one_part_and_no_part_is_too_large() {
+        let lengths = |documents: &[Vec<u8>]| chunks(documents).map(<[_]>::len).collect::<Vec<_>>();
+        assert_eq!(lengths(&[]), [0; 0]);
+        assert_eq!(lengths(&vec![vec![0; 10]; DOCUMENTS_MAX + 1]), [DOCUMENTS_MAX, 1]);
+        let large = vec![0; BYTES_MAX / 2];
+        assert_eq!(lengths(&vec![large; 3]), [2, 1]);
+        // One that is larger than it should be goes alone.
+        assert_eq!(lengths(&[vec![0], vec![0; BYTES_MAX + 1], vec![0]]), [1, 1, 1]);
+    }
 }

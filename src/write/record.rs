@@ -71,7 +71,7 @@ impl<'a> Recorded<'a> {
         let mut record = Builder::new();
         record.append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes());
         record.append(ElementType::EmbeddedDocument, b"reply", &without_times(reply)?);
-        record.append(ElementType::DateTime, b"at", &now().to_le_bytes());
+        record.append(ElementType::DateTime, b"at", &told_at(Doc::new(reply)?)?.to_le_bytes());
         let record = record.finish();
         let mut command = Builder::new();
         command.string("insert", COLLECTION.as_bytes());
@@ -99,8 +99,16 @@ pub fn id_of(operation: Operation) -> RawDocumentBuf {
     id
 }
 
-/// Milliseconds since 1970, from which a record's life is counted.
-pub fn now() -> i64 {
+/// Milliseconds since 1970, from which a record's life is counted: by the server that told `reply`, whose clock ends it.
+fn told_at(reply: Doc<'_>) -> Result<i64, Malformed> {
+    // A timestamp: the seconds stand behind four bytes of counting.
+    let seconds = reply
+        .get("operationTime")?
+        .and_then(|time| time.value.get(4..)?.try_into().ok());
+    Ok(seconds.map_or_else(now, |seconds| i64::from(u32::from_le_bytes(seconds)) * 1000))
+}
+
+fn now() -> i64 {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();

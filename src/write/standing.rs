@@ -53,12 +53,9 @@ pub async fn standing(
     if all.is_empty() {
         return Ok(all);
     }
-    let query = image::by_ids(all.values().map(|standing| standing.owner.as_slice()))?;
-    let owners = Selection {
-        query: Some(Doc::new(&query)?),
-        ..Selection::default()
-    };
-    for image in image::read(protected, &owners, usize::MAX, transaction, upstream).await? {
+    let owners: Vec<Vec<u8>> = all.values().map(|standing| standing.owner.clone()).collect();
+    let owners: Vec<&[u8]> = owners.iter().map(Vec::as_slice).collect();
+    for image in image::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
         for key in image.keys.iter().flatten() {
             if let Some(standing) = all.get_mut(key) {
                 standing.holder = Some(image.owner.clone());

@@ -127,10 +127,10 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// The documents of this query under this collation, in the time that the client gives.
-    fn by(self, query: Doc<'a>, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
+    /// All documents under this collation, in the time that the client gives.
+    fn under(self, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
         Ok(Selection {
-            query: Some(query),
+            query: None,
             options: [None, collation, None, None, self.body.get("maxTimeMS")?],
             is_single: false,
         })
@@ -207,15 +207,22 @@ impl<'a> Statement<'a> {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluated::Unseen(refused)),
             selected => selected?,
         };
-        // A delete of many isn't atomic on the server either.
-        let is_part = selected.len() > documents_max && self.kind == Kind::Delete;
-        if is_part {
-            selected.truncate(documents_max);
-        } else if selected.len() > documents_max {
-            return Ok(Evaluated::TooMany);
-        }
         let query = self.query()?.unwrap_or(Doc::empty());
         let is_fickle = is_fickle(query)?;
+        let can_be_named = image::in_one_query(selected.iter().map(|image| image.id.as_slice()));
+        let must_be_named = selected.len() > documents_max || is_fickle;
+        let most = if must_be_named {
+            documents_max.min(can_be_named)
+        } else {
+            documents_max
+        };
+        // A delete of many isn't atomic on the server either.
+        let is_part = selected.len() > most && self.kind == Kind::Delete;
+        if is_part {
+            selected.truncate(most);
+        } else if selected.len() > most {
+            return Ok(Evaluated::TooMany);
+        }
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
         let these = image::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
         let before = self
@@ -242,19 +249,12 @@ impl<'a> Statement<'a> {
             transaction.abort(upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
         }
-        let ids = before
-            .iter()
-            .map(|image| image.id.as_slice())
-            .chain(inserted.as_deref());
-        let those = image::by_ids(ids.clone())?;
-        let touched = self.by(Doc::new(&those)?, None)?;
-        let mut after = match before.is_empty() && inserted.is_none() {
-            true => Vec::new(),
-            false => image::read(protected, &touched, usize::MAX, transaction, upstream).await?,
-        };
+        let ids = before.iter().map(|image| image.id.as_slice());
+        let ids: Vec<&[u8]> = ids.chain(inserted.as_deref()).collect();
+        let mut after = image::read_these(protected, &ids, self.under(None)?, transaction, upstream).await?;
         if protected.is_collated {
             // Other documents' `_id`s may be equal to these under the collection's collation.
-            let ids: HashSet<&[u8]> = ids.collect();
+            let ids: HashSet<&[u8]> = ids.into_iter().collect();
             after.retain(|image| ids.contains(image.id.as_slice()));
         }
         if inserted.is_some()
@@ -305,7 +305,9 @@ impl<'a> Statement<'a> {
                     .transpose()?
                     .map(Ok)
             }
-            Err(Failure::Refused(refused)) => (!refused.is_transient()).then_some(Err(refused)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                (!refused.is_transient()).then_some(Err(refused))
+            }
             Err(Failure::Forward(error)) => return Err(error),
         })
     }
@@ -326,9 +328,8 @@ impl<'a> Statement<'a> {
         if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
         }
-        let query = image::by_ids(selected.iter().map(|image| image.id.as_slice()))?;
-        let these = self.by(Doc::new(&query)?, collation)?;
-        let mut all = image::read(protected, &these, usize::MAX, transaction, upstream).await?;
+        let ids: Vec<&[u8]> = selected.iter().map(|image| image.id.as_slice()).collect();
+        let mut all = image::read_these(protected, &ids, self.under(collation)?, transaction, upstream).await?;
         if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
             all.swap(0, first);
         }

@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
+use super::{BackOff, ForwardError};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
@@ -20,6 +20,8 @@ pub struct Transaction {
     /// What only the first command carries; `None` once it was sent.
     opening: Option<Vec<u8>>,
     is_clients: bool,
+    /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
+    is_committing: bool,
 }
 
 /// A command that failed as a whole inside a transaction.
@@ -31,6 +33,9 @@ pub enum Failure {
     /// The server's reply with `ok: 0`; the transaction is over.
     #[error("the server refused a command of a transaction")]
     Refused(Refused),
+    /// The server's reply to a commit that may have taken effect or not.
+    #[error("nobody knows whether a transaction was committed")]
+    InDoubt(Refused),
 }
 
 /// A reply with `ok: 0`.
@@ -85,9 +90,12 @@ impl Refused {
         Refused { body: body.finish() }
     }
 
-    /// Whether it is a commit that may have taken effect or not.
-    pub fn is_unknown_commit(&self) -> bool {
-        self.has_label("UnknownTransactionCommitResult")
+    /// What a commit's reply amounts to of which a majority doesn't have what was committed, as an error.
+    fn of_write_concern(error: Doc<'_>) -> Result<Refused, Malformed> {
+        let mut body = Builder::new();
+        body.double("ok", 0.0);
+        append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
+        Ok(Refused { body: body.finish() })
     }
 
     /// Whether it says that the server at the other end isn't the primary, or won't be for long: another try on the same
@@ -129,6 +137,7 @@ impl Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
             is_clients: false,
+            is_committing: false,
         })
     }
 
@@ -168,6 +177,7 @@ impl Transaction {
             fields: fields.finish(),
             opening,
             is_clients: true,
+            is_committing: false,
         }))
     }
 
@@ -239,40 +249,60 @@ impl Transaction {
     /// Commits with majority; gives the reply's body.
     ///
     /// # Errors
-    /// [`Failure`]: whether it is committed is certain only where the server says so by a label.
-    pub async fn commit(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+    /// [`Failure`]; `Refused` if it hasn't taken effect.
+    async fn commit(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        self.is_committing = true;
         let mut command = Builder::new();
         command.int32("commitTransaction", 1);
         command
             .open(ElementType::EmbeddedDocument, b"writeConcern")
             .string("w", b"majority")
             .close();
-        self.run(upstream, "admin", command, None).await
+        let reply = match self.run(upstream, "admin", command, None).await {
+            // What the server is certain of it labels; for the rest drivers have a label of their own, which no server sends.
+            Err(Failure::Refused(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
+            reply => reply?,
+        };
+        match Doc::new(&reply)?.nested("writeConcernError")? {
+            Some(error) => Err(Failure::InDoubt(Refused::of_write_concern(error)?)),
+            None => Ok(reply),
+        }
     }
 
-    /// Commits; as long as the outcome is unknown it is asked for again, a few times. If it stays so, the session is left to
-    /// that transaction.
+    /// Commits, so that a majority has it; as long as the outcome is unknown it is asked for again, a few times. If it stays so,
+    /// the session is left to that transaction.
     ///
     /// # Errors
-    /// As [`Transaction::commit`].
+    /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let mut back_off = BackOff::default();
         let mut last = self.commit(upstream).await;
         for _ in 1..COMMITS_MAX {
-            match &last {
-                Err(Failure::Refused(refused)) if refused.is_unknown_commit() => last = self.commit(upstream).await,
-                _ => return last,
+            if !matches!(last, Err(Failure::InDoubt(_))) {
+                return last;
             }
+            tokio::time::sleep(back_off.next()).await;
+            last = match self.commit(upstream).await {
+                // Its session has gone on meanwhile, and doesn't know any more what became of it.
+                Err(Failure::Refused(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
+                    return Err(Failure::InDoubt(refused));
+                }
+                last => last,
+            };
         }
-        upstream.leave_session();
+        if matches!(last, Err(Failure::InDoubt(_))) {
+            upstream.leave_session();
+        }
         last
     }
 
-    /// Aborts, as far as the server hasn't yet.
+    /// Aborts, as far as the server hasn't yet. Not behind a commit: where that is about to take effect on several shards, an
+    /// abort could undo it on one of them.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn abort(&mut self, upstream: &mut Connection) -> Result<(), ForwardError> {
-        if self.opening.is_some() {
+        if self.opening.is_some() || self.is_committing {
             return Ok(());
         }
         let mut command = Builder::new();
@@ -295,11 +325,20 @@ const ANOTHER_PRIMARY: [i64; 8] = [91, 189, 10058, 10107, 11600, 11602, 13435, 1
 
 /// The client's session, if its command is a retryable one.
 fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
-    if body.get("txnNumber")?.is_none() {
-        return Ok(None);
+    match body.get("txnNumber")? {
+        Some(_) => session_of(body),
+        None => Ok(None),
     }
+}
+
+/// The client's session, if its command names one as drivers do.
+///
+/// # Errors
+/// [`Malformed`] if the body is.
+pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
     let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
-    // A binary: int32 length, subtype, 16 bytes.
+    // A binary of subtype 4: int32 length, subtype, 16 bytes.
+    let id = id.filter(|id| id.kind == ElementType::Binary);
     Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
 }
 

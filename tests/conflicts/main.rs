@@ -12,6 +12,7 @@ mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]
 mod generate;
+mod large;
 mod meanwhile;
 mod namesakes;
 mod odd_values;
@@ -29,6 +30,7 @@ mod side_by_side;
 mod support;
 mod taken_in;
 mod trial;
+mod unfinished;
 mod waiting;
 
 use trial::{assert_agreement, insert, keyward, reservations, users, write_errors};

@@ -23,6 +23,7 @@ mod stopped;
 mod support;
 #[path = "../conflicts/trial.rs"]
 mod trial;
+mod unknown_commits;
 
 use trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
 

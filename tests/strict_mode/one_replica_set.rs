@@ -10,7 +10,7 @@ use crate::forwarder::{Forwarder, send, wait_until};
 use crate::support::{Keyward, comparable, run};
 use crate::{EMAIL, insert, users};
 
-fn plain(database: &str) -> String {
+pub fn plain(database: &str) -> String {
     EMAIL.replace("DB", database).replace(", strategy: transaction", "")
 }
 
@@ -50,11 +50,11 @@ async fn assert_same_documents(client: &Client, database: &str, native: &str) {
     assert_agreement(client, database).await;
 }
 
-fn user(id: i32, email: &str) -> Document {
+pub fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "email": email }
 }
 
-fn retryable(mut command: Document) -> Document {
+pub fn retryable(mut command: Document) -> Document {
     let bytes = rand::random::<[u8; 16]>().to_vec();
     let subtype = bson::spec::BinarySubtype::Uuid;
     command.insert("lsid", doc! { "id": bson::Binary { subtype, bytes } });

@@ -157,6 +157,7 @@ impl<'a, 'c> Strict<'a, 'c> {
                 Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
                     return Err(Failure::Refused(refused.in_doubt(true)));
                 }
+                Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
                 Err(failure) => return Err(failure),
             }
         }
@@ -263,7 +264,10 @@ impl<'a, 'c> Strict<'a, 'c> {
                 match self.done_for_good(upstream).await {
                     Ok(statements) => Ok(Tried::Before(statements)),
                     Err(Failure::Forward(error)) => Err(error),
-                    Err(Failure::Refused(refused)) => Ok(Tried::Failed(refused.body)),
+                    // Some of these are there, or were; only a retry can tell whether for good.
+                    Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                        Ok(Tried::InDoubt(refused.in_doubt(true).body))
+                    }
                 }
             }
             Ok(tried) => {
@@ -281,6 +285,7 @@ impl<'a, 'c> Strict<'a, 'c> {
                 transaction.abort(upstream).await?;
                 Ok(Tried::Failed(refused.body))
             }
+            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.body)),
         }
     }
 
@@ -338,9 +343,7 @@ impl<'a, 'c> Strict<'a, 'c> {
         }
         match transaction.commit_until_known(upstream).await {
             Ok(committed) => Ok(Tried::Committed(with_times_of(&reply, &committed)?)),
-            Err(Failure::Refused(refused)) if refused.is_unknown_commit() => {
-                Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body))
-            }
+            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
             Err(failure) => Err(failure),
         }
     }

@@ -43,7 +43,7 @@ pub async fn run(
     for _ in 0..count {
         match Transaction::receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
-            Err(Failure::Refused(refused)) => replies.push(Err(refused)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
             Err(Failure::Forward(error)) => return Err(error),
         }
     }

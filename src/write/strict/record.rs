@@ -75,8 +75,8 @@ impl<'a> InsertRecord<'a> {
             .close()
             .close();
         command
-            .open(ElementType::EmbeddedDocument, b"$set")
-            .append(ElementType::DateTime, b"at", &record::now().to_le_bytes())
+            .open(ElementType::EmbeddedDocument, b"$currentDate")
+            .boolean("at", true)
             .close();
         command.close().boolean("upsert", true).close().close();
         self.step(command)

@@ -15,7 +15,7 @@ use super::raw::{Builder, Doc};
 use super::read;
 use super::reply::timestamp_value;
 use super::routing::Link;
-use super::transaction::{Phase, Transaction};
+use super::transaction::{Phase, Session, Transaction};
 use super::transaction_end::{self, abort_participants, aborted, append_recovery_token, recovery_shard};
 use super::write::{self, Kind};
 
@@ -153,6 +153,8 @@ async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec
         .filter(|_| !is_end(&operation.command.name))
     {
         match ends_transaction(&body) {
+            // Behind a commit that a coordinator may have by now, a router doesn't abort of its own accord.
+            true if is_committing(session) => {}
             true => abort_participants(operation, session).await,
             false => append_recovery_token(&mut reply, recovery_shard(session).as_deref()),
         }
@@ -174,6 +176,13 @@ fn concern_is_retryable(body: &[u8]) -> bool {
         (!labelled).then_some(code as i32)
     };
     code().is_some_and(|code| code != 112 && is_retryable(code))
+}
+
+fn is_committing(session: &Session) -> bool {
+    let transaction = session.transaction();
+    transaction
+        .as_ref()
+        .is_some_and(|transaction| transaction.phase == Phase::Committing)
 }
 
 /// Whether a statement failed in any way: then so has its transaction.

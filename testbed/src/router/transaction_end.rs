@@ -117,7 +117,8 @@ pub async fn abort(operation: &Operation) -> Result<Vec<u8>, Failure> {
     session.refuse_older(number)?;
     let known = session.transaction().clone().filter(|known| known.number == number);
     match known {
-        Some(known) if known.phase == Phase::Running && !known.participants.is_empty() => {
+        // Behind a commit, too, as a router does: it may undo on one shard what is about to take effect on all.
+        Some(known) if known.phase != Phase::Aborted && !known.participants.is_empty() => {
             abort_participants(operation, session).await;
             Ok(with_recovery_token(
                 Reply::new(reply::ok().into()),

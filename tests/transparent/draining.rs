@@ -128,8 +128,9 @@ fn what_is_begun_is_finished_and_what_is_quiet_is_closed() {
     let (mut idle, _idle_server) = connected(&proxy, &upstream);
     let (mut transaction, mut transaction_server) = connected(&proxy, &upstream);
     let (mut cursor, mut cursor_server) = connected(&proxy, &upstream);
+    let session = bson::Uuid::new();
     let within = |command: &str| {
-        doc! { command: "c", "$db": "d", "lsid": 1, "txnNumber": 1_i64, "autocommit": false }
+        doc! { command: "c", "$db": "d", "lsid": { "id": session }, "txnNumber": 1_i64, "autocommit": false }
     };
     let mut first = within("insert");
     first.insert("startTransaction", true);

@@ -339,13 +339,23 @@ async fn await_privileges(upstream: &Upstream, config: &Config, readiness: &Read
     }
 }
 
-/// Looks again, for as long as it runs: a right that is taken away later is missed as much.
+/// Looks again, for as long as it runs: a right that is taken away later, or a deployment that doesn't answer any more, is
+/// missed as much.
 async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
+    let mut pause = PRIVILEGES_EVERY;
     loop {
-        tokio::time::sleep(PRIVILEGES_EVERY).await;
-        if let Ok(missing) = prepare::privileges::missing(service.upstream.client(), &constraints).await {
-            show_privileges(&missing, &readiness);
-        }
+        tokio::time::sleep(pause).await;
+        pause = match prepare::privileges::missing(service.upstream.client(), &constraints).await {
+            Ok(missing) => {
+                readiness.unblock(&Obstacle::Upstream);
+                show_privileges(&missing, &readiness);
+                PRIVILEGES_EVERY
+            }
+            Err(error) => {
+                readiness.block(Obstacle::Upstream, error.to_string());
+                RETRY
+            }
+        };
     }
 }
 

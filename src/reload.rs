@@ -81,9 +81,13 @@ impl Reloads {
         }));
     }
 
-    /// It was refused.
+    /// It was refused. Documents' values, which the log has, aren't for everybody who can reach the admin port.
     pub fn refused(&self, generation: i64, error: &ReloadError) {
-        self.note(json!({ "outcome": "refused", "generation": generation, "error": error.to_string() }));
+        let error = match error {
+            ReloadError::Prepare(PrepareError::Duplicates(reports)) => reports.without_values(),
+            error => error.to_string(),
+        };
+        self.note(json!({ "outcome": "refused", "generation": generation, "error": error }));
     }
 
     fn note(&self, outcome: Value) {
@@ -164,16 +168,21 @@ async fn apply_constraints(
     current: &Config,
     wanted: &[Arc<Constraint>],
 ) -> Result<(Constraints, Constraints), ReloadError> {
-    let without = |these: &[Arc<Constraint>], those: &[Arc<Constraint>]| {
-        let is_there = |one: &Constraint| those.iter().any(|other| is_same(one, other));
-        let left = these.iter().filter(|constraint| !is_there(constraint));
-        left.cloned().collect::<Constraints>()
+    let without =
+        |these: &[Arc<Constraint>], those: &[Arc<Constraint>], is_it: fn(&Constraint, &Constraint) -> bool| {
+            let is_there = |one: &Constraint| those.iter().any(|other| is_it(one, other));
+            let left = these.iter().filter(|constraint| !is_there(constraint));
+            left.cloned().collect::<Constraints>()
+        };
+    let added = without(wanted, &current.constraints, is_same);
+    // What has become another one under the same name is refused by what is written down of it in the cluster.
+    let removed = without(&current.constraints, wanted, is_named);
+    let strategies = |constraints: &[Arc<Constraint>]| -> Vec<_> {
+        constraints.iter().map(|constraint| constraint.strategy()).collect()
     };
-    let (added, removed) = (
-        without(wanted, &current.constraints),
-        without(&current.constraints, wanted),
-    );
-    if names(wanted) == names(&current.constraints) && added.is_empty() {
+    let are_they =
+        names(wanted) == names(&current.constraints) && strategies(wanted) == strategies(&current.constraints);
+    if are_they && added.is_empty() {
         return Ok((added, removed));
     }
     let client = service.upstream.client();
@@ -186,14 +195,15 @@ async fn apply_constraints(
         match suspend(service, &added).await {
             Ok(()) => {
                 drop(service.writes.replace(before));
-                added.iter().for_each(|constraint| service.metrics.forget(constraint));
+                let new = without(&added, &current.constraints, is_named);
+                new.iter().for_each(|constraint| service.metrics.forget(constraint));
             }
             // Who reserves without need does no harm; who doesn't must not be taken for one who does.
             Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
         }
         return Err(error);
     }
-    let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_same(gone, constraint));
+    let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_named(gone, constraint));
     drop(
         service
             .writes
@@ -252,11 +262,11 @@ fn is_named(one: &Constraint, other: &Constraint) -> bool {
     one.namespace() == other.namespace() && one.name() == other.name()
 }
 
-/// Whether the two mean the same, the order of their fields included.
+/// Whether the two ask for the same, the order of their fields included; by which strategy doesn't matter.
 fn is_same(one: &Constraint, other: &Constraint) -> bool {
     let definitions = (one.definition().to_vec(), other.definition().to_vec());
     is_named(one, other)
-        && one.strategy() == other.strategy()
+        && one.states_collation() == other.states_collation()
         && matches!(definitions, (Ok(one), Ok(other)) if one == other)
 }
 

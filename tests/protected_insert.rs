@@ -393,6 +393,71 @@ async fn documents_that_are_there_before_are_taken_in_and_their_duplicates_repor
     }
 }
 
+/// In a proxy collection that Keyward hasn't made, equal keys could be two: 1.5 as a double and as a decimal have different
+/// hashes, and a collation would make different keys one.
+#[tokio::test]
+async fn a_proxy_collection_of_another_make_refuses_to_start() {
+    let cluster = Cluster::shared();
+    let refused = |database: &str| {
+        let constraints = EMAIL.replace("DB", database).replace(" }\n", ", sharding: ranged }\n");
+        let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &constraints) else {
+            panic!("it started");
+        };
+        assert_eq!(refused.exit, Some(69), "{}", refused.errors);
+        assert!(
+            refused.errors.contains("isn't as Keyward makes one"),
+            "{}",
+            refused.errors
+        );
+    };
+    users("made_hashed");
+    let namespace = "made_hashed.keyward.users.email_1";
+    cluster
+        .run(
+            "admin",
+            doc! { "shardCollection": namespace, "key": { "_id": "hashed" } },
+        )
+        .unwrap();
+    refused("made_hashed");
+    users("made_collated");
+    let collation = doc! { "locale": "en", "strength": 2 };
+    let create = doc! { "create": "keyward.users.email_1", "collation": collation };
+    cluster.run("made_collated", create).unwrap();
+    refused("made_collated");
+    users("made_view");
+    let create = doc! { "create": "keyward.users.email_1", "viewOn": "users", "pipeline": [] };
+    cluster.run("made_view", create).unwrap();
+    let constraints = EMAIL.replace("DB", "made_view");
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &constraints) else {
+        panic!("it started");
+    };
+    assert!(
+        refused.errors.contains("is a view or a time series"),
+        "{}",
+        refused.errors
+    );
+}
+
+/// What it would have written down would have refused the corrected configuration.
+#[tokio::test]
+async fn a_start_that_is_refused_for_a_strategy_writes_nothing_down() {
+    let database = "strategies";
+    let cluster = users(database);
+    let email = EMAIL.replace("DB", database);
+    let phone = email.replace("email", "phone");
+    drop(Keyward::start(&cluster.uri(), &email));
+    let strict = phone.replace(" }\n", ", strategy: transaction }\n");
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &format!("{strict}{email}")) else {
+        panic!("it started");
+    };
+    assert!(
+        refused.errors.contains("has strategy compensating in the cluster"),
+        "{}",
+        refused.errors
+    );
+    Keyward::start(&cluster.uri(), &format!("{phone}{email}"));
+}
+
 #[tokio::test]
 async fn another_definition_of_the_same_constraint_refuses_to_start() {
     let database = "definitions";

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 use testbed::ReplicaSet;
+use testbed::process::Process;
 
 /// A running `keyward`, which logs JSON; killed when it is dropped.
 struct Keyward {
@@ -145,6 +146,27 @@ fn waits_for_a_deployment_that_does_not_answer() {
     let (code, log) = keyward.ended();
     assert_eq!(code, 0);
     assert!(!log.contains("s3cret"), "{log}");
+}
+
+/// It has neither transactions nor retryable writes: every write would be refused, or every duplicate in doubt.
+#[test]
+fn a_server_by_itself_stops_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let mongod = testbed::fetch::mongod().unwrap();
+    let arguments = vec![
+        "--bind_ip".into(),
+        "127.0.0.1".into(),
+        "--dbpath".into(),
+        folder.path().into(),
+    ];
+    let server = Process::start("standalone", &mongod, arguments, folder.path(), None).unwrap();
+    let keyward = Keyward::run(&format!(
+        "upstream: mongodb://{}\nconstraints:\n  - {{ collection: run.alone, key: {{ email: 1 }} }}\n",
+        server.address()
+    ));
+    let (code, log) = keyward.ended();
+    assert_eq!(code, 69, "{log}");
+    assert!(log.contains("upstream is a single server"), "{log}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! answers they are owed; a second one ends the process at once. Why it didn't start is said on standard error and in
 //! the exit code.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -53,7 +54,8 @@ async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) ->
         }
     };
     let (address, admin) = (instance.address().to_string(), instance.admin_address().to_string());
-    println!("{}", json!({ "listen": address, "admin": admin }));
+    // Nobody may be reading it; clients are served all the same.
+    let _ = writeln!(std::io::stdout(), "{}", json!({ "listen": address, "admin": admin }));
     let signal = serve_until_signal(&mut instance, &mut signals, watched, telemetry).await;
     tracing::info!(%signal, "stopping; a second signal ends the process at once");
     Ok(tokio::select! {

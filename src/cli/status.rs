@@ -1,5 +1,6 @@
 //! `keyward status`: what a running Keyward says of itself, read from its admin port.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -34,7 +35,8 @@ pub(super) fn run(file: &Path, options: &Options) -> Exit {
     };
     match ask(admin) {
         Ok((is_ready, lines)) => {
-            print!("{lines}");
+            // Who reads no more of it has what the exit code says.
+            let _ = write!(std::io::stdout(), "{lines}");
             match is_ready {
                 true => Exit::Success,
                 false => Exit::Findings,

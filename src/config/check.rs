@@ -84,7 +84,8 @@ pub fn config(
     }
     let uri = written_uri(&raw, directory, upstream_variable, found);
     let uri = uri.and_then(|(path, uri)| Some((path, with_credentials(uri, &raw, directory, found)?)));
-    let upstream = uri.and_then(|(path, uri)| checked_upstream(&uri, path, listen, found));
+    let own = [(listen, "listen"), (admin, "admin")];
+    let upstream = uri.and_then(|(path, uri)| checked_upstream(&uri, path, &own, found));
     let constraints = match raw.constraints {
         Some(raw) => constraints::check(raw, found),
         None => {
@@ -183,19 +184,34 @@ fn content(file: &Path, setting: &SettingPath, directory: &Path, found: &mut Fou
     match std::fs::read_to_string(directory.join(file)) {
         Ok(content) => Some(content),
         Err(error) => {
-            found.refuse(setting.clone(), format!("{} cannot be read: {error}", file.display()));
+            // Not its name: whoever writes here what should stand in the file would read it in the log.
+            found.refuse(setting.clone(), format!("the file cannot be read: {error}"));
             None
         }
     }
 }
 
-fn checked_upstream(uri: &str, path: SettingPath, listen: SocketAddr, found: &mut Found<'_>) -> Option<UpstreamUri> {
+fn checked_upstream(
+    uri: &str,
+    path: SettingPath,
+    own: &[(SocketAddr, &str)],
+    found: &mut Found<'_>,
+) -> Option<UpstreamUri> {
     match UpstreamUri::new(uri) {
-        Ok(upstream) if upstream.hosts().iter().any(|host| is_same(host, listen)) => {
-            found.refuse(path, format!("names {listen}, where Keyward itself listens"));
-            None
+        Ok(upstream) => {
+            let is_met =
+                |(address, _): &&(SocketAddr, &str)| upstream.hosts().iter().any(|host| is_same(host, *address));
+            match own.iter().find(is_met) {
+                Some((address, setting)) => {
+                    found.refuse(
+                        path,
+                        format!("names {address}, where Keyward itself listens ({setting})"),
+                    );
+                    None
+                }
+                None => Some(upstream),
+            }
         }
-        Ok(upstream) => Some(upstream),
         Err(error) => {
             found.refuse(path, error);
             None
@@ -206,9 +222,10 @@ fn checked_upstream(uri: &str, path: SettingPath, listen: SocketAddr, found: &mu
 fn is_same(host: &Host, listen: SocketAddr) -> bool {
     let address = match host.name.as_str() {
         "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        name => name.parse(),
+        name => name.parse::<IpAddr>(),
     };
-    address.is_ok_and(|address| address == listen.ip()) && host.port == listen.port()
+    let is_it = |address: IpAddr| address == listen.ip() || listen.ip().is_unspecified() && address.is_loopback();
+    address.is_ok_and(is_it) && host.port == listen.port()
 }
 
 /// Whether the two can't be bound side by side; port 0 stands for any free one.
@@ -256,7 +273,7 @@ fn is_log_filter(level: &str) -> bool {
         .split(',')
         .filter(|directive| !directive.contains('='))
         .all(|directive| directive.parse::<LevelFilter>().is_ok());
-    words_are_levels && EnvFilter::builder().parse(level).is_ok()
+    !level.trim().is_empty() && words_are_levels && EnvFilter::builder().parse(level).is_ok()
 }
 
 #[cfg(test)]
@@ -370,8 +387,15 @@ mod tests {
         }
         assert_eq!(
             refusal("listen: 127.0.0.1:27017\nupstream: mongodb://other,localhost\nconstraints: []"),
-            "upstream: names 127.0.0.1:27017, where Keyward itself listens"
+            "upstream: names 127.0.0.1:27017, where Keyward itself listens (listen)"
         );
+        assert_eq!(
+            refusal("admin: 0.0.0.0:27017\nupstream: mongodb://127.0.0.1\nconstraints: []"),
+            "upstream: names 0.0.0.0:27017, where Keyward itself listens (admin)"
+        );
+        let elsewhere = "listen: 0.0.0.0:27017\nupstream: mongodb://10.0.0.1\nconstraints: []";
+        assert!(read(elsewhere).is_ok());
+        assert!(read(&format!("\u{feff}{elsewhere}")).is_ok());
     }
 
     #[test]
@@ -391,7 +415,7 @@ mod tests {
         let text = "upstream_file: secret\nconstraints: []\n";
         let config = Config::from_text(&folder.path().join("keyward.yaml"), text, None).unwrap();
         assert_eq!(config.upstream.uri(), "mongodb://u:p@db");
-        assert!(refusal(&text.replace("secret", "missing")).starts_with("upstream_file: missing cannot be read: "));
+        assert!(refusal(&text.replace("secret", "missing")).starts_with("upstream_file: the file cannot be read: "));
     }
 
     #[test]

@@ -100,6 +100,8 @@ impl Config {
     /// # Errors
     /// [`Problems`] with everything that is wrong.
     pub fn from_text(file: &Path, text: &str, upstream_variable: Option<&str>) -> Result<Self, Problems> {
+        // Some editors put a byte order mark at the beginning.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let refused = |problems| Problems {
             file: file.to_owned(),
             problems,

@@ -12,6 +12,12 @@ use mongodb::options::{
 
 use crate::tls::Connector;
 
+/// Options whose values are nobody's business, in lower case.
+const SECRET_OPTIONS: [&str; 3] = [
+    "authmechanismproperties",
+    "tlscertificatekeyfilepassword",
+    "proxypassword",
+];
 /// The port of a host that names none.
 const DEFAULT_PORT: u16 = 27017;
 
@@ -246,19 +252,49 @@ fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamUriError {
         ErrorKind::InvalidArgument { message, .. } => message.clone(),
         other => other.to_string(),
     };
-    let credentials = uri.rsplit_once('@').map_or("", |(before, _)| before);
-    let repeats = credentials
-        .split([':', '/', '@'])
-        .any(|part| part.len() > 2 && part != "mongodb" && reason.contains(part));
-    UpstreamUriError::Malformed(match repeats {
-        true => "its user name or password is not written as a URI wants it (percent-encoded)".to_owned(),
-        false => reason,
+    let repeats = |secrets: &str| {
+        let mut parts = secrets.split([':', '/', '@', ',', '&', '=']);
+        parts.any(|part| part.len() > 2 && !part.starts_with("mongodb") && reason.contains(part))
+    };
+    let (authority, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let secret_options = options
+        .split('&')
+        .filter_map(|option| option.split_once('='))
+        .any(|(name, value)| SECRET_OPTIONS.contains(&name.to_ascii_lowercase().as_str()) && repeats(value));
+    let is_secret = |credentials: &str| repeats(credentials) && credentials.contains(':');
+    UpstreamUriError::Malformed(match authority.rsplit_once('@').or(uri.rsplit_once('@')) {
+        _ if secret_options => "an option with a password in it has a value that it can't have".to_owned(),
+        Some((credentials, _)) if repeats(credentials) => {
+            "its user name or password is not written as a URI wants it (percent-encoded)".to_owned()
+        }
+        // It may end before its `@`.
+        None if is_secret(authority.split_once("://").map_or(authority, |(_, hosts)| hosts)) => {
+            "an address is not written as host:port".to_owned()
+        }
+        _ => reason,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_repeated() {
+        for uri in [
+            "mongodb://root:s3cret",
+            "mongodb://root:s3cret/shop",
+            "mongodb://db/?authMechanismProperties=s3cret",
+            "mongodb://db/?tls=true&tlsCertificateKeyFilePassword=s3cret&retryWrites=s3cret",
+        ] {
+            let error = UpstreamUri::new(uri).unwrap_err().to_string();
+            assert!(!error.contains("s3cret"), "{uri}: {error}");
+        }
+        let error = UpstreamUri::new("mongodb://db/?retryWrites=perhaps")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("retrywrites"), "{error}");
+    }
 
     #[test]
     fn hosts_are_read_in_order_with_the_default_port() {

@@ -279,6 +279,11 @@ impl Constraint {
         Self::new(self.namespace.clone(), spec).map(Some)
     }
 
+    /// Whether the operator stated a collation, be it the simple one: without, that of the collection counts.
+    pub fn states_collation(&self) -> bool {
+        self.spec.collation.is_some()
+    }
+
     /// Its collation, all fields as the server shows them; none for the simple one.
     pub fn collation(&self) -> Option<&RawDocument> {
         self.collation.resolved().map(|resolved| &**resolved)

@@ -17,7 +17,7 @@ use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
 use crate::namespace::Namespace;
 use crate::progress::Progress;
-use crate::proxy_collection::{StoreError, id_of};
+use crate::proxy_collection::StoreError;
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Token};
 
@@ -59,18 +59,32 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Report {
+    fn without_values(&self) -> String {
         let Report {
             namespace,
             constraint,
             count,
-            named,
+            ..
         } = self;
-        write!(
-            formatter,
+        format!(
             "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then start again"
-        )?;
+        )
+    }
+}
+
+impl Reports {
+    /// How many documents violate what, and none of their values.
+    pub fn without_values(&self) -> String {
+        let reports: Vec<String> = self.0.iter().map(Report::without_values).collect();
+        reports.join("\n")
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { count, named, .. } = self;
+        formatter.write_str(&self.without_values())?;
         named
             .iter()
             .try_for_each(|duplicate| write!(formatter, "\n  {duplicate}"))?;
@@ -115,10 +129,10 @@ pub(super) async fn backfill(
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
     let mut progress = Progress::start("backfilling", what, done, documents);
-    let batches = stream::try_unfold(reached.after.clone(), |after: Option<_>| async move {
-        let batch = proxy.documents(after.as_ref(), BATCH, &protected.shard_key).await?;
-        let last = batch.last().map(|last| id_of(last)).transpose()?;
-        Ok::<_, StoreError>(last.map(|last| ((batch, last.clone()), Some(last))))
+    let all = proxy.all_documents(reached.after.clone(), BATCH, &protected.shard_key);
+    let batches = stream::try_unfold(all, |mut all| async move {
+        let batch = all.next().await?;
+        Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
     });
     let batches = batches.map_ok(|(batch, last)| async move {
         let duplicates = take_in_batch(protected, position, lease, &batch).await?;

@@ -102,6 +102,17 @@ pub enum PrepareError {
         /// What makes sort keys here, and what made those that are there.
         difference: String,
     },
+    /// A proxy collection isn't as Keyward makes one: in it, equal keys could be two, or different ones the same.
+    #[error(
+        "the proxy collection {0} isn't as Keyward makes one: it {1}; stop every Keyward that uses it, drop it, and start"
+    )]
+    NotOurs(Namespace, &'static str),
+    /// A view, or a time series.
+    #[error("{0} is a view or a time series, which can have no unique constraint")]
+    NoCollection(Namespace),
+    /// Upstream is a server by itself, which has neither transactions nor retryable writes.
+    #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
+    Standalone,
     /// The constraint's collation, or the collection's, can't be had.
     #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
     Collation {
@@ -146,6 +157,8 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Catalog, PrepareError> {
+    // Before anything is written down, which would hold against the next configuration.
+    check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     reserving.take_in(client, lease, |_| false).await?;
     Ok(reserving.catalog())
@@ -181,7 +194,10 @@ pub async fn make(
                 .prepare_collation()
                 .await
                 .map_err(|error| not_collated(constraint, error))?;
-            let (_, there) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+            let (collation, there) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+            if collation.is_some() {
+                return Err(PrepareError::NotOurs(constraint.proxy_collection(), "has a collation"));
+            }
             let registered = definitions.register(constraint, there.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, registered.was_complete).await?;
@@ -426,6 +442,9 @@ async fn collation_and_uuid(
     let Some(collection) = batch.first().and_then(|collection| collection.as_document()) else {
         return Ok((None, None));
     };
+    if collection.get_str("type").is_ok_and(|kind| kind != "collection") {
+        return Err(PrepareError::NoCollection(namespace.clone()));
+    }
     let nested = |document: &str, field: &str| collection.get_document(document).ok()?.get(field).cloned();
     let collation = nested("options", "collation").and_then(|collation| collation.as_document().cloned());
     Ok((collation, nested("info", "uuid")))

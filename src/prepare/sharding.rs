@@ -37,6 +37,7 @@ impl Deployment {
         let admin = client.database("admin");
         let hello = admin.run_command(doc! { "hello": 1 }).await?;
         if hello.get_str("msg").ok() != Some("isdbgrid") {
+            hello.get_str("setName").map_err(|_| PrepareError::Standalone)?;
             return Ok(Deployment::Unsharded);
         }
         let reply = admin.run_command(doc! { "listShards": 1 }).await?;
@@ -72,9 +73,20 @@ impl Deployment {
         };
         // A server that is asked to shard what is sharded locks the collection nevertheless: behind a transaction that is open
         // there, and every reservation behind that.
-        if self.shard_key(client, &namespace).await? != ["_id"] {
-            let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
-            client.database("admin").run_command(command).await?;
+        let key = sharded_collection(client, &namespace).await?;
+        match key.as_ref().and_then(|entry| entry.get_document("key").ok()) {
+            Some(key) if *key == doc! { "_id": 1 } => {}
+            // By a hash, 1 and 1.0 may be on two shards.
+            Some(_) => {
+                return Err(PrepareError::NotOurs(
+                    namespace,
+                    "is sharded otherwise than by { _id: 1 }",
+                ));
+            }
+            None => {
+                let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
+                client.database("admin").run_command(command).await?;
+            }
         }
         if !was_complete && constraint.sharding() == Sharding::Hashed {
             spread(client, &namespace, shards).await?;
@@ -115,7 +127,9 @@ async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), 
 
 async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, PrepareError> {
     let collections = client.database("config").collection::<Document>("collections");
-    Ok(collections.find_one(doc! { "_id": namespace.to_string() }).await?)
+    Ok(collections
+        .find_one(doc! { "_id": namespace.to_string(), "dropped": { "$ne": true }, "unsplittable": { "$ne": true } })
+        .await?)
 }
 
 /// Splits at equal steps of `h` and moves one range to each shard, until the chunks lie so.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bson::RawDocumentBuf;
 use futures_util::TryStreamExt;
+use mongodb::raw_batch_cursor::RawBatch;
 use mongodb::{ClientSession, Database};
 
 use super::StoreError;
@@ -75,13 +76,18 @@ pub(super) async fn find_within(
     };
     while let Some(batch) = batches.try_next().await? {
         found.times.advance(Times::of_raw(batch.as_raw_document()));
-        for document in batch.doc_slices()? {
-            let document = document.map_err(|_| StoreError::Unexpected("the reply to a find"))?;
-            let document = document
-                .as_document()
-                .ok_or(StoreError::Unexpected("the reply to a find"))?;
-            found.documents.push(document.to_owned());
-        }
+        found.documents.append(&mut documents_of(&batch)?);
     }
     Ok(found)
+}
+
+/// The documents of one of a cursor's batches.
+pub(super) fn documents_of(batch: &RawBatch) -> Result<Vec<RawDocumentBuf>, StoreError> {
+    let unexpected = || StoreError::Unexpected("the reply to a find");
+    let mut documents = Vec::new();
+    for document in batch.doc_slices()? {
+        let document = document.map_err(|_| unexpected())?;
+        documents.push(document.as_document().ok_or_else(unexpected)?.to_owned());
+    }
+    Ok(documents)
 }

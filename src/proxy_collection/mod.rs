@@ -5,6 +5,7 @@
 //! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
 
 mod deleting;
+mod documents;
 mod find;
 mod holders;
 mod late;

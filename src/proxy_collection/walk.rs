@@ -1,4 +1,4 @@
-//! Walks reservations, and the documents that they are for, from the last `_id` to the first: page by page.
+//! Walks reservations from the last `_id` to the first: page by page.
 //!
 //! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a
 //! reply, and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that
@@ -81,30 +81,6 @@ impl ProxyCollection {
         Ok(self.entry(document, now_of(&found)?)?.read.err())
     }
 
-    /// Reads at most `limit` documents of the protected collection that come after `after`, and those that have the last
-    /// one's `_id` on other shards: no more of them than what the constraint and `shard_key` read.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn documents(
-        &self,
-        after: Option<&RawBson>,
-        limit: i32,
-        shard_key: &[String],
-    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let Some(mut command) = page(self.protected.name(), after, limit) else {
-            return Ok(Vec::new());
-        };
-        command.append(cstr!("projection"), self.projection(shard_key)?);
-        let mut documents = self.find(command).await?.documents;
-        if let (Some(last), false) = (documents.last(), shard_key.is_empty()) {
-            let namesakes = self.namesakes(&id_of(last)?, shard_key).await?;
-            let others = namesakes.into_iter().filter(|other| !documents.contains(other));
-            documents.extend(others.collect::<Vec<_>>());
-        }
-        Ok(documents)
-    }
-
     /// Every document of the protected collection with this `_id`: on different shards there may be several.
     ///
     /// # Errors
@@ -141,6 +117,14 @@ pub fn id_of(document: &RawDocument) -> Result<RawBson, StoreError> {
 /// not a condition: `$lt` would only find values of its own kind. Of an index's range the lower end belongs to it and the
 /// upper end doesn't, stated or not: upwards, `MaxKey` would be left out.
 fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocumentBuf> {
+    let mut command = walk(collection, after, limit)?;
+    command.append(cstr!("limit"), limit);
+    command.append(cstr!("singleBatch"), true);
+    Some(command)
+}
+
+/// The same with all that comes after it, so many at a time.
+pub(super) fn walk(collection: &str, after: Option<&RawBson>, batch: i32) -> Option<RawDocumentBuf> {
     let mut command = rawdoc! { "find": collection };
     match after {
         None => {}
@@ -150,8 +134,6 @@ fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocu
     }
     command.append(cstr!("hint"), rawdoc! { "_id": 1 });
     command.append(cstr!("sort"), rawdoc! { "_id": -1 });
-    command.append(cstr!("limit"), limit);
-    command.append(cstr!("batchSize"), limit);
-    command.append(cstr!("singleBatch"), true);
+    command.append(cstr!("batchSize"), batch);
     Some(command)
 }

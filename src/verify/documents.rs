@@ -10,7 +10,7 @@ use super::repair::Repaired;
 use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
-use crate::proxy_collection::{Moment, Owner, Reservation, StoreError, id_of};
+use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
 use crate::raw::Doc;
 
 /// A key of a document that seems not to be reserved for it.
@@ -40,19 +40,14 @@ struct Suspects {
 impl Verification<'_> {
     /// Walks the documents.
     pub(super) async fn documents(&mut self) -> Result<(), StoreError> {
-        let mut after = None;
+        let (proxy, protected) = (self.proxy, self.protected);
+        let mut all = proxy.all_documents(None, PAGE, &protected.shard_key);
         let mut suspects = Suspects {
             keys: Vec::new(),
             unindexable: Vec::new(),
             since: Instant::now(),
         };
-        loop {
-            let page = self
-                .proxy
-                .documents(after.as_ref(), PAGE, &self.protected.shard_key)
-                .await?;
-            let Some(last) = page.last() else { break };
-            after = Some(id_of(last)?);
+        while let Some((page, _)) = all.next().await? {
             self.tally.documents += page.len() as u64;
             self.suspect(&page, &mut suspects).await?;
             if suspects.keys.len() + suspects.unindexable.len() >= SUSPECTS_MAX {

@@ -208,7 +208,14 @@ fn a_constraint_that_documents_violate_is_refused_and_the_others_hold() {
     keyward.insert(database, user(2, "b@x", "1")).unwrap();
     let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
     assert_eq!(outcome["outcome"], "refused");
-    assert!(outcome["error"].as_str().unwrap().contains("phone_1"), "{outcome}");
+    let error = outcome["error"].as_str().unwrap();
+    assert!(
+        error.contains("1 documents of reload_violated.users violate unique constraint phone_1"),
+        "{outcome}"
+    );
+    // Whose values they are is for the log.
+    assert!(!error.contains("dup key"), "{outcome}");
+    assert!(keyward.log().contains("dup key: { phone:"), "{}", keyward.log());
     assert_eq!(keyward.insert(database, user(3, "b@x", "3")), Err(11000));
     keyward.insert(database, user(4, "c@x", "1")).unwrap();
     // Mended, it is taken.
@@ -332,6 +339,47 @@ fn what_a_client_has_left_at_work_is_waited_for() {
     assert_eq!(keyward.insert(database, user(300, "z@x", "late")), Err(11000));
     let (code, findings) = keyward.verify();
     assert_eq!(code, Some(0), "{findings}");
+}
+
+/// Taken for another constraint under the same name, it was there twice, and every update of a key waited for itself.
+#[test]
+fn a_strategy_that_is_stated_makes_no_other_constraint() {
+    let database = "reload_strategy";
+    for collation in [doc! {}, doc! { "collation": { "locale": "en", "strength": 2 } }] {
+        drop_database(database);
+        let mut create = doc! { "create": "users" };
+        create.extend(collation.clone());
+        ReplicaSet::shared().run(database, create).unwrap();
+        let plain = settings(database, &["email"], "");
+        let keyward = Keyward::start(&plain);
+        keyward.insert(database, user(1, "a@x", "1")).unwrap();
+        let stated = plain.replace("email: 1 }", "email: 1 }, strategy: transaction");
+        for settings in [&stated, &plain, &stated] {
+            let outcome = keyward.reload(settings);
+            assert_eq!(outcome["outcome"], "applied", "{outcome}");
+            assert_eq!(outcome["constraintsAdded"], json!([]));
+            assert_eq!(outcome["constraintsRemoved"], json!([]));
+        }
+        let name = format!("keyward_constraint_ready{{constraint=\"{database}.users.email_1\"}} 1");
+        assert!(keyward.get("/metrics").contains(&name));
+        let change = doc! { "q": { "_id": 1 }, "u": [{ "$set": { "email": "b@x" } }] };
+        let change = doc! { "update": "users", "updates": [change], "maxTimeMS": 20_000 };
+        assert_eq!(keyward.run(database, change).unwrap().get_i32("nModified").unwrap(), 1);
+        let (code, findings) = keyward.verify();
+        assert_eq!(code, Some(0), "{findings}");
+        let simple = plain.replace("email: 1 }", "email: 1 }, collation: { locale: simple }");
+        let outcome = keyward.reload(&simple);
+        let expected = if collation.is_empty() { "applied" } else { "refused" };
+        assert_eq!(outcome["outcome"], expected, "{outcome}");
+        assert_eq!(keyward.insert(database, user(2, "b@x", "2")), Err(11000));
+        let outcome = keyward.reload(&settings(database, &[], ""));
+        assert_eq!(
+            outcome["constraintsRemoved"],
+            json!([format!("{database}.users.email_1")]),
+            "{outcome}"
+        );
+        keyward.insert(database, user(3, "b@x", "3")).unwrap();
+    }
 }
 
 /// Nobody can tell how long a server is at work on a write whose connection has broken: it may come late, past the new

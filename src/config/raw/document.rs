@@ -30,6 +30,8 @@ const EXTENDED_JSON: [&str; 14] = [
 enum NotBson {
     #[error("field names must be text: put {0} in quotes")]
     NameNotText(String),
+    #[error("<< would be taken for a field's name: write out what it stands for")]
+    Merge,
     #[error("{0} fits no BSON integer")]
     TooLarge(u64),
     #[error("YAML tags such as {0} have no counterpart in BSON")]
@@ -49,6 +51,7 @@ fn document(mapping: &Mapping) -> Result<Document, NotBson> {
     mapping
         .iter()
         .map(|(name, value)| match name {
+            Value::String(name) if name == "<<" => Err(NotBson::Merge),
             Value::String(name) => Ok((name.clone(), bson(value)?)),
             other => Err(NotBson::NameNotText(plain(other))),
         })
@@ -154,6 +157,7 @@ mod tests {
 
     #[test]
     fn what_bson_cannot_say_is_refused() {
+        assert_eq!(read("{ '<<': { a: 1 } }"), Err(NotBson::Merge));
         assert_eq!(read("{ 1: 1 }"), Err(NotBson::NameNotText("1".to_owned())));
         assert_eq!(
             read("{ a: !!binary x }").map(|_| ()),

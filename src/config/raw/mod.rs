@@ -169,7 +169,7 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
             Err(error) => {
                 let path = setting_path(error.path());
                 let set_aside = set_aside(&mut value, path.steps());
-                add_once(&mut problems, path, error.into_inner().to_string());
+                add_once(&mut problems, path, without_secrets(&error.into_inner().to_string()));
                 if !set_aside {
                     break None;
                 }
@@ -184,6 +184,16 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
         );
     }
     Ok((raw.unwrap_or_default(), problems))
+}
+
+/// What is said of a value, and not the value where that may be a connection string in the wrong place.
+pub(super) fn without_secrets(reason: &str) -> String {
+    match (reason.find('"'), reason.rfind('"')) {
+        (Some(first), Some(last)) if first < last && reason.contains("://") => {
+            format!("{}\"…\"{}", &reason[..first], &reason[last + 1..])
+        }
+        _ => reason.to_owned(),
+    }
 }
 
 /// Keeps what was said of a setting first: what follows on from it would only confuse.
@@ -256,7 +266,7 @@ fn syntax_error(error: serde_yaml::Error) -> SyntaxError {
             line: location.line(),
             column: location.column(),
         }),
-        reason: error.to_string(),
+        reason: without_secrets(&error.to_string()),
     }
 }
 
@@ -354,10 +364,12 @@ mod tests {
 
     #[test]
     fn a_misplaced_connection_string_is_not_quoted() {
-        for field in ["listen", "lease", "admin"] {
+        for field in ["listen", "lease", "admin", "limits", "constraints", "log", "tls"] {
             let found = problems(&format!("{field}: mongodb://root:s3cret@db:27017\n"));
             assert!(!found.concat().contains("s3cret"), "{found:?}");
         }
+        let found = problems("upstream mongodb://root:s3cret@db:27017\n");
+        assert!(!found.is_empty() && !found.concat().contains("s3cret"), "{found:?}");
     }
 
     /// The names under which a struct's fields are read.

@@ -286,6 +286,30 @@ async fn who_may_not_reserve_in_a_transaction_commits_nothing() {
     }
 }
 
+/// The question what a client may do isn't in the stable API.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_keeps_to_the_stable_api_may_write() {
+    let database = "stable";
+    let keyward = start(
+        database,
+        &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
+    )
+    .await;
+    create_user("stable_writer", vec![role("readWrite", database)]).await;
+    let client = client(&keyward, Some("stable_writer"));
+    let insert = |id: i32| doc! { "insert": "users", "documents": [{ "_id": id, "email": id }], "apiVersion": "1", "apiStrict": true };
+    assert_eq!(
+        run(&client, database, insert(1)).await.unwrap().get_i32("n").unwrap(),
+        1
+    );
+    let reply = run(
+        &client,
+        database,
+        doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }], "apiVersion": "1", "apiStrict": true },
+    );
+    assert_eq!(reply.await.unwrap().get_i32("n").unwrap(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_logs_out_has_no_rights_any_more() {
     let database = "leaving";

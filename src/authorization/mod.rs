@@ -25,8 +25,8 @@ use privileges::Privileges;
 const KEPT: Duration = Duration::from_secs(30);
 /// What the server calls a want of rights.
 const UNAUTHORIZED: i64 = 13;
-/// What must stand in a command of ours if it stands in the client's.
-const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
+/// What stands in a command of ours if it stands in the client's. `apiStrict` doesn't: the stable API knows no `connectionStatus`.
+const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
 /// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
 #[derive(Debug, thiserror::Error)]

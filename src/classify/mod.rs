@@ -124,7 +124,9 @@ fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
 fn is_x509(body: crate::raw::Doc<'_>) -> Result<bool, Malformed> {
     for field in body.elements() {
         let field = field?;
-        if field.name == b"mechanism" && field.as_string_bytes() == Some(b"MONGODB-X509") {
+        // Servers of old read it up to the first zero byte.
+        let is_it = |text: &[u8]| text.split(|byte| *byte == 0).next() == Some(b"MONGODB-X509");
+        if field.name == b"mechanism" && field.as_string_bytes().is_some_and(is_it) {
             return Ok(true);
         }
     }

@@ -114,7 +114,7 @@ const HARMLESS: &[&str] = &[
     "connPoolSync", "getDiagnosticData", "getFreeMonitoringStatus", "setFreeMonitoring", "logApplicationMessage",
     "logRotate", "rotateCertificates", "driverOIDTest", "sleep", "configureFailPoint", "waitForFailPoint",
     "getDefaultRWConcern", "setDefaultRWConcern", "getAuditConfig", "setAuditConfig", "_isSelf", "_hashBSONElement",
-    "queryStats", "analyze", "configureQueryAnalyzer", "setQuerySettings", "removeQuerySettings",
+    "queryStats", "analyze", "configureQueryAnalyzer", "analyzeShardKey", "setQuerySettings", "removeQuerySettings",
     // users and roles
     "createUser", "updateUser", "dropUser", "dropAllUsersFromDatabase", "grantRolesToUser", "revokeRolesFromUser",
     "usersInfo", "createRole", "updateRole", "dropRole", "dropAllRolesFromDatabase", "grantRolesToRole",

@@ -190,6 +190,9 @@ fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamUriError>
     if parsed.load_balanced == Some(true) {
         return Err(UpstreamUriError::NotSupported("loadBalanced"));
     }
+    if parsed.tls_insecure() == Some(true) {
+        return Err(UpstreamUriError::NotSupported("tlsInsecure"));
+    }
     Ok(())
 }
 

@@ -335,7 +335,9 @@ impl Session {
             self.service.writes.note_transaction();
         }
         self.in_transaction = outline.leaves_transaction();
-        if let Some(transaction) = outline.begins() {
+        if let Some(transaction) = outline.begins()
+            && (!self.service.is_secured || self.replies.is_authenticated())
+        {
             self.service.writes.transactions.begin(transaction);
         }
         let catalog = self.service.writes.catalog();

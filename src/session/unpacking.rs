@@ -1,6 +1,8 @@
 //! Large compressed messages are unpacked beside the connections, a few at a time, and within the memory that all messages
 //! share: a small message that unpacks to 48 MB must cost others neither time nor memory.
 
+use tokio::time::timeout;
+
 use super::{End, Session};
 use crate::wire::{Header, OpCode, Rejection, decompress, stated_bytes};
 
@@ -25,7 +27,11 @@ impl Session {
             return Ok(());
         }
         let packed = message.to_vec();
-        self.unpacked_share.cover(length).await;
+        // Others may wait for memory as well, each with a message in hand: somebody has to give way.
+        let room = self.unpacked_share.cover(length);
+        timeout(self.limits.message_timeout, room)
+            .await
+            .map_err(|_| End::Stalled)?;
         let permit = self.service.unpacking.acquire().await;
         let unpacked = tokio::task::spawn_blocking(move || {
             let mut unpacked = Vec::new();

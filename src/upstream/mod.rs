@@ -7,8 +7,7 @@ mod connection;
 mod topology;
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mongodb::Client;
@@ -56,7 +55,8 @@ pub struct NoConnection {
 pub struct Upstream {
     client: Client,
     targets: watch::Receiver<Targets>,
-    turn: Arc<AtomicUsize>,
+    /// Where connections go as long as it can be reached.
+    chosen: Arc<Mutex<Option<ServerAddress>>>,
     has_credential: bool,
     tls: Option<Connector>,
 }
@@ -85,7 +85,7 @@ impl Upstream {
         Ok(Upstream {
             client: Client::with_options(options)?,
             targets,
-            turn: Arc::default(),
+            chosen: Arc::default(),
             has_credential,
             tls,
         })
@@ -106,7 +106,8 @@ impl Upstream {
         self.targets.clone()
     }
 
-    /// Connects to a `mongos` (each in turn) or to the primary.
+    /// Connects to the primary, or to a `mongos`: all to the same one for as long as it can be reached, since to drivers this is
+    /// one server, and cursors and transactions live in one `mongos`. Which one, chance decides.
     ///
     /// # Errors
     /// [`NoConnection`] if none accepts `within` that time.
@@ -115,12 +116,13 @@ impl Upstream {
         let mut targets = self.targets.clone();
         let mut reason = "no mongos or primary is known".to_owned();
         loop {
-            let addresses = targets.borrow_and_update().addresses().to_vec();
-            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-            for offset in 0..addresses.len() {
-                let address = &addresses[(turn + offset) % addresses.len()];
+            let addresses = self.in_order(targets.borrow_and_update().addresses());
+            for address in &addresses {
                 match timeout_at(deadline, self.connect_to(address)).await {
-                    Ok(Ok(connection)) => return Ok(connection),
+                    Ok(Ok(connection)) => {
+                        *self.chosen() = Some(address.clone());
+                        return Ok(connection);
+                    }
                     Ok(Err(error)) => reason = format!("{address}: {error}"),
                     Err(_) => return Err(NoConnection { reason, within }),
                 }
@@ -131,6 +133,29 @@ impl Upstream {
                 return Err(NoConnection { reason, within });
             }
         }
+    }
+
+    /// The chosen one first; by chance, if there is none, or it isn't among them any more.
+    fn in_order(&self, addresses: &[ServerAddress]) -> Vec<ServerAddress> {
+        let mut addresses = addresses.to_vec();
+        let mut chosen = self.chosen();
+        let there = chosen
+            .as_ref()
+            .and_then(|chosen| addresses.iter().position(|one| one == chosen));
+        match there {
+            Some(first) => addresses.rotate_left(first),
+            None if addresses.is_empty() => {}
+            None => {
+                let first = rand::random_range(0..addresses.len());
+                addresses.rotate_left(first);
+                *chosen = addresses.first().cloned();
+            }
+        }
+        addresses
+    }
+
+    fn chosen(&self) -> MutexGuard<'_, Option<ServerAddress>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn connect_to(&self, address: &ServerAddress) -> io::Result<Connection> {
@@ -148,5 +173,30 @@ impl Upstream {
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(Connection::new(halves, address.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_connections_go_to_one_of_several_mongos() {
+        let addresses = ["a:1", "b:1", "c:1"].map(|address| ServerAddress::parse(address).unwrap());
+        let mut first = Vec::new();
+        for _ in 0..60 {
+            let upstream = Upstream::new("mongodb://a:1,b:1,c:1").await.unwrap();
+            let order = upstream.in_order(&addresses);
+            assert_eq!(order.len(), 3);
+            assert_eq!(upstream.in_order(&addresses), order);
+            // Whatever else comes and goes.
+            assert_eq!(upstream.in_order(&order[..1])[0], order[0]);
+            *upstream.chosen() = Some(order[1].clone());
+            assert_eq!(upstream.in_order(&addresses)[0], order[1]);
+            first.push(order[0].to_string());
+        }
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first, ["a:1", "b:1", "c:1"], "not every Keyward goes to the same one");
     }
 }

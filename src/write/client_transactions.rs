@@ -21,8 +21,12 @@ use crate::wire::Draft;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
 const MEMORY: Duration = Duration::from_secs(3600);
+/// How long one is remembered whose commit has passed: without, the server is asked when the commit comes again.
+const MEMORY_OF_COMMITTED: Duration = Duration::from_secs(60);
 /// After so many new ones those are forgotten whose time is over.
 const FORGET_EVERY: usize = 1 << 12;
+/// More aren't remembered: far more than there can be clients at once.
+const SESSIONS_MAX: usize = 1 << 17;
 
 /// What the server answers to `getMore` where it ends the transaction; or where it isn't open, be it committed, aborted, about
 /// to commit, or forgotten: CursorNotFound, NoSuchTransaction, TransactionCommitted, PreparedTransactionInProgress,
@@ -84,22 +88,25 @@ pub struct UnderWay<'t> {
 impl ClientTransactions {
     /// Notes that a command passes with which a transaction begins.
     pub fn begin(&self, id: TransactionId) {
-        let mut seen = self
-            .by_session
-            .entry(id.session)
-            .or_insert_with(|| Seen::new(id.number));
+        if self.begun.fetch_add(1, Ordering::Relaxed) % FORGET_EVERY == FORGET_EVERY - 1 {
+            self.forget(Instant::now());
+        }
+        if self.by_session.len() >= SESSIONS_MAX {
+            return;
+        }
+        let seen = self.by_session.entry(id.session);
+        let mut seen = seen.or_insert_with(|| Seen::new(id.number));
         if seen.number < id.number {
             *seen = Seen::new(id.number);
         }
-        drop(seen);
-        if self.begun.fetch_add(1, Ordering::Relaxed) % FORGET_EVERY == FORGET_EVERY - 1 {
-            self.forget(Instant::now().checked_sub(MEMORY));
-        }
     }
 
-    /// Forgets what began before then.
-    fn forget(&self, before: Option<Instant>) {
-        self.by_session.retain(|_, seen| Some(seen.at) >= before);
+    /// Forgets those whose time is over by `now`.
+    fn forget(&self, now: Instant) {
+        self.by_session.retain(|_, seen| {
+            let memory = if seen.is_committed { MEMORY_OF_COMMITTED } else { MEMORY };
+            now.saturating_duration_since(seen.at) < memory
+        });
     }
 
     /// Notes that a statement on protected documents begins; `None` if a commit of the transaction has passed already.
@@ -243,9 +250,22 @@ mod tests {
     fn what_began_long_ago_is_forgotten() {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1));
-        transactions.forget(None);
+        transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
         assert!(transactions.commit(id(1)));
-        transactions.forget(Some(Instant::now() + MEMORY));
+        transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
         assert!(!transactions.commit(id(1)));
+        transactions.begin(id(2));
+        transactions.forget(Instant::now() + MEMORY);
+        assert!(!transactions.commit(id(2)));
+    }
+
+    #[test]
+    fn no_more_are_remembered_than_there_can_be() {
+        let transactions = ClientTransactions::default();
+        for session in 0..=SESSIONS_MAX as u128 {
+            let session = session.to_le_bytes();
+            transactions.begin(TransactionId { session, number: 1 });
+        }
+        assert_eq!(transactions.by_session.len(), SESSIONS_MAX);
     }
 }

@@ -59,12 +59,13 @@ impl AllDocuments<'_> {
                 Err(_) => continue,
             };
             let mut documents = documents_of(&batch)?;
+            self.cursor = Some(cursor);
+            // An empty batch isn't the last one.
             let Some(last) = documents.last().map(|last| id_of(last)).transpose()? else {
-                return Ok(None);
+                continue;
             };
             self.add_namesakes(&last, &mut documents).await?;
             self.after = Some(last.clone());
-            self.cursor = Some(cursor);
             return Ok(Some((documents, last)));
         }
     }

@@ -14,6 +14,7 @@ use dashmap::DashMap;
 use tokio::time::Instant;
 
 use super::ForwardError;
+use super::era::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::upstream::Connection;
@@ -83,48 +84,52 @@ impl Seen {
 pub struct UnderWay<'t> {
     transactions: &'t ClientTransactions,
     id: TransactionId,
+    /// Whether it counts: of what isn't remembered nothing is committed without asking anyhow.
+    is_noted: bool,
 }
 
 impl ClientTransactions {
     /// Notes that a command passes with which a transaction begins.
     pub fn begin(&self, id: TransactionId) {
-        if self.begun.fetch_add(1, Ordering::Relaxed) % FORGET_EVERY == FORGET_EVERY - 1 {
+        let is_crowded = self.by_session.len() >= SESSIONS_MAX;
+        let every = if is_crowded { FORGET_EVERY / 64 } else { FORGET_EVERY };
+        if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
-        if self.by_session.len() >= SESSIONS_MAX {
-            return;
-        }
-        let seen = self.by_session.entry(id.session);
-        let mut seen = seen.or_insert_with(|| Seen::new(id.number));
-        if seen.number < id.number {
-            *seen = Seen::new(id.number);
+        match self.by_session.get_mut(&id.session) {
+            Some(mut seen) if seen.number < id.number => *seen = Seen::new(id.number),
+            Some(_) => {}
+            None if is_crowded => {}
+            None => drop(self.by_session.insert(id.session, Seen::new(id.number))),
         }
     }
 
     /// Forgets those whose time is over by `now`.
     fn forget(&self, now: Instant) {
+        let memory = match self.by_session.len() >= SESSIONS_MAX {
+            true => TRANSACTION_LIFE,
+            false => MEMORY,
+        };
         self.by_session.retain(|_, seen| {
-            let memory = if seen.is_committed { MEMORY_OF_COMMITTED } else { MEMORY };
+            let memory = if seen.is_committed { MEMORY_OF_COMMITTED } else { memory };
             now.saturating_duration_since(seen.at) < memory
         });
     }
 
     /// Notes that a statement on protected documents begins; `None` if a commit of the transaction has passed already.
     pub fn enter(&self, id: TransactionId) -> Option<UnderWay<'_>> {
-        let mut seen = self
-            .by_session
-            .entry(id.session)
-            .or_insert_with(|| Seen::unknown(id.number));
-        if seen.number < id.number {
-            *seen = Seen::unknown(id.number);
+        let seen = self.by_session.get_mut(&id.session);
+        let mut seen = seen.filter(|seen| seen.number == id.number);
+        match &mut seen {
+            Some(seen) if seen.is_committed => return None,
+            Some(seen) => seen.unfinished += 1,
+            None => {}
         }
-        if seen.number == id.number {
-            if seen.is_committed {
-                return None;
-            }
-            seen.unfinished += 1;
-        }
-        Some(UnderWay { transactions: self, id })
+        Some(UnderWay {
+            transactions: self,
+            id,
+            is_noted: seen.is_some(),
+        })
     }
 
     /// Whether a commit may go on as it came; if so, no statement may any more.
@@ -139,20 +144,11 @@ impl ClientTransactions {
     }
 }
 
-impl Seen {
-    /// One whose beginning wasn't seen: what was unfinished in it isn't known.
-    fn unknown(number: i64) -> Seen {
-        Seen {
-            unfinished: 1,
-            ..Seen::new(number)
-        }
-    }
-}
-
 impl UnderWay<'_> {
     /// The statement is at its end: with its reservations, or with the whole transaction.
     pub fn finish(self) {
-        if let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
+        if self.is_noted
+            && let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
             && seen.number == self.id.number
         {
             seen.unfinished = seen.unfinished.saturating_sub(1);
@@ -267,5 +263,14 @@ mod tests {
             transactions.begin(TransactionId { session, number: 1 });
         }
         assert_eq!(transactions.by_session.len(), SESSIONS_MAX);
+        // Those that are there may begin others.
+        let first = TransactionId {
+            session: [0; 16],
+            number: 2,
+        };
+        transactions.begin(first);
+        assert!(transactions.commit(first));
+        transactions.forget(Instant::now() + TRANSACTION_LIFE);
+        assert_eq!(transactions.by_session.len(), 0);
     }
 }

@@ -335,10 +335,9 @@ impl Session {
             self.service.writes.note_transaction();
         }
         self.in_transaction = outline.leaves_transaction();
-        if let Some(transaction) = outline.begins()
-            && (!self.service.is_secured || self.replies.is_authenticated())
-        {
-            self.service.writes.transactions.begin(transaction);
+        if let Some(transaction) = outline.begins() {
+            let transactions = &self.service.writes.transactions;
+            transactions.begin(transaction, self.replies.is_authenticated());
         }
         let catalog = self.service.writes.catalog();
         let forwarded = match self.drain {

@@ -89,9 +89,15 @@ pub struct UnderWay<'t> {
 }
 
 impl ClientTransactions {
-    /// Notes that a command passes with which a transaction begins.
-    pub fn begin(&self, id: TransactionId) {
-        let is_crowded = self.by_session.len() >= SESSIONS_MAX;
+    /// Notes that a command passes with which a transaction begins, of a client that has authenticated or one that hasn't, and
+    /// needn't where there is no access control: those can't take the room of the others.
+    pub fn begin(&self, id: TransactionId, is_authenticated: bool) {
+        let room = if is_authenticated {
+            SESSIONS_MAX
+        } else {
+            SESSIONS_MAX / 2
+        };
+        let is_crowded = self.by_session.len() >= room;
         let every = if is_crowded { FORGET_EVERY / 64 } else { FORGET_EVERY };
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
@@ -106,7 +112,7 @@ impl ClientTransactions {
 
     /// Forgets those whose time is over by `now`.
     fn forget(&self, now: Instant) {
-        let memory = match self.by_session.len() >= SESSIONS_MAX {
+        let memory = match self.by_session.len() >= SESSIONS_MAX / 2 {
             true => TRANSACTION_LIFE,
             false => MEMORY,
         };
@@ -204,7 +210,7 @@ mod tests {
     #[test]
     fn a_transaction_is_committed_once_all_of_it_is_at_its_end() {
         let transactions = ClientTransactions::default();
-        transactions.begin(id(1));
+        transactions.begin(id(1), true);
         let (first, second) = (transactions.enter(id(1)).unwrap(), transactions.enter(id(1)).unwrap());
         first.finish();
         assert!(!transactions.commit(id(1)));
@@ -219,14 +225,14 @@ mod tests {
     #[test]
     fn what_was_broken_off_is_never_committed() {
         let transactions = ClientTransactions::default();
-        transactions.begin(id(1));
+        transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
         assert!(!transactions.commit(id(1)));
         // Sent again, its beginning is no other.
-        transactions.begin(id(1));
+        transactions.begin(id(1), true);
         assert!(!transactions.commit(id(1)));
         // The session's next one is.
-        transactions.begin(id(2));
+        transactions.begin(id(2), true);
         assert!(!transactions.commit(id(1)));
         assert!(transactions.commit(id(2)));
     }
@@ -237,7 +243,7 @@ mod tests {
         assert!(!transactions.commit(id(1)));
         transactions.enter(id(1)).unwrap().finish();
         assert!(!transactions.commit(id(1)));
-        transactions.begin(id(3));
+        transactions.begin(id(3), true);
         transactions.enter(id(4)).unwrap().finish();
         assert!(!transactions.commit(id(4)));
     }
@@ -245,12 +251,12 @@ mod tests {
     #[test]
     fn what_began_long_ago_is_forgotten() {
         let transactions = ClientTransactions::default();
-        transactions.begin(id(1));
+        transactions.begin(id(1), true);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
         assert!(transactions.commit(id(1)));
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
         assert!(!transactions.commit(id(1)));
-        transactions.begin(id(2));
+        transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
         assert!(!transactions.commit(id(2)));
     }
@@ -260,7 +266,12 @@ mod tests {
         let transactions = ClientTransactions::default();
         for session in 0..=SESSIONS_MAX as u128 {
             let session = session.to_le_bytes();
-            transactions.begin(TransactionId { session, number: 1 });
+            transactions.begin(TransactionId { session, number: 1 }, false);
+        }
+        assert_eq!(transactions.by_session.len(), SESSIONS_MAX / 2);
+        for session in 0..=SESSIONS_MAX as u128 {
+            let session = session.to_be_bytes();
+            transactions.begin(TransactionId { session, number: 1 }, true);
         }
         assert_eq!(transactions.by_session.len(), SESSIONS_MAX);
         // Those that are there may begin others.
@@ -268,7 +279,7 @@ mod tests {
             session: [0; 16],
             number: 2,
         };
-        transactions.begin(first);
+        transactions.begin(first, true);
         assert!(transactions.commit(first));
         transactions.forget(Instant::now() + TRANSACTION_LIFE);
         assert_eq!(transactions.by_session.len(), 0);

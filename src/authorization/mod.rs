@@ -141,8 +141,9 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
     if let Some(reason) = refusal(&reply)? {
         return Err(unanswered("connectionStatus", reason));
     }
-    let (has_user, privileges) = Privileges::read(reply.body())?;
-    if !has_user {
+    let (users, privileges) = Privileges::read(reply.body())?;
+    upstream.belong_to(users);
+    if users.is_empty() {
         // Nobody has logged in. Where that may be, this is answered; else only what needs no user is.
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());

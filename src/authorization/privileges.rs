@@ -17,11 +17,11 @@ struct Privilege {
 }
 
 impl Privileges {
-    /// Reads a reply; also says whether anybody has logged in.
+    /// Reads a reply; also says who has logged in.
     ///
     /// # Errors
     /// [`Malformed`] if the reply isn't BSON.
-    pub fn read(reply: Doc<'_>) -> Result<(bool, Privileges), Malformed> {
+    pub fn read(reply: Doc<'_>) -> Result<(Doc<'_>, Privileges), Malformed> {
         let info = reply.nested("authInfo")?.unwrap_or(Doc::empty());
         let users = info.nested("authenticatedUsers")?.unwrap_or(Doc::empty());
         let mut privileges = Vec::new();
@@ -34,7 +34,7 @@ impl Privileges {
                 privileges.extend(Privilege::read(privilege)?);
             }
         }
-        Ok((!users.is_empty(), Privileges(privileges)))
+        Ok((users, Privileges(privileges)))
     }
 
     /// Whether they are enough.
@@ -104,8 +104,8 @@ mod tests {
             "authenticatedUsers": [{ "user": "u", "db": "admin" }], "authenticatedUserPrivileges": privileges,
         } };
         let reply = reply.to_vec().unwrap();
-        let (has_user, privileges) = Privileges::read(Doc::new(&reply).unwrap()).unwrap();
-        assert!(has_user);
+        let (users, privileges) = Privileges::read(Doc::new(&reply).unwrap()).unwrap();
+        assert!(!users.is_empty());
         privileges.cover(&Need {
             database: b"shop",
             collection: collection.as_bytes(),

@@ -73,6 +73,8 @@ pub struct Connection {
     session: [u8; 16],
     /// The number of the last of Keyward's own transactions here.
     last_transaction: i64,
+    /// Whom the server takes the client for, as a BSON array; nobody where that makes no difference.
+    users: Vec<u8>,
 }
 
 impl Connection {
@@ -85,7 +87,18 @@ impl Connection {
             unanswered: Vec::new(),
             session: rand::random(),
             last_transaction: 0,
+            users: Doc::empty().bytes().to_vec(),
         }
+    }
+
+    /// Whom the server takes the client for, as a BSON array; nobody where that makes no difference.
+    pub(crate) fn users(&self) -> &[u8] {
+        &self.users
+    }
+
+    /// Takes note of what the server says of the client.
+    pub(crate) fn belong_to(&mut self, users: Doc<'_>) {
+        self.users = users.bytes().to_vec();
     }
 
     /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't

@@ -88,7 +88,7 @@ impl<'a> Insert<'a, '_> {
         // A slice without keys is the server's alone, whatever the strategy: so is it for a retry, then.
         let has_keys = pending.iter().any(|candidate| !candidate.keys.is_empty());
         let strict = (has_keys && self.protected.is_strict())
-            .then(|| Strict::new(self.protected, self.command, first, self.deadline));
+            .then(|| Strict::new(self.context, self.protected, self.command, first, self.deadline));
         if let Some(strict) = &strict {
             self.insert_at_once(strict, &mut pending, upstream).await?;
         }

@@ -61,6 +61,7 @@ use era::Eras;
 pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
 use statement::Kind;
+use strict::Groups;
 use transaction::Transaction;
 
 /// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
@@ -77,6 +78,8 @@ pub struct Context {
     eras: Eras,
     /// The transactions of clients that pass.
     pub transactions: ClientTransactions,
+    /// The strict inserts of several clients that go in by one transaction.
+    groups: Arc<Groups>,
     documents_max: AtomicUsize,
 }
 
@@ -89,6 +92,7 @@ impl Context {
             in_flight: InFlight::default(),
             eras: Eras::new(),
             transactions: ClientTransactions::default(),
+            groups: Arc::default(),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
         }
     }

@@ -11,6 +11,7 @@ mod crash;
 mod crowd;
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
+mod group_commit;
 mod lost_commits;
 mod one_replica_set;
 #[path = "../conflicts/opposites.rs"]

@@ -7,31 +7,38 @@
 //! it looks at the session (for its shape, or for want of rights) leaves the transaction open, so that a commit sent
 //! behind it would commit the others without it.
 
+mod group_commit;
 mod pipeline;
 mod progress;
 mod record;
 mod reservations;
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
+use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::forward::{Outcome, Part};
+use super::forward::{Part, within};
 use super::insert_within::insert_body;
 use super::record::with_times_of;
-use super::transaction::{Failure, Transaction};
-use super::{BackOff, ForwardError, TIME_MAX};
+use super::transaction::{API, Failure, Transaction, append_fields};
+use super::{BackOff, Context, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
-use crate::raw::{Doc, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError};
-use crate::upstream::Connection;
+use crate::reservation::Operation;
+use crate::upstream::{self, Connection};
 use crate::wire::OutSequence;
 
+pub use group_commit::Groups;
+use group_commit::{Done, Lead, Member, Size, Terms, Turn};
 use pipeline::Step;
 use progress::Progress;
-use record::InsertRecord;
+use record::Note;
 
 /// So many keys are checked in the same go as their documents are sent: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
@@ -43,8 +50,9 @@ const UNSEEN_MAX: u32 = 20;
 pub struct Strict<'a, 'c> {
     protected: &'c Protected,
     command: &'c BatchCommand<'a>,
-    /// Where it is recorded what a retryable command has done.
-    record: Option<InsertRecord<'c>>,
+    groups: &'c Arc<Groups>,
+    /// The first statement of a retryable command's slice, by which it is recorded what that has done.
+    first: Option<Operation>,
     /// The client's own limit.
     deadline: Option<Instant>,
     give_up: Instant,
@@ -80,16 +88,17 @@ enum Tried {
 impl<'a, 'c> Strict<'a, 'c> {
     /// For the slice of `command` that begins at `first`.
     pub fn new(
+        context: &'c Context,
         protected: &'c Protected,
         command: &'c BatchCommand<'a>,
         first: usize,
         deadline: Option<Instant>,
     ) -> Self {
-        let operation = command.retry.as_ref().map(|retry| retry.operation(first));
         Strict {
             protected,
             command,
-            record: operation.map(|operation| InsertRecord::new(protected, operation)),
+            groups: &context.groups,
+            first: command.retry.as_ref().map(|retry| retry.operation(first)),
             deadline,
             give_up: deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
@@ -105,20 +114,13 @@ impl<'a, 'c> Strict<'a, 'c> {
         candidates: &[&Candidate<'_>],
         upstream: &mut Connection,
     ) -> Result<Option<Part>, ForwardError> {
-        let outcome = |outcome| vec![outcome; candidates.len()];
-        Ok(match self.attempt(candidates, Reservations::Written, upstream).await? {
-            Tried::Committed(body) => Some(Part {
-                outcomes: outcome(Outcome::Applied),
-                body,
-                failed: false,
-            }),
-            Tried::InDoubt(body) => Some(Part {
-                outcomes: outcome(Outcome::InDoubt(None)),
-                body,
-                failed: true,
-            }),
-            _ => None,
-        })
+        let mut progress = Progress::new(candidates.len());
+        match self.attempt(candidates, Reservations::Written, upstream).await? {
+            Tried::Committed(reply) => progress.committed(reply, self.command.ordered),
+            Tried::InDoubt(body) => progress.in_doubt(body),
+            _ => return Ok(None),
+        }
+        Ok(Some(progress.into_part()?))
     }
 
     /// The positions of those of `candidates` that an earlier try of a retryable command has inserted; they may be gone
@@ -140,13 +142,14 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
     /// undo them.
     async fn done_for_good(&self, upstream: &mut Connection) -> Result<BTreeSet<i32>, Failure> {
-        let Some(record) = &self.record else {
+        let Some(first) = self.first else {
             return Ok(BTreeSet::new());
         };
+        let record = Note::new(first, Vec::new());
         let mut back_off = BackOff::default();
         loop {
             let mut transaction = Transaction::own(self.command.body, upstream)?;
-            match self.read(record, &mut transaction, upstream).await {
+            match self.read(&record, &mut transaction, upstream).await {
                 Ok(statements) => return Ok(statements),
                 // Its session is that of the command's first try, which may still be at work.
                 Err(Failure::Refused(refused))
@@ -165,13 +168,13 @@ impl<'a, 'c> Strict<'a, 'c> {
 
     async fn read(
         &self,
-        record: &InsertRecord<'_>,
+        record: &Note,
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<BTreeSet<i32>, Failure> {
-        let Step { database, command, .. } = record.find();
+        let Step { database, command, .. } = record::find(self.protected, std::slice::from_ref(record));
         let found = transaction.run(upstream, database, command, None).await?;
-        let statements = InsertRecord::statements(Doc::new(&found)?)?;
+        let statements = record::statements(Doc::new(&found)?)?;
         match statements.is_empty() {
             true => transaction.abort(upstream).await?,
             // For a majority to have what was read the server waits here.
@@ -242,19 +245,130 @@ impl<'a, 'c> Strict<'a, 'c> {
         }
     }
 
-    /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
+    /// Inserts `these` in one transaction, or in one with what others insert.
     async fn attempt(
         &self,
         these: &[&Candidate<'_>],
         reservations: Reservations,
         upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
+        if self.deadline.is_some() || !Size::of(these).is_little() {
+            return self.attempt_alone(these, reservations, upstream).await;
+        }
+        let terms = self.terms(reservations, upstream)?;
+        match self.groups.enter(terms, || self.member(these)).await {
+            Turn::Lead(lead) => self.lead(lead, these, reservations, upstream).await,
+            Turn::Done(Done::Committed(reply)) => Ok(Tried::Committed(reply)),
+            Turn::Done(Done::InDoubt(refused)) => {
+                Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body))
+            }
+            Turn::Done(Done::Nothing) | Turn::Alone => self.attempt_alone(these, reservations, upstream).await,
+            // As if it had been this connection.
+            Turn::Lost => Err(upstream::Error::Closed.into()),
+        }
+    }
+
+    /// Documents go in together only where the server does the same for them: one user's, with the same options.
+    fn terms(&self, reservations: Reservations, upstream: &Connection) -> Result<Terms, Malformed> {
+        let mut terms = Builder::new();
+        for element in Doc::new(&insert_body(self.command)?.finish())?.elements() {
+            let element = element?;
+            // News of the deployment's time, which each of its replies has, too.
+            if element.name != b"$clusterTime" {
+                terms.element(&element);
+            }
+        }
+        append_fields(&mut terms, self.command.body, &API)?;
+        terms.boolean("checked", reservations == Reservations::Checked);
+        // The retry of who leads ends what its first try has left open.
+        terms.boolean("retryable", self.command.retry.is_some());
+        // The very constraints, which nobody lets go of while it inserts.
+        terms.int64("protected", std::ptr::from_ref(self.protected) as i64);
+        terms.append(ElementType::Array, b"users", upstream.users());
+        Ok(terms.finish().into())
+    }
+
+    fn member(&self, these: &[&Candidate<'_>]) -> Member {
+        let owned = |candidate: &&Candidate<'_>| {
+            let document = Cow::Owned(candidate.document.to_vec());
+            let (owner, keys) = (candidate.owner.clone(), candidate.keys.clone());
+            Candidate::of_keys(candidate.attempt.token(), document, owner, keys)
+        };
+        Member {
+            candidates: these.iter().map(owned).collect(),
+            note: self.note(these),
+        }
+    }
+
+    fn note(&self, these: &[&Candidate<'_>]) -> Option<Note> {
+        let statements = these.iter().filter_map(|candidate| self.statement(candidate.position));
+        self.first.map(|first| Note::new(first, statements.collect()))
+    }
+
+    /// Inserts what was taken along, too. Whoever goes on alone does so when the transaction is over.
+    async fn lead(
+        &self,
+        mut lead: Lead,
+        these: &[&Candidate<'_>],
+        reservations: Reservations,
+        upstream: &mut Connection,
+    ) -> Result<Tried, ForwardError> {
+        let (members, others) = lead.take_along();
+        if members.is_empty() {
+            return self.attempt_alone(these, reservations, upstream).await;
+        }
+        let theirs = members.iter().flat_map(|member| &member.candidates);
+        let all: Vec<&Candidate<'_>> = these.iter().copied().chain(theirs).collect();
+        let mut notes: Vec<Note> = self.note(these).into_iter().collect();
+        notes.extend(members.iter().filter_map(|member| member.note.clone()));
+        let together = self.attempt_together(&all, &notes, reservations, upstream);
+        let done = within(TIME_MAX, together).await?;
+        lead.note(!matches!(done, Done::Nothing));
+        others.tell(&done);
+        drop(lead);
+        match done {
+            Done::Committed(reply) => Ok(Tried::Committed(reply)),
+            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
+            Done::Nothing => self.attempt_alone(these, reservations, upstream).await,
+        }
+    }
+
+    async fn attempt_together(
+        &self,
+        all: &[&Candidate<'_>],
+        notes: &[Note],
+        reservations: Reservations,
+        upstream: &mut Connection,
+    ) -> Result<Done, ForwardError> {
         let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
         let tried = self
-            .try_to_insert(these, reservations, &mut transaction, upstream)
+            .try_to_insert(all, notes, reservations, &mut transaction, upstream)
             .await;
         match tried {
-            Ok(tried @ (Tried::Committed(_) | Tried::InDoubt(_))) => Ok(tried),
+            Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
+            Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
+            Err(Failure::Forward(error)) => Err(error),
+            Ok(_) | Err(Failure::Refused(_)) => {
+                transaction.abort(upstream).await?;
+                Ok(Done::Nothing)
+            }
+        }
+    }
+
+    /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
+    async fn attempt_alone(
+        &self,
+        these: &[&Candidate<'_>],
+        reservations: Reservations,
+        upstream: &mut Connection,
+    ) -> Result<Tried, ForwardError> {
+        let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
+        let note = self.note(these);
+        let tried = self
+            .try_to_insert(these, note.as_slice(), reservations, &mut transaction, upstream)
+            .await;
+        match tried {
+            Ok(Tried::Committed(reply)) => Ok(Tried::Committed(reply)),
             Ok(Tried::Lost(_)) => {
                 transaction.abort(upstream).await?;
                 Ok(self.lost(these).await)
@@ -285,13 +399,18 @@ impl<'a, 'c> Strict<'a, 'c> {
                 transaction.abort(upstream).await?;
                 Ok(Tried::Failed(refused.body))
             }
-            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.body)),
+            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
         }
     }
 
+    /// All but the end of a transaction that comes to nothing.
+    ///
+    /// # Errors
+    /// [`Failure`]; in doubt only for the commit.
     async fn try_to_insert(
         &self,
         these: &[&Candidate<'_>],
+        notes: &[Note],
         reservations: Reservations,
         transaction: &mut Transaction,
         upstream: &mut Connection,
@@ -302,27 +421,27 @@ impl<'a, 'c> Strict<'a, 'c> {
         };
         let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
         let checks = own.len();
-        let mut steps: Vec<Step<'_>> = self.record.iter().map(InsertRecord::find).collect();
+        let mut steps = Vec::new();
+        if !notes.is_empty() {
+            steps.push(record::find(self.protected, notes));
+        }
         steps.extend(own);
         let mut replies = Vec::new();
         if keys > CHECKED_AT_ONCE {
             replies = run(std::mem::take(&mut steps), transaction, upstream).await?;
         }
-        if let Some(record) = &self.record {
-            steps.push(record.note(these.iter().filter_map(|candidate| self.statement(candidate.position))));
+        if !notes.is_empty() {
+            steps.push(record::add(self.protected, notes));
         }
         // Last, so that what the server says of a document isn't taken for the consequence of something before it.
         steps.push(self.documents(these)?);
         replies.extend(run(steps, transaction, upstream).await?);
         // In the order of the steps.
         let mut replies = replies.into_iter();
-        if self.record.is_some() {
-            let before = InsertRecord::statements(Doc::new(&replies.next().unwrap_or_default())?)?;
-            let is_before = |candidate: &&Candidate<'_>| {
-                self.statement(candidate.position)
-                    .is_some_and(|own| before.contains(&own))
-            };
-            if these.iter().any(is_before) {
+        if !notes.is_empty() {
+            let found = replies.next().unwrap_or_default();
+            let before = record::statements(Doc::new(&found)?)?;
+            if notes.iter().any(|note| note.has_any_of(&before)) {
                 return Ok(Tried::Before(before));
             }
         }
@@ -334,18 +453,15 @@ impl<'a, 'c> Strict<'a, 'c> {
         if !are_reserved {
             return Ok(Tried::Lost(Vec::new()));
         }
-        if self.record.is_some() && !reservations::are_written(&[replies.next().unwrap_or_default()])? {
+        if !notes.is_empty() && !reservations::are_written(&[replies.next().unwrap_or_default()])? {
             return Ok(Tried::Conflict);
         }
         let reply = replies.next().unwrap_or_default();
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(Tried::Refused(index, error));
         }
-        match transaction.commit_until_known(upstream).await {
-            Ok(committed) => Ok(Tried::Committed(with_times_of(&reply, &committed)?)),
-            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
-            Err(failure) => Err(failure),
-        }
+        let committed = transaction.commit_until_known(upstream).await?;
+        Ok(Tried::Committed(with_times_of(&reply, &committed)?))
     }
 
     /// Which of `these` have lost a key, from the reservations as they stand; none if what is there can't be seen yet.

@@ -13,80 +13,99 @@ use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
 
-/// The record of one slice.
-#[derive(Debug)]
-pub struct InsertRecord<'a> {
-    database: &'a str,
-    /// The operation's first statement of the slice stands for all of them.
+/// What is noted of the documents that a transaction inserts for one slice.
+#[derive(Debug, Clone)]
+pub struct Note {
+    /// The record's `_id`.
     id: RawDocumentBuf,
+    statements: Vec<i32>,
 }
 
-impl<'a> InsertRecord<'a> {
-    /// For the slice that begins with the statement `first`.
-    pub fn new(protected: &'a Protected, first: Operation) -> Self {
-        InsertRecord {
-            database: &protected.namespace.database,
+impl Note {
+    /// That `statements` of the slice that begins with the statement `first` took effect. The operation's first statement
+    /// of the slice stands for all of them.
+    pub fn new(first: Operation, statements: Vec<i32>) -> Note {
+        Note {
             id: record::id_of(first),
+            statements,
         }
     }
 
-    /// Reads it.
-    pub fn find(&self) -> Step<'a> {
-        let mut command = Builder::new();
-        command.string("find", record::COLLECTION.as_bytes());
-        command.open(ElementType::EmbeddedDocument, b"filter");
-        command
-            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
-            .close();
-        command.int32("limit", 1).boolean("singleBatch", true);
-        self.step(command)
+    /// Whether one of its statements is among these.
+    pub fn has_any_of(&self, statements: &BTreeSet<i32>) -> bool {
+        self.statements.iter().any(|own| statements.contains(own))
     }
 
-    /// The statements that took effect, from the reply to [`InsertRecord::find`].
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
-        let record = cursor::batch(found)?.into_iter().next();
-        let noted = record.map(|record| record.nested("statements")).transpose()?.flatten();
-        let mut statements = BTreeSet::new();
-        for statement in noted.into_iter().flat_map(Doc::elements) {
-            let number = statement?.as_whole_number();
-            statements.extend(number.and_then(|number| i32::try_from(number).ok()));
-        }
-        Ok(statements)
-    }
-
-    /// Adds `statements`.
-    pub fn note(&self, statements: impl Iterator<Item = i32>) -> Step<'a> {
-        let mut command = Builder::new();
-        command.string("update", record::COLLECTION.as_bytes());
-        command
-            .open(ElementType::Array, b"updates")
-            .open(ElementType::EmbeddedDocument, b"0")
+    fn update(&self) -> Vec<u8> {
+        let mut update = Builder::new();
+        update
             .open(ElementType::EmbeddedDocument, b"q")
             .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
             .close();
-        command
+        update
             .open(ElementType::EmbeddedDocument, b"u")
             .open(ElementType::EmbeddedDocument, b"$push")
             .open(ElementType::EmbeddedDocument, b"statements")
-            .int32s("$each", statements)
+            .int32s("$each", self.statements.iter().copied())
             .close()
             .close();
-        command
+        update
             .open(ElementType::EmbeddedDocument, b"$currentDate")
             .boolean("at", true)
             .close();
-        command.close().boolean("upsert", true).close().close();
-        self.step(command)
+        update.close().boolean("upsert", true);
+        update.finish()
     }
+}
 
-    fn step(&self, command: Builder) -> Step<'a> {
-        Step {
-            database: self.database,
-            command,
-            sequence: None,
+/// Reads the records that `notes` go into.
+pub fn find<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+    let mut command = Builder::new();
+    command.string("find", record::COLLECTION.as_bytes());
+    command.open(ElementType::EmbeddedDocument, b"filter");
+    match notes {
+        [note] => command.append(ElementType::EmbeddedDocument, b"_id", note.id.as_bytes()),
+        notes => command
+            .open(ElementType::EmbeddedDocument, b"_id")
+            .documents("$in", notes.iter().map(|note| note.id.as_bytes()))
+            .close(),
+    };
+    command.close();
+    let most = i32::try_from(notes.len()).unwrap_or(i32::MAX);
+    command
+        .int32("limit", most)
+        .int32("batchSize", most)
+        .boolean("singleBatch", true);
+    step(protected, command)
+}
+
+/// Adds `notes` to their records.
+pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+    let mut command = Builder::new();
+    command.string("update", record::COLLECTION.as_bytes());
+    command.documents("updates", notes.iter().map(Note::update));
+    step(protected, command)
+}
+
+/// The statements that took effect, from the reply to [`find`]; of several records those of all.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
+    let mut statements = BTreeSet::new();
+    for record in cursor::batch(found)? {
+        for statement in record.nested("statements")?.into_iter().flat_map(Doc::elements) {
+            let number = statement?.as_whole_number();
+            statements.extend(number.and_then(|number| i32::try_from(number).ok()));
         }
+    }
+    Ok(statements)
+}
+
+fn step(protected: &Protected, command: Builder) -> Step<'_> {
+    Step {
+        database: &protected.namespace.database,
+        command,
+        sequence: None,
     }
 }

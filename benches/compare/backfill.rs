@@ -1,4 +1,5 @@
-//! How fast documents that are there are taken in, against inserting the same reservations with `insertMany` in parallel.
+//! How fast documents that are there are taken in, against inserting the same reservations with `insertMany` in parallel, in
+//! the order of their documents: as an application would that goes through them.
 
 use std::time::Instant;
 
@@ -36,7 +37,8 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
         let began = Instant::now();
         Keyward::backfill(&cluster.uri(), &constraint);
         let taken = began.elapsed();
-        let reservations = read_all(&ground.router, &format!("keyward.takenin.{name}"));
+        let mut reservations = read_all(&ground.router, &format!("keyward.takenin.{name}"));
+        reservations.sort_by_key(|reservation| reservation.get_object_id("owner").unwrap());
         assert_eq!(reservations.len(), documents);
         let copy = format!("copy{round}");
         spread(cluster, &copy);

@@ -111,6 +111,15 @@ impl Key {
         (xxh3_64(&self.canonical) >> 48) as i32
     }
 
+    /// How far from the first reservation the key's lies, roughly: keys near each other are written faster one after the
+    /// other. Its bucket, or 0 where the proxy collection is a plain range.
+    pub fn rough_place(&self) -> i32 {
+        match self.sharding {
+            Sharding::Hashed => self.bucket(),
+            Sharding::Ranged => 0,
+        }
+    }
+
     /// The `_id` of the key's reservation: `{h: <bucket>, k: {<path>: <value>, …}}`, without `h` where the proxy
     /// collection is a plain range.
     ///

@@ -393,3 +393,54 @@ async fn the_documented_role_is_enough_for_all_that_keyward_does() {
     through.drop().await.unwrap();
     assert!(reservations(database).await.is_empty());
 }
+
+/// Strict inserts that come at the same time go in by one transaction, which is one user's: so are its inserts.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_in_together_is_one_users() {
+    const CLIENTS: usize = 24;
+    const INSERTS: i32 = 10;
+    const USERS: [&str; 2] = ["together_ann", "together_bob"];
+    let database = "together";
+    for user in USERS {
+        create_user(user, vec![role("readWrite", database)]).await;
+    }
+    let keyward = start(
+        database,
+        &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
+    )
+    .await;
+    run(&secured().client(), database, doc! { "profile": 2 }).await.unwrap();
+    let mut running = Vec::new();
+    for number in 0..CLIENTS {
+        let client = client(&keyward, Some(USERS[number % 2]));
+        running.push(tokio::spawn(async move {
+            let users = client.database(database).collection("users");
+            for insert in 0..INSERTS {
+                users
+                    .insert_one(doc! { "email": format!("{number} {insert}") })
+                    .await
+                    .unwrap();
+            }
+        }));
+    }
+    for one in running {
+        one.await.unwrap();
+    }
+    let profile = secured()
+        .client()
+        .database(database)
+        .collection::<Document>("system.profile");
+    let inserts: Vec<Document> = {
+        use futures_util::TryStreamExt;
+        let filter = doc! { "op": "insert", "ns": format!("{database}.users") };
+        profile.find(filter).await.unwrap().try_collect().await.unwrap()
+    };
+    let inserted = |insert: &Document| insert.get_i32("ninserted").unwrap();
+    assert!(inserts.iter().any(|insert| inserted(insert) > 1), "{inserts:?}");
+    for user in USERS {
+        let by = inserts
+            .iter()
+            .filter(|insert| insert.get_str("user") == Ok(&format!("{user}@admin")));
+        assert_eq!(by.map(inserted).sum::<i32>(), CLIENTS as i32 / 2 * INSERTS, "{user}");
+    }
+}

@@ -68,7 +68,7 @@ pub struct Instance {
     sweeping: Background,
     /// Whether Keyward's own user has the privileges that it needs.
     privileges: Background,
-    _following: [Background; 2],
+    _following: [Background; 3],
     pages: Pages,
 }
 
@@ -145,6 +145,11 @@ impl Instance {
                 }
             }
         });
+        // Nothing of theirs is waited for: they may lie on a shard that doesn't answer.
+        let warning = tokio::spawn({
+            let (client, constraints) = (service.upstream.client().clone(), config.constraints.clone());
+            async move { prepare::warn_of_others(&client, &constraints).await }
+        });
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -159,7 +164,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            _following: [following, renewing].map(Background),
+            _following: [following, renewing, warning].map(Background),
             pages,
         })
     }
@@ -380,7 +385,13 @@ async fn prepared(
     metrics: &Metrics,
 ) -> Result<Catalog, StartError> {
     loop {
-        match prepare::prepare(upstream.client(), &config.constraints, config.lease, metrics).await {
+        let prepared = async {
+            let client = upstream.client();
+            let catalog = prepare::prepare(client, &config.constraints, config.lease, metrics).await?;
+            prepare::note_left_out(client, &config.constraints).await?;
+            Ok(catalog)
+        };
+        match prepared.await {
             Ok(catalog) => {
                 readiness.unblock(&Obstacle::Upstream);
                 return Ok(catalog);

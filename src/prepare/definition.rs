@@ -3,6 +3,8 @@
 //!
 //! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
 
+use std::fmt::{self, Display, Formatter};
+
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::{Client, Collection, options::WriteConcern};
@@ -40,6 +42,21 @@ pub(super) struct Registered {
     pub was_complete: bool,
 }
 
+/// A constraint that the cluster knows, whether or not the configuration does.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// The protected collection.
+    pub namespace: Namespace,
+    /// The constraint's name.
+    pub name: String,
+}
+
+impl Display for Written {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.namespace, self.name)
+    }
+}
+
 /// The definitions of one database.
 pub(super) struct Definitions {
     collection: Collection<Document>,
@@ -48,9 +65,29 @@ pub(super) struct Definitions {
 impl Definitions {
     /// Those of the protected collection's database.
     pub(super) fn of(client: &Client, namespace: &Namespace) -> Definitions {
+        Definitions::in_database(client, &namespace.database)
+    }
+
+    /// Those of a database.
+    pub(super) fn in_database(client: &Client, database: &str) -> Definitions {
         Definitions {
-            collection: client.database(&namespace.database).collection("keyward.constraints"),
+            collection: client.database(database).collection("keyward.constraints"),
         }
+    }
+
+    /// All that are enforced, whoever does it.
+    pub(super) async fn enforced(&self) -> Result<Vec<Written>, StoreError> {
+        let enforced = self.collection.find(doc! { "state": State::Enforced.name() });
+        let enforced: Vec<Document> = answered(answered(enforced.into_future()).await?.try_collect()).await?;
+        let database = &self.collection.namespace().db;
+        let written = |document: &Document| {
+            let id = document.get_document("_id").ok()?;
+            Some(Written {
+                namespace: Namespace::new(database.clone(), id.get_str("collection").ok()?),
+                name: id.get_str("name").ok()?.to_owned(),
+            })
+        };
+        Ok(enforced.iter().filter_map(written).collect())
     }
 
     /// Writes the definition down unless it is there; gives how far the constraint has come. `proxy` is the uuid of its
@@ -173,10 +210,21 @@ impl Definitions {
 
     /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
     pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        self.suspend_named(constraint.namespace(), constraint.name()).await
+    }
+
+    /// The same of one that may only be known to the cluster.
+    pub(super) async fn suspend_written(&self, written: &Written) -> Result<(), PrepareError> {
+        self.suspend_named(&written.namespace, &written.name).await
+    }
+
+    async fn suspend_named(&self, namespace: &Namespace, name: &str) -> Result<(), PrepareError> {
         let update = doc! {
             "$set": { "state": State::Backfilling.name(), ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 },
         };
-        let update = self.collection.update_one(id(constraint), update);
+        let update = self
+            .collection
+            .update_one(doc! { "_id": definition_id(namespace, name) }, update);
         answered(update.write_concern(WriteConcern::majority()).into_future()).await?;
         Ok(())
     }

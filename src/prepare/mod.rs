@@ -8,6 +8,7 @@
 mod backfill;
 mod batches;
 mod definition;
+mod left_out;
 mod position;
 pub mod privileges;
 mod results;
@@ -31,6 +32,7 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 pub use backfill::{Report, Reports};
 pub use definition::definition_id;
 use definition::{Definitions, State};
+pub use left_out::{note_left_out, warn_of_others};
 use position::{Between, Position};
 use sharding::Deployment;
 pub use sharding::shard_keys;

@@ -4,6 +4,7 @@
 
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
+mod left_out;
 mod process;
 mod reload;
 mod restart;

@@ -6,10 +6,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::classify::Protection;
+use crate::classify::{OtherCollation, Protection};
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
+use crate::default_collations::DefaultCollations;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
+use crate::raw::Element;
 use crate::reply::Times;
 
 /// A protected collection with what its writes need.
@@ -25,9 +27,11 @@ pub struct Protected {
     /// Whether the whole deployment is one replica set, so that a transaction of a document and its reservations costs one
     /// round trip.
     pub is_on_one_replica_set: bool,
-    /// Whether it has a default collation: the server then compares values, `_id`s among them, under that in every
-    /// statement that states no other.
+    /// Whether it has a default collation, or may be given one when it is created: the server then compares values, `_id`s
+    /// among them, under that in every statement that states no other.
     pub is_collated: bool,
+    /// The default collations that it may be created with.
+    pub creatable_with: DefaultCollations,
 }
 
 impl Protected {
@@ -145,5 +149,16 @@ impl Protection for Catalog {
 
     fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
         collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database)
+    }
+
+    fn other_collation(
+        &self,
+        database: &[u8],
+        collection: &[u8],
+        collation: Option<&Element<'_>>,
+    ) -> Option<OtherCollation> {
+        let protected = self.protected(database, collection)?;
+        let constraints = protected.constraints.iter().map(|proxy| &*proxy.constraint);
+        protected.creatable_with.objection(collation, constraints)
     }
 }

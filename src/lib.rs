@@ -19,6 +19,7 @@ pub mod upstream;
 
 pub mod catalog;
 pub mod constraint;
+pub mod default_collations;
 pub mod reservation;
 
 pub mod claims;

@@ -179,3 +179,67 @@ async fn reads_and_explanations_are_never_in_the_way() {
     }
     assert_eq!(everything(&direct, database).await, before);
 }
+
+/// The constraint has its keys under the collation that the collection had.
+#[tokio::test]
+async fn a_collection_is_made_anew_only_with_the_default_collation_that_it_had() {
+    let database = "refused_collations";
+    let set = ReplicaSet::shared();
+    let direct = set.client();
+    direct.database(database).drop().await.unwrap();
+    let en = |strength: i32| doc! { "locale": "en", "strength": strength };
+    let create = |collection: &str, collation: Option<Document>| {
+        let mut command = doc! { "create": collection };
+        command.extend(
+            collation
+                .map(|collation| doc! { "collation": collation })
+                .unwrap_or_default(),
+        );
+        command
+    };
+    run(&direct, database, create("users", Some(en(2)))).await;
+    run(&direct, database, create("plain", None)).await;
+    let constraints = format!(
+        "  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n  - {{ collection: {database}.plain, key: {{ email: 1 }} }}\n  \
+         - {{ collection: {database}.later, key: {{ email: 1 }}, collation: {{ locale: en, strength: 2 }} }}\n"
+    );
+    let keyward = Keyward::start(&set.uri(), &constraints);
+    let client = keyward.client().await;
+    let simple = || Some(doc! { "locale": "simple" });
+    for (collection, refused, taken) in [
+        (
+            "users",
+            vec![
+                None,
+                simple(),
+                Some(en(3)),
+                Some(doc! { "locale": "de", "strength": 2 }),
+            ],
+            Some(en(2)),
+        ),
+        ("plain", vec![Some(en(2)), Some(doc! { "locale": "da" })], simple()),
+        ("later", vec![Some(en(1))], Some(en(2))),
+    ] {
+        run(&client, database, doc! { "drop": collection }).await;
+        for collation in refused {
+            let reply = run(&client, database, create(collection, collation)).await;
+            assert_eq!(reply.get_i32("code").ok(), Some(115), "{reply}");
+            let text = reply.get_str("errmsg").unwrap();
+            assert!(
+                text.contains("email_1") && text.contains(&format!("{database}.{collection}")),
+                "{text}"
+            );
+        }
+        let names = direct.database(database).list_collection_names().await.unwrap();
+        assert!(!names.contains(&collection.to_owned()), "{names:?}");
+        let reply = run(&client, database, create(collection, taken)).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+        let documents = vec![doc! { "_id": 1, "email": "a" }, doc! { "_id": 2, "email": "A" }];
+        let reply = run(&client, database, doc! { "insert": collection, "documents": documents }).await;
+        let expected = if collection == "plain" { 2 } else { 1 };
+        assert_eq!(reply.get_i32("n").ok(), Some(expected), "{reply}");
+    }
+    // The next start has nothing against what is there.
+    drop(keyward);
+    drop(Keyward::start(&set.uri(), &constraints));
+}

@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 
 use bson::doc;
 use bytes::BufMut;
-use keyward::classify::{Protection, Verdict, classify};
+use keyward::classify::{OtherCollation, Protection, Verdict, classify};
 use keyward::config::Config;
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::namespace::Namespace;
-use keyward::raw::Doc;
+use keyward::raw::{Doc, Element};
 use keyward::wire::{
     Compressor, Draft, Header, Inbox, MESSAGE_BYTES_MAX, Message, OpMsg, OutSequence, Request, Sequence, compress,
     decompress, stated_bytes,
@@ -122,6 +122,18 @@ impl Protection for Guarded {
 
     fn is_proxy_collection(&self, _database: &[u8], collection: &[u8]) -> bool {
         collection.starts_with(b"keyward.")
+    }
+
+    fn other_collation(
+        &self,
+        database: &[u8],
+        collection: &[u8],
+        collation: Option<&Element<'_>>,
+    ) -> Option<OtherCollation> {
+        (self.protects(database, collection) && collation.is_some()).then(|| OtherCollation {
+            constraint: String::new(),
+            had: String::new(),
+        })
     }
 }
 

@@ -41,7 +41,10 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             let changes_kind = body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some();
             match changes_kind {
                 true => refuse_known(&mut named()),
-                false => refuse_proxy(&mut named()),
+                false => match create(command, protection)? {
+                    Some(refusal) => Verdict::Refuse(refusal),
+                    None => refuse_proxy(&mut named()),
+                },
             }
         }
         Rule::Definition => refuse_proxy(&mut named()),
@@ -63,6 +66,30 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             command: String::from_utf8_lossy(command.name).into_owned(),
         }),
     })
+}
+
+/// Why a protected collection can't be created so. Where `collation` stands several times, which no server takes, each counts.
+fn create(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
+    let mut collations = Vec::new();
+    for field in command.message.body.elements() {
+        let field = field?;
+        if field.name == b"collation" {
+            collations.push(Some(field));
+        }
+    }
+    if collations.is_empty() {
+        collations.push(None);
+    }
+    for target in Target::in_database(command.database, &command.first) {
+        for collation in &collations {
+            let other = protection.other_collation(target.database, target.collection, collation.as_ref());
+            if let Some(other) = other {
+                let namespace = target.display();
+                return Ok(Some(Refusal::Collation { namespace, other }));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn write<'a>(kind: WriteCommand, command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {

@@ -11,10 +11,10 @@ mod refusal;
 mod rule;
 mod target;
 
-pub use refusal::Refusal;
+pub use refusal::{OtherCollation, Refusal};
 pub use target::{Kind, Target};
 
-use crate::raw::Malformed;
+use crate::raw::{Element, Malformed};
 use crate::wire::Message;
 use command::Command;
 use rule::Rule;
@@ -27,6 +27,13 @@ pub trait Protection {
     fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is a proxy collection, or a name kept for one.
     fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// What stands against creating this collection with this value of `collation`; nothing if it isn't protected.
+    fn other_collation(
+        &self,
+        database: &[u8],
+        collection: &[u8],
+        collation: Option<&Element<'_>>,
+    ) -> Option<OtherCollation>;
 }
 
 /// What to do with a request.

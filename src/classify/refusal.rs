@@ -5,6 +5,15 @@
 use super::{Kind, Target};
 use crate::wire::ServerError;
 
+/// That a protected collection isn't to have another default collation than it had when its constraints were prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherCollation {
+    /// The name of a constraint that counts on it.
+    pub constraint: String,
+    /// The collation that the collection had, in words.
+    pub had: String,
+}
+
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -39,6 +48,19 @@ pub enum Refusal {
     Anywhere {
         /// The command.
         command: String,
+    },
+    /// A protected collection would be created with another default collation than it had.
+    #[error(
+        "create can't give {namespace} this default collation through Keyward, because unique constraint {constraint} on it \
+         counts on the one that was there before, {had}; create it with that one, or take the constraint out of Keyward's \
+         configuration first",
+        constraint = other.constraint, had = other.had
+    )]
+    Collation {
+        /// The protected collection.
+        namespace: String,
+        /// What it had, and for whose sake.
+        other: OtherCollation,
     },
     /// The collection to write to is given by its UUID.
     #[error("{command} must name its collection when it is sent through Keyward, not give its UUID")]

@@ -25,7 +25,7 @@ pub enum Rule {
     MapReduce,
     /// Takes away a whole database.
     DropDatabase,
-    /// `create`: harmless, unless it makes the name a view or a time series.
+    /// `create`: harmless, unless it makes the name a view or a time series, or gives it another default collation.
     Create,
     /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections.
     Definition,

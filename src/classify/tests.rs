@@ -20,6 +20,19 @@ impl Protection for Shop {
     fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
         database == b"shop" && collection.starts_with(b"keyward.")
     }
+
+    /// It had none.
+    fn other_collation(
+        &self,
+        database: &[u8],
+        collection: &[u8],
+        collation: Option<&Element<'_>>,
+    ) -> Option<OtherCollation> {
+        (self.protects(database, collection) && collation.is_some()).then(|| OtherCollation {
+            constraint: "email_1".to_owned(),
+            had: "none".to_owned(),
+        })
+    }
 }
 
 /// What became of a command, without its details.
@@ -106,6 +119,7 @@ fn reads_and_unprotected_writes_go_on() {
     check(doc! { "explain": { "insert": "users" } }, Forward);
     check(doc! { "unheardOf": 1 }, Forward);
     check(doc! { "create": "users" }, Forward);
+    check(doc! { "create": "orders", "collation": {} }, Forward);
     check_in("other", doc! { "dropDatabase": 1 }, Forward);
 }
 
@@ -247,6 +261,8 @@ fn what_cannot_be_protected_is_refused() {
         ),
         ("shop", doc! { "create": "users", "viewOn": "x" }, Unprotectable),
         ("shop", doc! { "create": "users", "timeseries": {} }, Unprotectable),
+        ("shop", doc! { "create": "users", "collation": {} }, OtherRefusal),
+        ("other", doc! { "create": "users", "collation": {} }, Forward),
         ("shop", doc! { "create": "keyward.users.a" }, ProxyCollection),
         ("shop", doc! { "collMod": "keyward.users.a" }, ProxyCollection),
         ("shop", doc! { "createIndexes": "keyward.users.a" }, ProxyCollection),

@@ -28,7 +28,7 @@ use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
 pub use self::canonical::id_identity;
-pub use self::collation::Uncollatable;
+pub use self::collation::{Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub(crate) use self::text::bytes_of_hex;

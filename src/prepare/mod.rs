@@ -25,6 +25,7 @@ use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::{Constraint, proxy_collection};
+use crate::default_collations::DefaultCollations;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -351,12 +352,17 @@ async fn look(
         }
         // The server asks the index on `_id` before any other.
         proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
+        let creatable_with = match uuid.is_some() {
+            true => DefaultCollations::of_existing(default.as_ref()),
+            false => DefaultCollations::of_absent(proxies.iter().map(|proxy| &*proxy.constraint)),
+        };
         let protected = Protected {
             namespace: namespace.clone(),
             constraints: proxies,
             shard_key: deployment.shard_key(client, namespace).await?,
             is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
-            is_collated: default.is_some(),
+            is_collated: default.is_some() || creatable_with.has_any(),
+            creatable_with,
         };
         collections.push((protected, uuid));
     }

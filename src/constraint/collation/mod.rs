@@ -42,6 +42,15 @@ pub(super) struct Icu {
     resolved: RawDocumentBuf,
 }
 
+/// All fields of the collation that `specification` asks for, as the server shows them; none for the simple one.
+///
+/// # Errors
+/// [`SpecError`] if the server refuses it, or Keyward doesn't know it: it can't be compared with another then.
+pub fn resolved_collation(specification: Option<&Document>) -> Result<Option<RawDocumentBuf>, SpecError> {
+    let settings = specification.map(Settings::of).transpose()?.flatten();
+    settings.map(|settings| settings.to_raw()).transpose()
+}
+
 impl Collation {
     /// The collation that `specification` asks for.
     ///
@@ -66,8 +75,7 @@ impl Collation {
             false => preferences::CollationNumericOrdering::False,
         });
         let collator = CollatorBorrowed::try_new(preferences, settings.options()).map_err(|_| unsupported())?;
-        let resolved =
-            RawDocumentBuf::try_from(&settings.resolved()).map_err(|error| SpecError::refused(2, error.to_string()))?;
+        let resolved = settings.to_raw()?;
         Ok(Collation::Icu(Arc::new(Icu {
             collator,
             normalizes: settings.normalization,
@@ -85,6 +93,10 @@ impl Collation {
 }
 
 impl Settings {
+    fn to_raw(&self) -> Result<RawDocumentBuf, SpecError> {
+        RawDocumentBuf::try_from(&self.resolved()).map_err(|error| SpecError::refused(2, error.to_string()))
+    }
+
     fn options(&self) -> options::CollatorOptions {
         let mut chosen = options::CollatorOptions::default();
         chosen.strength = Some(match self.strength {

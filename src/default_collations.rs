@@ -1,0 +1,180 @@
+//! With which default collation a protected collection may be created.
+//!
+//! A constraint that states no collation has its collection's, and so do the `_id`s of its documents: both were looked up
+//! when the constraints were last prepared. Dropped and created anew with another one, the collection would be kept
+//! unique by the one that it had, and the next start would refuse the constraint. What can't be compared counts as another one.
+
+use bson::spec::ElementType;
+use bson::{Document, RawDocument, RawDocumentBuf, doc};
+
+use crate::classify::OtherCollation;
+use crate::constraint::{Constraint, resolved_collation};
+use crate::raw::Element;
+
+/// Each with all its fields, none for the simple one; empty if the one that is there can't be compared with any.
+#[derive(Debug, Clone, Default)]
+pub struct DefaultCollations(Vec<Option<RawDocumentBuf>>);
+
+impl DefaultCollations {
+    /// Of a collection that is there: the one that it has.
+    pub fn of_existing(default: Option<&Document>) -> Self {
+        DefaultCollations(resolved_collation(default).into_iter().collect())
+    }
+
+    /// Of one that isn't there yet: none, or the one that all its constraints state. Its keys are made with that either way.
+    pub fn of_absent<'a>(constraints: impl Iterator<Item = &'a Constraint>) -> Self {
+        let mut stated: Vec<Option<&RawDocument>> = constraints.map(Constraint::collation).collect();
+        stated.dedup();
+        let common = match stated[..] {
+            [Some(common)] => Some(Some(common.to_owned())),
+            _ => None,
+        };
+        DefaultCollations([None].into_iter().chain(common).collect())
+    }
+
+    /// Whether one of them isn't the simple one.
+    pub fn has_any(&self) -> bool {
+        self.0.iter().any(Option::is_some)
+    }
+
+    /// What stands against creating the collection with this value of `collation`, for the sake of `constraints`.
+    pub fn objection<'a>(
+        &self,
+        collation: Option<&Element<'_>>,
+        constraints: impl Iterator<Item = &'a Constraint>,
+    ) -> Option<OtherCollation> {
+        let asked = match collation {
+            // The server takes null for a field that isn't there.
+            None => Some(None),
+            Some(element) if matches!(element.kind, ElementType::Null | ElementType::Undefined) => Some(None),
+            Some(element) => {
+                specification(element).and_then(|specification| resolved_collation(Some(&specification)).ok())
+            }
+        };
+        if asked.is_some_and(|asked| self.0.contains(&asked)) {
+            return None;
+        }
+        let first = self.0.first();
+        let (mut affected, mut any) = (None, None);
+        for constraint in constraints {
+            any.get_or_insert(constraint);
+            if first.is_some_and(|first| first.as_deref() == constraint.collation()) {
+                affected.get_or_insert(constraint);
+            }
+        }
+        Some(OtherCollation {
+            constraint: affected
+                .or(any)
+                .map(|constraint| constraint.name().to_owned())
+                .unwrap_or_default(),
+            had: match first {
+                Some(Some(had)) => Document::try_from(&**had).map_or_else(|_| String::new(), |had| had.to_string()),
+                Some(None) => doc! { "locale": "simple" }.to_string(),
+                None => "one that Keyward can't compare with others".to_owned(),
+            },
+        })
+    }
+}
+
+fn specification(element: &Element<'_>) -> Option<Document> {
+    if element.kind != ElementType::EmbeddedDocument {
+        return None;
+    }
+    Document::try_from(RawDocument::from_bytes(element.value).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constraint::IndexSpec;
+    use crate::namespace::Namespace;
+    use crate::raw::Doc;
+
+    fn constraint(collation: Option<Document>) -> Constraint {
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            collation,
+            ..IndexSpec::default()
+        };
+        Constraint::new(Namespace::new("shop", "users"), spec).unwrap()
+    }
+
+    fn takes(collations: &DefaultCollations, command: Document) -> bool {
+        let bytes = command.to_vec().unwrap();
+        let element = Doc::new(&bytes).unwrap().get("collation").unwrap();
+        let constraint = constraint(None);
+        let objection = collations.objection(element.as_ref(), [&constraint].into_iter());
+        if let Some(objection) = &objection {
+            assert_eq!(objection.constraint, "email_1");
+        }
+        objection.is_none()
+    }
+
+    fn en(strength: impl Into<bson::Bson>) -> Document {
+        doc! { "collation": { "locale": "en", "strength": strength.into() } }
+    }
+
+    #[test]
+    fn the_one_that_is_there_is_taken_however_it_is_written() {
+        let shown = doc! {
+            "locale": "en", "caseLevel": false, "caseFirst": "off", "strength": 2, "numericOrdering": false,
+            "alternate": "non-ignorable", "maxVariable": "punct", "normalization": false, "backwards": false, "version": "57.1",
+        };
+        let collated = DefaultCollations::of_existing(Some(&shown));
+        for command in [en(2), en(2_i64), en(2.9), doc! { "collation": shown }] {
+            assert!(takes(&collated, command.clone()), "{command}");
+        }
+        for command in [
+            en(3),
+            doc! {},
+            doc! { "collation": { "locale": "simple" } },
+            doc! { "collation": { "locale": "de", "strength": 2 } },
+        ] {
+            assert!(!takes(&collated, command.clone()), "{command}");
+        }
+    }
+
+    #[test]
+    fn without_one_nothing_and_the_simple_one_are_the_same() {
+        let plain = DefaultCollations::of_existing(None);
+        for command in [
+            doc! {},
+            doc! { "collation": bson::Bson::Null },
+            doc! { "collation": { "locale": "simple" } },
+        ] {
+            assert!(takes(&plain, command.clone()), "{command}");
+        }
+        // Of those that no server takes, too.
+        for command in [
+            en(2),
+            doc! { "collation": {} },
+            doc! { "collation": 1 },
+            doc! { "collation": { "locale": "xx" } },
+        ] {
+            assert!(!takes(&plain, command.clone()), "{command}");
+        }
+        assert!(!plain.has_any());
+    }
+
+    #[test]
+    fn what_is_not_there_yet_may_have_what_all_its_constraints_state() {
+        let stated = |strengths: &[i32]| -> Vec<Constraint> {
+            let collation = |strength: &i32| constraint(Some(doc! { "locale": "en", "strength": strength }));
+            strengths.iter().map(collation).collect()
+        };
+        let absent = DefaultCollations::of_absent(stated(&[2, 2]).iter());
+        assert!(absent.has_any() && takes(&absent, en(2)) && takes(&absent, doc! {}) && !takes(&absent, en(1)));
+        let two = DefaultCollations::of_absent(stated(&[2, 1, 2]).iter());
+        assert!(!two.has_any() && !takes(&two, en(2)) && takes(&two, doc! {}));
+        let one_unstated = DefaultCollations::of_absent([&stated(&[2])[0], &constraint(None)].into_iter());
+        assert!(!takes(&one_unstated, en(2)) && takes(&one_unstated, doc! {}));
+    }
+
+    #[test]
+    fn what_keyward_does_not_know_is_comparable_with_nothing() {
+        let unknown = DefaultCollations::of_existing(Some(&doc! { "locale": "da", "strength": 3 }));
+        for command in [doc! {}, doc! { "collation": { "locale": "da", "strength": 3 } }] {
+            assert!(!takes(&unknown, command.clone()), "{command}");
+        }
+    }
+}

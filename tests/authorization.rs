@@ -444,3 +444,37 @@ async fn what_goes_in_together_is_one_users() {
         assert_eq!(by.map(inserted).sum::<i32>(), CLIENTS as i32 / 2 * INSERTS, "{user}");
     }
 }
+
+/// What a drop looks up before it, so that keys are free at once, may be much, and is done with Keyward's rights.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_drop_makes_keyward_look_nothing_up() {
+    let database = "dropping";
+    let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }}, strategy: compensating }}\n");
+    let keyward = start(database, &constraint).await;
+    create_user("drop_reader", vec![role("read", database)]).await;
+    create_user("drop_writer", vec![role("readWrite", database)]).await;
+    let direct = secured().client();
+    run(&direct, database, doc! { "profile": 2 }).await.unwrap();
+    // `limit: 1` is how a drop begins to look; the sweeper reads whole pages.
+    let looks = doc! { "command.find": "keyward.users.email_1", "command.limit": 1, "command.singleBatch": true };
+    let count_looks = async || {
+        let profile = direct.database(database).collection::<Document>("system.profile");
+        profile.count_documents(looks.clone()).await.unwrap()
+    };
+    let writer = client(&keyward, Some("drop_writer"));
+    let insert = doc! { "insert": "users", "documents": [{ "_id": 1, "email": "a" }] };
+    for drop in [doc! { "drop": "users" }, doc! { "dropDatabase": 1 }] {
+        run(&writer, database, insert.clone()).await.unwrap();
+        let before = count_looks().await;
+        for user in [None, Some("drop_reader")] {
+            let (code, text) = run(&client(&keyward, user), database, drop.clone()).await.unwrap_err();
+            assert_eq!(code, 13, "{text}");
+        }
+        assert_eq!(count_looks().await, before, "{drop}");
+        assert_eq!(reservations(database).await.len(), 1);
+        // Who may, has the keys free at once.
+        run(&writer, database, drop.clone()).await.unwrap();
+        assert!(count_looks().await > before, "{drop}");
+        assert!(reservations(database).await.is_empty());
+    }
+}

@@ -18,7 +18,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
 
-use needs::Need;
+use needs::{Actions, Need};
 use privileges::Privileges;
 
 /// How long what the server said holds: as long as a `mongos` keeps users' rights (`userCacheInvalidationIntervalSecs`).
@@ -81,6 +81,24 @@ impl Rights {
     /// Keyward doesn't log in: where it may do something, everybody may.
     pub fn no_less_than_keywards() -> Self {
         Rights(Known::NoAccessControl)
+    }
+
+    /// What the server says of them just now.
+    ///
+    /// # Errors
+    /// [`Error`]: it can't be said.
+    pub async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Self, Error> {
+        Ok(Rights(ask(body, upstream).await?))
+    }
+
+    /// Whether they seem to be enough to drop the collection. The server has the last word.
+    pub fn may_drop(&self, database: &[u8], collection: &[u8]) -> bool {
+        let need = Need {
+            database,
+            collection,
+            actions: Actions::DROP_COLLECTION,
+        };
+        self.missing(&[need]).is_none()
     }
 
     /// The connection may belong to another user from now on.

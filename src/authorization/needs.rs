@@ -14,6 +14,7 @@ impl Actions {
     pub const UPDATE: Actions = Actions(4);
     pub const REMOVE: Actions = Actions(8);
     pub const BYPASS_VALIDATION: Actions = Actions(16);
+    pub const DROP_COLLECTION: Actions = Actions(32);
 
     /// The action that the server calls `name`, or none if no write needs it.
     pub fn named(name: &[u8]) -> Actions {
@@ -23,6 +24,7 @@ impl Actions {
             b"update" => Actions::UPDATE,
             b"remove" => Actions::REMOVE,
             b"bypassDocumentValidation" => Actions::BYPASS_VALIDATION,
+            b"dropCollection" => Actions::DROP_COLLECTION,
             _ => Actions::default(),
         }
     }
@@ -47,7 +49,8 @@ pub struct Need<'a> {
 }
 
 impl<'a> Need<'a> {
-    /// All that `write` needs before anything is done for it. A drop needs nothing: the server is the first to be asked.
+    /// All that `write` needs before anything is done for it. A drop needs nothing here: what is done for it beforehand asks for
+    /// itself, and the server's answer to the drop is the client's.
     ///
     /// # Errors
     /// [`Malformed`] if the command isn't BSON.

@@ -10,14 +10,20 @@
 //! their writes have ended, and no other write is under way for the same token and time. If their documents are gone
 //! afterwards, by a read that a deposed primary can't answer, they are deleted, unless they were written anew. Older ones
 //! are in nobody's way, and left to the sweeper.
+//!
+//! All that is done as Keyward's own user, and may be much: so not for a client that seems to have no right to the drop. Its
+//! command goes to the server all the same, whose answer is the client's. Should it be let by, the right having come just now, what
+//! was reserved lately waits for its lease.
 
 use bson::RawDocument;
 use futures_util::future::join_all;
 
 use super::transaction::{API, Failure, Refused, append_fields};
 use super::{Context, ForwardError, cursor};
+use crate::authorization::{self, Rights};
 use crate::catalog::Protected;
 use crate::constraint::{Key, PROXY_PREFIX};
+use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, dropped_database};
@@ -43,7 +49,23 @@ pub async fn drop_collection(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let settled = settled(context, protected).await;
+    let rights = rights(context, body, upstream).await?;
+    drop_with(context, protected, &rights, body, upstream).await
+}
+
+/// The same for a client with these rights, as far as they are known.
+async fn drop_with(
+    context: &Context,
+    protected: &Protected,
+    rights: &Rights,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let Namespace { database, collection } = &protected.namespace;
+    let settled = match rights.may_drop(database.as_bytes(), collection.as_bytes()) {
+        true => settled(context, protected).await,
+        false => Vec::new(),
+    };
     let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
     release(protected, &settled).await;
     // It was dropped with its shard key: made again, it isn't sharded.
@@ -85,11 +107,12 @@ async fn drop_all(
         .into_iter()
         .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
         .partition(|name| name.starts_with(b"system."));
+    let rights = rights(context, body, upstream).await?;
     for name in others {
         let command = drop_command(database, &name, body)?;
         let protected = context.catalog().protected(database, &name).cloned();
         let reply = match protected {
-            Some(protected) => drop_collection(context, &protected, Doc::new(&command)?, upstream).await?,
+            Some(protected) => drop_with(context, &protected, &rights, Doc::new(&command)?, upstream).await?,
             None => request(&command, upstream).await?,
         };
         times.advance(times_of(&reply));
@@ -160,6 +183,19 @@ async fn request(command: &[u8], upstream: &mut Connection) -> Result<Vec<u8>, F
 
 fn times_of(reply: &[u8]) -> Times {
     RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
+}
+
+/// What the client may do, as far as the server says it: nothing, where it doesn't.
+async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Rights, ForwardError> {
+    if !context.has_users {
+        return Ok(Rights::no_less_than_keywards());
+    }
+    match Rights::ask(body, upstream).await {
+        Ok(rights) => Ok(rights),
+        Err(authorization::Error::Unanswered { .. }) => Ok(Rights::unknown()),
+        Err(authorization::Error::Upstream(error)) => Err(error.into()),
+        Err(authorization::Error::Malformed(malformed)) => Err(malformed.into()),
+    }
 }
 
 /// For each constraint, the young reservations whose document is there.

@@ -76,6 +76,8 @@ pub struct Context {
     /// The attempts under way in this process.
     in_flight: InFlight,
     eras: Eras,
+    /// Whether clients have to log in.
+    has_users: bool,
     /// The transactions of clients that pass.
     pub transactions: ClientTransactions,
     /// The strict inserts of several clients that go in by one transaction.
@@ -91,9 +93,19 @@ impl Context {
             lease,
             in_flight: InFlight::default(),
             eras: Eras::new(),
+            has_users: false,
             transactions: ClientTransactions::default(),
             groups: Arc::default(),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
+        }
+    }
+
+    /// The same where clients have to log in, if they `have_to`.
+    #[must_use]
+    pub fn with_users(self, have_to: bool) -> Context {
+        Context {
+            has_users: have_to,
+            ..self
         }
     }
 

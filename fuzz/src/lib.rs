@@ -14,7 +14,7 @@ use keyward::namespace::Namespace;
 use keyward::raw::{Doc, Element};
 use keyward::wire::{
     Compressor, Draft, Header, Inbox, MESSAGE_BYTES_MAX, Message, OpMsg, OutSequence, Request, Sequence, compress,
-    decompress, stated_bytes,
+    decompress, more_to_come, stated_bytes,
 };
 
 /// A stream of messages: cut as the first byte says or all at once, it is the same messages; and what a header states takes
@@ -145,6 +145,9 @@ pub fn decompression(data: &[u8]) {
     match decompress(&message, &mut unpacked) {
         Ok(_) => assert_eq!(unpacked.len(), Header::SIZE + stated),
         Err(_) => assert!(unpacked.len() <= Header::SIZE + stated),
+    }
+    for end in 0..=message.len().min(100) {
+        let _ = more_to_come(&message[..end]);
     }
     if Header::read(&message).ok().flatten().is_none() {
         return;

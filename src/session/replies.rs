@@ -12,7 +12,7 @@ use crate::hello;
 use crate::raw::Doc;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
-use crate::wire::{Envelope, Flags, Header, OpCode, OpMsg, OpReply, decompress};
+use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
 
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
@@ -204,40 +204,58 @@ impl Replies {
             authenticates,
             ..
         } = owed;
-        let is_plain = hello.is_none() && !may_stream;
-        if is_plain && (self.is_authenticated || !authenticates) {
-            self.owed.pop_front();
-            self.search = may_leave_cursor.then(CursorId::new);
-            self.has_cursor = false;
-            self.passing = Passing::Through { left: header.length };
-            return Ok(true);
-        }
-        let Some(message) = upstream.inbox.message()? else {
-            return Ok(false);
-        };
-        if authenticates && !self.is_authenticated {
-            self.is_authenticated = says_authenticated(message)?;
-        }
-        let (passing, more_to_come) = if hello.is_some() {
-            let edited = hello::edit(message)?;
-            if !edited.takes_writes {
-                return Err(End::NotPrimary);
-            }
-            upstream.inbox.consume(header.length);
-            let passing = Passing::Edited {
-                message: edited.message,
-                written: 0,
+        let is_followed = if hello.is_some() || authenticates && !self.is_authenticated {
+            // These are short, and what they say is needed.
+            let Some(message) = upstream.inbox.message()? else {
+                return Ok(false);
             };
-            (passing, edited.more_to_come)
+            if authenticates && !self.is_authenticated {
+                self.is_authenticated = says_authenticated(message)?;
+            }
+            match hello {
+                Some(_) => return self.edit(upstream, header),
+                None => may_stream && more_to_come(message)?.unwrap_or(false),
+            }
+        } else if may_stream {
+            match more_to_come(upstream.inbox.bytes())? {
+                Some(is_followed) => is_followed,
+                None => return Ok(false),
+            }
         } else {
-            (Passing::Through { left: header.length }, is_followed(message, header)?)
+            false
         };
+        self.search = may_leave_cursor.then(CursorId::new);
+        self.has_cursor = false;
+        self.pass(
+            Passing::Through { left: header.length },
+            is_followed.then_some(header.request_id),
+        );
+        Ok(true)
+    }
+
+    /// Begins with the handshake's reply that is there.
+    fn edit(&mut self, upstream: &mut Incoming, header: Header) -> Result<bool, End> {
+        let message = upstream.inbox.message()?.unwrap_or_default();
+        let edited = hello::edit(message)?;
+        if !edited.takes_writes {
+            return Err(End::NotPrimary);
+        }
+        upstream.inbox.consume(header.length);
+        let passing = Passing::Edited {
+            message: edited.message,
+            written: 0,
+        };
+        self.pass(passing, edited.more_to_come.then_some(header.request_id));
+        Ok(true)
+    }
+
+    /// Has the oldest owed reply be on its way; if another one follows, that will answer `next_answers`.
+    fn pass(&mut self, passing: Passing, next_answers: Option<i32>) {
         self.passing = passing;
-        match self.owed.front_mut() {
-            Some(owed) if more_to_come => owed.answers = header.request_id,
+        match (next_answers, self.owed.front_mut()) {
+            (Some(answers), Some(owed)) => owed.answers = answers,
             _ => drop(self.owed.pop_front()),
         }
-        Ok(true)
     }
 }
 
@@ -259,21 +277,6 @@ fn is_done(body: Doc<'_>) -> Result<bool, crate::raw::Malformed> {
     let within = body.nested("speculativeAuthenticate")?.unwrap_or(body);
     let is_done = within.get("done")?.is_some_and(|done| done.is_truthy()) || within.get("dbname")?.is_some();
     Ok(is_ok && is_done)
-}
-
-/// Whether another reply follows this one unasked.
-fn is_followed(message: &[u8], header: Header) -> Result<bool, End> {
-    let mut unpacked = Vec::new();
-    let (message, op_code) = match header.op_code {
-        OpCode::COMPRESSED => {
-            decompress(message, &mut unpacked)?;
-            let inner = Header::read(&unpacked)?.ok_or(End::OutOfStep)?;
-            (&unpacked[..], inner.op_code)
-        }
-        other => (message, other),
-    };
-    let flags = Flags::of(message).filter(|_| op_code == OpCode::MSG);
-    Ok(flags.is_some_and(|flags| flags.has(Flags::MORE_TO_COME)))
 }
 
 /// Reads once from upstream.

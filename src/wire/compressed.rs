@@ -18,8 +18,38 @@ pub enum Compressor {
     Zstd,
 }
 
-/// Original op code, uncompressed size, compressor id.
-const PREFIX_BYTES: usize = 9;
+/// What stands between the header of an OP_COMPRESSED and the packed bytes.
+pub(super) struct Prefix {
+    /// Of the message that was packed.
+    pub op_code: OpCode,
+    /// What it states to take unpacked, without the header.
+    pub size: i32,
+    /// The number of its compressor.
+    compressor_id: u8,
+}
+
+impl Prefix {
+    /// Original op code, uncompressed size, compressor id.
+    pub const BYTES: usize = 9;
+
+    /// Reads it in `message`, which begins with the outer header; `None` while it isn't there.
+    pub fn read(message: &[u8]) -> Option<Prefix> {
+        let bytes = message.get(Header::SIZE..)?.first_chunk::<{ Self::BYTES }>()?;
+        let field = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Some(Prefix {
+            op_code: OpCode(field(0)),
+            size: field(4),
+            compressor_id: bytes[8],
+        })
+    }
+
+    /// The compressor, if it is one of those that Keyward knows.
+    pub fn compressor(&self) -> Option<Compressor> {
+        Compressor::ALL
+            .into_iter()
+            .find(|compressor| compressor.id() == self.compressor_id)
+    }
+}
 
 impl Compressor {
     /// All of them.
@@ -80,29 +110,22 @@ impl Compressor {
 /// if another compressed message is in it.
 pub fn decompress(message: &[u8], into: &mut Vec<u8>) -> Result<Compressor, Rejection> {
     let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
-    let prefix = message
-        .get(Header::SIZE..)
-        .and_then(|rest| rest.first_chunk::<PREFIX_BYTES>())
-        .ok_or(Rejection::Compression)?;
-    let field = |at: usize| i32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
-    let compressor = Compressor::ALL
-        .into_iter()
-        .find(|compressor| compressor.id() == prefix[8])
-        .ok_or(Rejection::Compression)?;
-    let length = usize::try_from(field(4))
+    let prefix = Prefix::read(message).ok_or(Rejection::Compression)?;
+    let compressor = prefix.compressor().ok_or(Rejection::Compression)?;
+    let length = usize::try_from(prefix.size)
         .map(|size| size + Header::SIZE)
         .ok()
         .filter(|length| *length <= MESSAGE_BYTES_MAX)
         .ok_or(Rejection::Compression)?;
     let inner = Header {
         length,
-        op_code: OpCode(field(0)),
+        op_code: prefix.op_code,
         ..outer
     };
     into.clear();
     into.resize(length, 0);
     into[..Header::SIZE].copy_from_slice(&inner.bytes());
-    let packed = &message[Header::SIZE + PREFIX_BYTES..];
+    let packed = &message[Header::SIZE + Prefix::BYTES..];
     if compressor.unpack(packed, &mut into[Header::SIZE..]) != Some(length - Header::SIZE) {
         return Err(Rejection::Compression);
     }
@@ -124,7 +147,7 @@ pub fn compress(message: &[u8], compressor: Compressor) -> Option<Vec<u8>> {
     let inner = Header::read(message).ok()??;
     let packed = compressor.pack(&message[Header::SIZE..])?;
     let outer = Header {
-        length: Header::SIZE + PREFIX_BYTES + packed.len(),
+        length: Header::SIZE + Prefix::BYTES + packed.len(),
         op_code: OpCode::COMPRESSED,
         ..inner
     };

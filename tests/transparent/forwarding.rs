@@ -1,6 +1,6 @@
 //! Bytes in are bytes out, both ways, however they are cut on the way.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use bson::{Bson, doc};
 use keyward::wire::{Compressor, Draft, Flags, Header, OutSequence, compress};
@@ -137,6 +137,42 @@ fn streamed_replies_flow_unasked_until_the_last() {
         reply[8..12].copy_from_slice(&2_i32.to_le_bytes());
         server.send(&reply);
         assert_eq!(client.receive_bytes(), Some(reply));
+    }
+}
+
+/// What such a reply says of the next one stands at its beginning, packed or not.
+#[test]
+fn a_streamed_reply_flows_before_it_is_whole() {
+    let upstream = FakeMongos::start();
+    let proxy = Proxy::start(&upstream.uri());
+    let mut random = StdRng::seed_from_u64(8);
+    let mut noise = vec![0; 4_000_000];
+    random.fill(&mut noise[..]);
+    let subtype = bson::spec::BinarySubtype::Generic;
+    let body = doc! { "b": Bson::Binary(bson::Binary { subtype, bytes: noise }) };
+    for compressor in [
+        None,
+        Some(Compressor::Snappy),
+        Some(Compressor::Zlib),
+        Some(Compressor::Zstd),
+    ] {
+        let mut client = Socket::open(&proxy.address);
+        let get_more = doc! { "getMore": 1_i64, "collection": "orders", "$db": "shop" };
+        client.send(&message(&get_more, Flags::EXHAUST_ALLOWED, 1));
+        let (mut server, _) = upstream.accept();
+        for (id, answers, flags) in [(10, 1, Flags::MORE_TO_COME), (11, 10, 0)] {
+            let mut reply = message(&body, flags, id);
+            reply[8..12].copy_from_slice(&i32::to_le_bytes(answers));
+            let reply = compressor.map_or(reply.clone(), |compressor| compress(&reply, compressor).unwrap());
+            let (most, rest) = reply.split_at(3_000_000);
+            server.send(most);
+            let mut arrived = vec![0; most.len()];
+            client.stream.read_exact(&mut arrived).expect("most of the reply");
+            server.send(rest);
+            arrived.resize(reply.len(), 0);
+            client.stream.read_exact(&mut arrived[most.len()..]).unwrap();
+            assert!(arrived == reply, "reply {id} arrived changed ({compressor:?})");
+        }
     }
 }
 

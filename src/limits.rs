@@ -26,7 +26,7 @@ pub struct Limits {
     pub max_documents_per_statement: usize,
     /// From a connection's beginning until its first message is there.
     pub handshake_timeout: Duration,
-    /// How long a client may stop in the middle of a message.
+    /// How long a client may stop in the middle of a message, or take nothing while one of its own can't go on for that.
     pub message_timeout: Duration,
     /// How long a connection may be without messages; zero is for ever.
     pub idle_timeout: Duration,
@@ -126,27 +126,40 @@ impl Share {
     ///
     /// - Cancel: it stays as it was.
     pub async fn cover(&mut self, capacity: usize) {
-        let wanted = if capacity > UNCOUNTED_BYTES { capacity } else { 0 };
-        if wanted == self.bytes {
-            return;
+        let wanted = counted(capacity);
+        if wanted <= self.bytes {
+            return self.shrink(capacity);
         }
         let Some(memory) = &self.memory else { return };
-        match wanted > self.bytes {
-            true => memory.take(wanted - self.bytes).await,
-            false => give_back(memory, self.bytes - wanted),
-        }
+        memory.take(wanted - self.bytes).await;
         self.bytes = wanted;
+    }
+
+    /// Gives back what a buffer of `capacity` bytes doesn't need.
+    pub fn shrink(&mut self, capacity: usize) {
+        let wanted = counted(capacity);
+        if wanted < self.bytes
+            && let Some(memory) = &self.memory
+        {
+            give_back(memory, self.bytes - wanted);
+            self.bytes = wanted;
+        }
     }
 
     /// Gives all of it back.
     pub fn release(&mut self) {
-        if let Some(memory) = &self.memory
-            && self.bytes > 0
-        {
-            give_back(memory, self.bytes);
-        }
-        self.bytes = 0;
+        self.shrink(0);
     }
+
+    /// Whether it has any.
+    pub fn is_held(&self) -> bool {
+        self.bytes > 0
+    }
+}
+
+/// What of a buffer of `capacity` bytes is counted.
+fn counted(capacity: usize) -> usize {
+    if capacity > UNCOUNTED_BYTES { capacity } else { 0 }
 }
 
 impl Drop for Share {

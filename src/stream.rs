@@ -105,6 +105,13 @@ impl Incoming {
             },
         }
     }
+
+    /// Drops the first `count` bytes that have arrived, with which a message has been dealt with, and gives back at once the
+    /// memory that they took: when more will be read isn't known.
+    pub fn consume(&mut self, count: usize) {
+        self.inbox.consume(count);
+        self.share.shrink(self.inbox.capacity());
+    }
 }
 
 /// The sending direction.

@@ -61,6 +61,11 @@ impl CursorId {
         }
     }
 
+    /// Whether the last look has left anything that needn't stay.
+    pub fn lets_pass(&self) -> bool {
+        self.next.is_some_and(|next| next > 0)
+    }
+
     /// Notes that `count` bytes have been passed on.
     pub fn pass(&mut self, count: usize) {
         if let Some(next) = &mut self.next {

@@ -120,11 +120,14 @@ pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Ou
                 header.length
             ),
         };
-        let told = tell(&envelope, &error.body(), 1, client_out).await;
-        if told.is_ok() && client_out.finish().await.is_ok() {
-            // Closed with bytes unread, the connection would be reset, and the reply lost.
-            let _ = tokio::time::timeout(LINGER, drained(client_in)).await;
-        }
+        let telling = async {
+            let told = tell(&envelope, &error.body(), 1, client_out).await;
+            if told.is_ok() && client_out.finish().await.is_ok() {
+                // Closed with bytes unread, the connection would be reset, and the reply lost.
+                drained(client_in).await;
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, telling).await;
     }
     end
 }

@@ -1,4 +1,5 @@
-//! The direction from upstream to client: passes replies on as they arrive, in pieces, and edits those to a handshake.
+//! The direction from upstream to client: passes replies on as they arrive, in pieces, edits those to a handshake, and has
+//! Keyward's own take their turn.
 //!
 //! It runs independently of the requests, so that replies which nobody asked for again (exhaust cursors, streamed
 //! handshakes) flow as they come. It keeps account of what is owed: a reply that answers something else than the oldest
@@ -55,7 +56,7 @@ enum Passing {
         left: usize,
     },
     /// A message of ours, from this position on.
-    Edited {
+    Own {
         message: Vec<u8>,
         written: usize,
     },
@@ -76,6 +77,29 @@ impl Replies {
     /// Notes that a request has gone out.
     pub fn owe(&mut self, reply: Owed) {
         self.owed.push_back(reply);
+    }
+
+    /// Has Keyward's own `reply` be the next; only while nothing is owed.
+    pub fn answer(&mut self, reply: Vec<u8>) {
+        debug_assert!(self.is_settled(), "replies keep the order of the requests");
+        self.passing = Passing::Own {
+            message: reply,
+            written: 0,
+        };
+    }
+
+    /// Whether there is something to write that waits for nobody but the client, who doesn't read.
+    ///
+    /// - Holds for what the last step has left behind.
+    pub fn awaits_client(&self, upstream: &Incoming) -> bool {
+        match &self.passing {
+            Passing::Nothing => false,
+            Passing::Through { .. } => {
+                let may_pass = self.search.as_ref().is_none_or(CursorId::lets_pass);
+                may_pass && !upstream.inbox.bytes().is_empty()
+            }
+            Passing::Own { .. } => true,
+        }
     }
 
     /// How many requests are unanswered.
@@ -168,7 +192,7 @@ impl Replies {
                     self.passing = Passing::Nothing;
                 }
             }
-            Passing::Edited { message, written } => {
+            Passing::Own { message, written } => {
                 *written += client.write_some(&message[*written..]).await.map_err(End::Client)?;
                 if *written == message.len() {
                     self.passing = Passing::Nothing;
@@ -241,7 +265,7 @@ impl Replies {
             return Err(End::NotPrimary);
         }
         upstream.inbox.consume(header.length);
-        let passing = Passing::Edited {
+        let passing = Passing::Own {
             message: edited.message,
             written: 0,
         };

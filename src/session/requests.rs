@@ -41,10 +41,12 @@ impl Requests {
                     .write_some(&client.inbox.bytes()[..*left])
                     .await
                     .map_err(End::Upstream)?;
-                client.inbox.consume(written);
                 *left -= written;
                 if *left == 0 {
+                    client.consume(written);
                     *self = Requests::Reading;
+                } else {
+                    client.inbox.consume(written);
                 }
                 Ok(false)
             }

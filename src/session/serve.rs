@@ -58,12 +58,10 @@ impl Session {
                 return Ok(());
             }
             Outcome::Silence => {}
-            Outcome::Answer(reply) => {
-                let pieces = [&reply[..]].into_iter();
-                self.client_out.write_pieces(pieces).await.map_err(End::Client)?;
-            }
+            // It goes the way of all replies, so that what a client does that doesn't read it is seen as with any other.
+            Outcome::Answer(reply) => self.replies.answer(reply),
         }
-        self.client_in.inbox.consume(length);
+        self.client_in.consume(length);
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
-//! The one timer of a connection: set only where there is something to wait for (half a message, an idle time-out, the
-//! quiet before a stop), never for a message, and reset by none. When it rings, what has happened meanwhile shows.
+//! The one timer of a connection: set only where there is something to wait for (half a message, a large one that can't go
+//! on, an idle time-out, the quiet before a stop), never for a message, and reset by none. When it rings, what has happened
+//! meanwhile shows.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -52,13 +53,18 @@ impl Session {
         let idle = Some(self.limits.idle_timeout).filter(|idle| !idle.is_zero());
         match &self.drain {
             Some(drain) => Some(drain.quiet()),
-            None if self.is_within_message() => Some(self.limits.message_timeout),
+            None if self.is_within_message() || self.holds_memory() => Some(self.limits.message_timeout),
             None => idle.map(|idle| idle.min(self.limits.message_timeout)),
         }
     }
 
     fn is_within_message(&self) -> bool {
         self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
+    }
+
+    /// Whether a message of the client's takes of the memory that all share.
+    fn holds_memory(&self) -> bool {
+        self.client_in.share.is_held() || self.unpacked_share.is_held()
     }
 
     /// What follows from the timer's ringing.
@@ -71,6 +77,10 @@ impl Session {
         }
         if self.is_within_message() {
             return Some(End::Stalled).filter(|_| self.drain.is_none());
+        }
+        // What waits for the server isn't the client's fault, however long it takes.
+        if self.holds_memory() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
+            return Some(End::Unread);
         }
         let may_go = self.is_between_messages() && !self.in_transaction && !self.replies.has_cursor();
         let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;

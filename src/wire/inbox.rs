@@ -48,6 +48,11 @@ impl Inbox {
         Ok(self.header()?.and_then(|header| self.bytes.get(..header.length)))
     }
 
+    /// The bytes that it has room for, those included that have arrived.
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// The capacity that [`Inbox::space`] will bring about, or a little less.
     pub fn capacity_for(&self, wanted: usize) -> usize {
         self.bytes.capacity().max(self.bytes.len() + self.growth(wanted))

@@ -264,7 +264,7 @@ fn a_client_that_does_not_read_holds_up_nobody_else() {
 }
 
 /// A message of exactly `length` bytes: one body and a document sequence.
-fn message_of(length: usize) -> Vec<u8> {
+pub fn message_of(length: usize) -> Vec<u8> {
     let body = doc! { "insert": "orders", "$db": "shop" }.to_vec().unwrap();
     let document = |size: usize| {
         let subtype = bson::spec::BinarySubtype::Generic;

@@ -1,14 +1,17 @@
 //! What clients can use up has limits, and who goes past one is told so and harms nobody else.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bson::{Binary, doc, spec::BinarySubtype};
+use bson::{Binary, Document, doc, spec::BinarySubtype};
 use keyward::limits::Limits;
-use keyward::wire::{Header, OpCode};
+use keyward::wire::{Draft, Header, OpCode, OutSequence};
 use mongodb::Client;
 use testbed::ReplicaSet;
 
+use crate::fake::FakeMongos;
+use crate::forwarding::message_of;
 use crate::proxy::Proxy;
 use crate::socket::{Socket, message, ping};
 
@@ -22,7 +25,10 @@ fn limited(change: impl Fn(&mut Limits)) -> Proxy {
 
 /// A ping with `bytes` more in it.
 fn large_ping(bytes: usize) -> Vec<u8> {
-    let mut command = ping();
+    large(ping(), bytes)
+}
+
+fn large(mut command: Document, bytes: usize) -> Vec<u8> {
     let blob = Binary {
         subtype: BinarySubtype::Generic,
         bytes: vec![7; bytes],
@@ -113,6 +119,125 @@ fn a_slow_reader_holds_up_nobody_else() {
     assert!(begun.elapsed() < Duration::from_secs(10));
     // Slow, but not forgotten.
     assert!(readers.pop().unwrap().receive().is_some());
+}
+
+/// More than all buffers on the way of a message can hold.
+const FLOOD_BYTES: usize = 45_000_000;
+
+/// A client that has asked something, the fake server's end of its connection, and a long answer under way to it.
+fn flooded(upstream: &FakeMongos, proxy: &Proxy) -> (Socket, JoinHandle<(Socket, std::io::Result<()>)>) {
+    let mut client = Socket::open(&proxy.address);
+    client.send(&message(&ping(), 0, 1));
+    let (mut server, _) = upstream.accept();
+    let mut reply = message_of(FLOOD_BYTES);
+    reply[8..12].copy_from_slice(&1_i32.to_le_bytes());
+    server.stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    let flooding = std::thread::spawn(move || {
+        let flooded = server.stream.write_all(&reply);
+        (server, flooded)
+    });
+    (client, flooding)
+}
+
+fn sending(client: &Socket, bytes: Vec<u8>) -> JoinHandle<std::io::Result<()>> {
+    let mut stream = client.stream.try_clone().unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    std::thread::spawn(move || stream.write_all(&bytes))
+}
+
+fn is_late(sent: &std::io::Result<()>) -> bool {
+    let kind = sent.as_ref().map_err(std::io::Error::kind);
+    matches!(kind, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut))
+}
+
+/// Whether a client gets a message through that takes all of the memory but a little.
+fn has_room(upstream: &FakeMongos, proxy: &Proxy) -> bool {
+    let large = message_of(40_000_000);
+    let mut client = Socket::open(&proxy.address);
+    client.send(&large);
+    let (_server, first) = upstream.accept();
+    first == large
+}
+
+/// Room for one message of 40 MB and the growth of its buffer.
+fn room_for_one(message_timeout: Duration) -> (FakeMongos, Proxy) {
+    let upstream = FakeMongos::start();
+    let limits = Limits {
+        message_timeout,
+        max_buffered_bytes: 70_000_000,
+        ..Limits::default()
+    };
+    let proxy = Proxy::with_limits(&upstream.uri(), limits);
+    (upstream, proxy)
+}
+
+#[test]
+fn who_reads_no_replies_does_not_keep_the_memory_for_messages() {
+    let refused = large(doc! { "applyOps": [], "$db": "admin" }, 10_000_000);
+    // The one can't go on because the server, whose replies back up, doesn't read; the other waits for its turn.
+    for held in [message_of(40_000_000), refused] {
+        let (upstream, proxy) = room_for_one(SHORT);
+        let (client, flooding) = flooded(&upstream, &proxy);
+        let sending = sending(&client, held);
+        let (server, flooded) = flooding.join().unwrap();
+        assert!(!is_late(&flooded), "the connection is kept");
+        assert!(has_room(&upstream, &proxy));
+        drop((client, server));
+        let _ = sending.join().unwrap();
+    }
+}
+
+#[test]
+fn who_reads_none_of_keywards_own_replies_does_not_keep_it_either() {
+    let (upstream, proxy) = room_for_one(SHORT);
+    let body = ping().to_vec().unwrap();
+    let name = vec![b'x'; 1_000_000];
+    let sequence = OutSequence {
+        name: &name,
+        documents: vec![],
+    };
+    // Is refused with an error that repeats the name.
+    let draft = Draft {
+        sequences: vec![sequence.clone(), sequence],
+        ..Draft::of_body(&body)
+    };
+    let refused = draft.frame(1, 0).unwrap().to_vec();
+    let client = Socket::open(&proxy.address);
+    let sent = sending(&client, refused.repeat(100)).join().unwrap();
+    assert!(sent.is_err() && !is_late(&sent), "the connection is kept: {sent:?}");
+    assert!(has_room(&upstream, &proxy));
+}
+
+#[test]
+fn who_reads_slowly_or_waits_for_the_server_is_not_sent_away() {
+    let held = message_of(40_000_000);
+    // The server is at work, and reads nothing meanwhile.
+    let (upstream, proxy) = room_for_one(SHORT);
+    let mut client = Socket::open(&proxy.address);
+    client.send(&message(&ping(), 0, 1));
+    let (mut server, _) = upstream.accept();
+    let sending_held = sending(&client, held.clone());
+    std::thread::sleep(SHORT * 4);
+    assert!(server.receive_bytes().as_ref() == Some(&held));
+    sending_held.join().unwrap().unwrap();
+    // The client takes its time, and holds nothing.
+    let (mut client, flooding) = flooded(&upstream, &proxy);
+    std::thread::sleep(SHORT * 4);
+    assert_eq!(client.receive_bytes().map(|reply| reply.len()), Some(FLOOD_BYTES));
+    flooding.join().unwrap().1.unwrap();
+    // It holds something, and takes its time, but goes on.
+    let (upstream, proxy) = room_for_one(Duration::from_secs(1));
+    let (mut client, flooding) = flooded(&upstream, &proxy);
+    let sending_held = sending(&client, held.clone());
+    let mut part = vec![0; FLOOD_BYTES / 60];
+    for _ in 0..60 {
+        std::thread::sleep(Duration::from_millis(50));
+        client.stream.read_exact(&mut part).unwrap();
+    }
+    let (mut server, flooded) = flooding.join().unwrap();
+    flooded.unwrap();
+    assert!(server.receive_bytes() == Some(held));
+    sending_held.join().unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

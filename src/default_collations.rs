@@ -9,7 +9,7 @@ use bson::{Document, RawDocument, RawDocumentBuf, doc};
 
 use crate::classify::OtherCollation;
 use crate::constraint::{Constraint, resolved_collation};
-use crate::raw::Element;
+use crate::raw::{Doc, Element};
 
 /// Each with all its fields, none for the simple one; empty if the one that is there can't be compared with any.
 #[derive(Debug, Clone, Default)]
@@ -70,7 +70,7 @@ impl DefaultCollations {
             had: match first {
                 Some(Some(had)) => Document::try_from(&**had).map_or_else(|_| String::new(), |had| had.to_string()),
                 Some(None) => doc! { "locale": "simple" }.to_string(),
-                None => "one that Keyward can't compare with others".to_owned(),
+                None => "one that can't be compared with any other".to_owned(),
             },
         })
     }
@@ -80,6 +80,8 @@ fn specification(element: &Element<'_>) -> Option<Document> {
     if element.kind != ElementType::EmbeddedDocument {
         return None;
     }
+    // Also that it isn't nested deeper than the stack is: nobody has looked at it yet.
+    Doc::new(element.value).ok()?.validate().ok()?;
     Document::try_from(RawDocument::from_bytes(element.value).ok()?).ok()
 }
 
@@ -88,7 +90,6 @@ mod tests {
     use super::*;
     use crate::constraint::IndexSpec;
     use crate::namespace::Namespace;
-    use crate::raw::Doc;
 
     fn constraint(collation: Option<Document>) -> Constraint {
         let spec = IndexSpec {
@@ -168,6 +169,23 @@ mod tests {
         assert!(!two.has_any() && !takes(&two, en(2)) && takes(&two, doc! {}));
         let one_unstated = DefaultCollations::of_absent([&stated(&[2])[0], &constraint(None)].into_iter());
         assert!(!takes(&one_unstated, en(2)) && takes(&one_unstated, doc! {}));
+    }
+
+    #[test]
+    fn what_is_nested_without_end_is_none_that_anything_could_have() {
+        let mut nested = vec![5, 0, 0, 0, 0];
+        for _ in 0..10_000 {
+            let length = i32::try_from(nested.len() + 8).unwrap();
+            nested = [&length.to_le_bytes()[..], b"\x03a\0", &nested, b"\0"].concat();
+        }
+        let element = Element {
+            kind: ElementType::EmbeddedDocument,
+            name: b"collation",
+            value: &nested,
+        };
+        let constraint = constraint(None);
+        let plain = DefaultCollations::of_existing(None);
+        assert!(plain.objection(Some(&element), [&constraint].into_iter()).is_some());
     }
 
     #[test]

@@ -409,7 +409,6 @@ async fn what_goes_in_together_is_one_users() {
         &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
     )
     .await;
-    run(&secured().client(), database, doc! { "profile": 2 }).await.unwrap();
     let mut running = Vec::new();
     for number in 0..CLIENTS {
         let client = client(&keyward, Some(USERS[number % 2]));
@@ -426,23 +425,38 @@ async fn what_goes_in_together_is_one_users() {
     for one in running {
         one.await.unwrap();
     }
-    let profile = secured()
-        .client()
-        .database(database)
-        .collection::<Document>("system.profile");
-    let inserts: Vec<Document> = {
+    let transactions: Vec<Document> = {
         use futures_util::TryStreamExt;
-        let filter = doc! { "op": "insert", "ns": format!("{database}.users") };
-        profile.find(filter).await.unwrap().try_collect().await.unwrap()
+        let oplog = secured().client().database("local").collection("oplog.rs");
+        let filter = doc! { "op": "c", "o.applyOps.ns": format!("{database}.users") };
+        oplog.find(filter).await.unwrap().try_collect().await.unwrap()
     };
-    let inserted = |insert: &Document| insert.get_i32("ninserted").unwrap();
-    assert!(inserts.iter().any(|insert| inserted(insert) > 1), "{inserts:?}");
-    for user in USERS {
-        let by = inserts
-            .iter()
-            .filter(|insert| insert.get_str("user") == Ok(&format!("{user}@admin")));
-        assert_eq!(by.map(inserted).sum::<i32>(), CLIENTS as i32 / 2 * INSERTS, "{user}");
+    let mut users = [const { Vec::new() }; 2];
+    let mut together = 0;
+    for transaction in &transactions {
+        let operations = transaction.get_document("o").unwrap().get_array("applyOps").unwrap();
+        let inserted = operations.iter().filter_map(|operation| {
+            let document = operation.as_document()?.get_document("o").ok()?;
+            document.get_str("email").ok()?.split(' ').next()?.parse::<usize>().ok()
+        });
+        let inserted: Vec<usize> = inserted.collect();
+        // A digest of the name.
+        let user = transaction.get_document("lsid").unwrap().get("uid").unwrap();
+        inserted.iter().for_each(|number| users[number % 2].push(user));
+        together += usize::from(inserted.len() > 1);
     }
+    assert!(together > 0);
+    for user in &mut users {
+        assert_eq!(user.len(), CLIENTS / 2 * INSERTS as usize);
+        user.dedup();
+    }
+    let [ann, bob] = users;
+    assert_eq!(
+        (ann.len(), bob.len()),
+        (1, 1),
+        "somebody's inserts went in as somebody else's"
+    );
+    assert_ne!(ann, bob);
 }
 
 /// What a drop looks up before it, so that keys are free at once, may be much, and is done with Keyward's rights.

@@ -1,10 +1,12 @@
 //! What many clients insert at the same time goes in by few transactions; each of them gets what it would have got alone.
 
 use std::io;
+use std::sync::mpsc;
 use std::thread;
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 use testbed::ReplicaSet;
 use testbed::fail_point::FailPoint;
 
@@ -195,4 +197,56 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     assert!(replies.iter().any(Result::is_err));
     send_all(&keyward, database, &all).iter().for_each(assert_inserted);
     crate::assert_agreement(cluster, database, "email").await;
+}
+
+/// Killed with many clients' inserts in its hands: each is there once when its client has sent it again to another Keyward.
+async fn killed(mut first: Keyward, second: &Keyward, database: &str, inserts_before: usize, round: i32) {
+    const EACH: i32 = 5;
+    let address = first.address.clone();
+    let (inserted, is_inserted) = mpsc::channel();
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (inserted, address) = (inserted.clone(), address.clone());
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    let id = (round * CLIENTS + client) * EACH + number;
+                    let region = if id % 2 == 0 { "a" } else { "z" };
+                    let user = doc! { "_id": id, "region": region, "email": format!("{id}@x") };
+                    let command = retryable(insert(vec![user], true));
+                    let reply = send(&address, database, command.clone());
+                    let reply = reply.or_else(|_| send(&second.address, database, command));
+                    assert_inserted(&reply);
+                    let _ = inserted.send(());
+                }
+            });
+        }
+        for _ in 0..inserts_before {
+            is_inserted.recv().unwrap();
+        }
+        first.kill();
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_with_many_in_its_hands_it_loses_and_doubles_none() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let database = "group_commit_killed";
+    let set = ReplicaSet::shared();
+    set.client().database(database).drop().await.unwrap();
+    let cluster = users(database);
+    let [on_set, on_shards] = [0, 1].map(|_| random.random_range(1..CLIENTS as usize * 3));
+    for (round, before) in (0..).zip([on_set, on_set / 2 + 1]) {
+        let start = || Keyward::start(&set.uri(), &plain(database));
+        killed(start(), &start(), database, before, round).await;
+        assert_agreement(&set.client(), database).await;
+    }
+    for (round, before) in (0..).zip([on_shards, on_shards / 2 + 1]) {
+        let start = || keyward(cluster, database, "2s", &[EMAIL]);
+        killed(start(), &start(), database, before, round).await;
+        let users = cluster.client().database(database).collection::<Document>("users");
+        let count = users.count_documents(doc! {}).await.unwrap();
+        assert_eq!(count, (round as u64 + 1) * CLIENTS as u64 * 5);
+    }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
@@ -20,6 +21,8 @@ const CLIENTS: i32 = 40;
 /// The first transactions, as many as may be under way at once, take so long that the rest of the clients come meanwhile.
 const FIRST: i32 = 4;
 const BLOCKED_MS: i32 = 300;
+/// The server ends what nobody goes on with after twice as long.
+const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
 
 fn commands() -> Vec<Document> {
     let command = |id: i32| match id % 2 {
@@ -195,7 +198,10 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     let replies = send_all(&keyward, database, &all);
     wait_until(&lost);
     assert!(replies.iter().any(Result::is_err));
+    let again = Instant::now();
     send_all(&keyward, database, &all).iter().for_each(assert_inserted);
+    // The retry of who led ends it, on all shards.
+    assert!(again.elapsed() < LEFT_OPEN_FOR, "{:?}", again.elapsed());
     crate::assert_agreement(cluster, database, "email").await;
 }
 
@@ -214,8 +220,10 @@ async fn killed(mut first: Keyward, second: &Keyward, database: &str, inserts_be
                     let user = doc! { "_id": id, "region": region, "email": format!("{id}@x") };
                     let command = retryable(insert(vec![user], true));
                     let reply = send(&address, database, command.clone());
+                    let again = Instant::now();
                     let reply = reply.or_else(|_| send(&second.address, database, command));
                     assert_inserted(&reply);
+                    assert!(again.elapsed() < LEFT_OPEN_FOR, "{:?}", again.elapsed());
                     let _ = inserted.send(());
                 }
             });

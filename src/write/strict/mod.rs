@@ -188,6 +188,9 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, ready: &[&Candidate<'_>], upstream: &mut Connection) -> Result<Part, ForwardError> {
+        if ready.iter().any(|candidate| is_retry(candidate)) {
+            self.end_first_try(upstream).await?;
+        }
         let mut progress = Progress::new(ready.len());
         let mut back_off = BackOff::default();
         let mut unseen = 0;
@@ -228,6 +231,29 @@ impl<'a, 'c> Strict<'a, 'c> {
             }
         }
         Ok(progress.into_part()?)
+    }
+
+    /// Has what an earlier try left open ended, on all shards: it may have been of a group, whose other documents are on
+    /// other shards than this command's, and whose clients wait for their keys there.
+    async fn end_first_try(&self, upstream: &mut Connection) -> Result<(), ForwardError> {
+        let Some(first) = self.first else {
+            return Ok(());
+        };
+        let mut everywhere = Builder::new();
+        everywhere
+            .string("find", self.protected.namespace.collection.as_bytes())
+            .int32("limit", 1)
+            .boolean("singleBatch", true);
+        let everywhere = Step {
+            database: &self.protected.namespace.database,
+            command: everywhere,
+            sequence: None,
+        };
+        let records = record::find(self.protected, &[Note::new(first, Vec::new())]);
+        let mut transaction = Transaction::own(self.command.body, upstream)?;
+        // Refused or not, the shards have seen its number.
+        pipeline::run(vec![everywhere, records], &mut transaction, upstream).await?;
+        transaction.abort(upstream).await
     }
 
     fn statement(&self, position: usize) -> Option<i32> {
@@ -492,6 +518,12 @@ impl<'a, 'c> Strict<'a, 'c> {
             }),
         })
     }
+}
+
+/// Whether a key was met that an earlier try of the same operation had reserved.
+fn is_retry(candidate: &Candidate<'_>) -> bool {
+    let own = candidate.attempt.token();
+    candidate.rivals.values().any(|rival| own.is_retry_of(rival.token))
 }
 
 /// Runs all `steps`; the first refusal, if any, is the failure: what follows it only says that the transaction is over.

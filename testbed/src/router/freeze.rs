@@ -3,7 +3,7 @@
 //! The kernel goes on accepting connections and taking bytes for it; nothing is read and nothing answered.
 
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -13,28 +13,37 @@ pub struct Frozen {
     _release: Vec<Sender<()>>,
 }
 
+/// How long a thread may leave what lies in front of another one that is occupied, before it is woken.
+const WAKE_AFTER: Duration = Duration::from_millis(20);
+
 /// Occupies every one of the runtime's `threads` with a task that waits, and returns once all do.
 pub fn freeze(runtime: &Handle, threads: usize) -> Frozen {
-    let all_occupied = Arc::new(Barrier::new(threads + 1));
+    let (occupied, is_occupied) = channel();
     let occupy = |_| {
         let (release, released) = channel::<()>();
-        let all_occupied = Arc::clone(&all_occupied);
+        let occupied = occupied.clone();
         runtime.spawn(async move {
-            all_occupied.wait();
+            // Whoever freezes waits for it.
+            let _ = occupied.send(());
             // Nothing is ever sent: this ends when the other end is dropped.
             let _ = released.recv();
         });
         release
     };
     let release = (0..threads).map(occupy).collect();
-    all_occupied.wait();
+    let mut left = threads;
+    while left > 0 {
+        match is_occupied.recv_timeout(WAKE_AFTER) {
+            Ok(()) => left -= 1,
+            // One thread may have taken two of the tasks, and another have gone to sleep before it could take one from it.
+            Err(_) => drop(runtime.spawn(async {})),
+        }
+    }
     Frozen { _release: release }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -47,7 +47,6 @@ pub struct Groups(Mutex<HashMap<Terms, Group>>);
 struct Group {
     under_way: usize,
     waiting: VecDeque<Waiting>,
-    last: u64,
     /// So many go alone.
     alone: u32,
     /// How many did after the last group that came to nothing.
@@ -166,14 +165,15 @@ impl Groups {
                     others: Vec::new(),
                 });
             }
-            group.last += 1;
+            // Told apart from those of groups before it, too.
+            let number = rand::random();
             let (sender, receiver) = oneshot::channel();
             group.waiting.push_back(Waiting {
-                number: group.last,
+                number,
                 member: member(),
                 turn: sender,
             });
-            (group.last, receiver)
+            (number, receiver)
         };
         if let Ok(turn) = timeout(PATIENCE, &mut turn).await {
             return turn.unwrap_or(Turn::Lost);

@@ -24,8 +24,8 @@ use super::batch_command::BatchCommand;
 use super::forward::{Part, within};
 use super::insert_within::insert_body;
 use super::record::with_times_of;
-use super::transaction::{API, Failure, Transaction, append_fields};
-use super::{BackOff, Context, ForwardError, TIME_MAX};
+use super::transaction::{API, Failure, Refused, Transaction, append_fields};
+use super::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
@@ -44,6 +44,8 @@ use record::Note;
 const CHECKED_AT_ONCE: usize = 500;
 /// How often a reservation that is ours may not be seen yet: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
+/// How often what an earlier try left open is to be ended.
+const ENDS_MAX: u32 = 3;
 
 /// The documents of one slice of an `insert`, on their way into a strict collection.
 #[derive(Debug)]
@@ -188,8 +190,14 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, ready: &[&Candidate<'_>], upstream: &mut Connection) -> Result<Part, ForwardError> {
-        if ready.iter().any(|candidate| is_retry(candidate)) {
+        let is_retry = ready.iter().any(|candidate| is_retry(candidate));
+        let mut give_up = self.give_up;
+        if is_retry {
             self.end_first_try(upstream).await?;
+            // What it travelled with in its first try may be open until the server ends it.
+            if self.deadline.is_none() {
+                give_up = give_up.max(Instant::now() + TRANSACTION_LIFE);
+            }
         }
         let mut progress = Progress::new(ready.len());
         let mut back_off = BackOff::default();
@@ -223,7 +231,13 @@ impl<'a, 'c> Strict<'a, 'c> {
                 break;
             }
             if !progress.has_moved() {
-                if Instant::now() >= self.give_up {
+                if Instant::now() >= give_up && is_retry {
+                    // The first try may yet take effect.
+                    let refusal = self.unsure(&these);
+                    progress.in_doubt(refusal.body(&self.protected.times()));
+                    break;
+                }
+                if Instant::now() >= give_up {
                     progress.fail(Refusal::TimeLimit.body(&self.protected.times()));
                     break;
                 }
@@ -239,21 +253,33 @@ impl<'a, 'c> Strict<'a, 'c> {
         let Some(first) = self.first else {
             return Ok(());
         };
-        let mut everywhere = Builder::new();
-        everywhere
-            .string("find", self.protected.namespace.collection.as_bytes())
-            .int32("limit", 1)
-            .boolean("singleBatch", true);
-        let everywhere = Step {
-            database: &self.protected.namespace.database,
-            command: everywhere,
-            sequence: None,
-        };
-        let records = record::find(self.protected, &[Note::new(first, Vec::new())]);
-        let mut transaction = Transaction::own(self.command.body, upstream)?;
-        // Refused or not, the shards have seen its number.
-        pipeline::run(vec![everywhere, records], &mut transaction, upstream).await?;
-        transaction.abort(upstream).await
+        for _ in 0..ENDS_MAX {
+            let mut everywhere = Builder::new();
+            everywhere
+                .string("find", self.protected.namespace.collection.as_bytes())
+                .open(ElementType::EmbeddedDocument, b"projection")
+                .int32("_id", 1)
+                .close()
+                .int32("limit", 1)
+                .boolean("singleBatch", true);
+            let everywhere = Step {
+                database: &self.protected.namespace.database,
+                command: everywhere,
+                sequence: None,
+            };
+            let records = record::find(self.protected, &[Note::new(first, Vec::new())]);
+            let mut transaction = Transaction::own(self.command.body, upstream)?;
+            let replies = pipeline::run(vec![records, everywhere], &mut transaction, upstream).await?;
+            transaction.abort(upstream).await?;
+            // A number that is too low, say, ends nothing.
+            if !replies
+                .iter()
+                .any(|reply| reply.as_ref().is_err_and(Refused::is_transient))
+            {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn statement(&self, position: usize) -> Option<i32> {

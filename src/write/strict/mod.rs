@@ -12,8 +12,8 @@ mod pipeline;
 mod progress;
 mod record;
 mod reservations;
+mod together;
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -21,21 +21,20 @@ use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::forward::{Part, within};
+use super::forward::Part;
 use super::insert_within::insert_body;
 use super::record::with_times_of;
-use super::transaction::{API, Failure, Refused, Transaction, append_fields};
+use super::transaction::{Failure, Refused, Transaction};
 use super::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError};
 use crate::reservation::Operation;
-use crate::upstream::{self, Connection};
+use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
 pub use group_commit::Groups;
-use group_commit::{Done, Lead, Member, Size, Terms, Turn};
 use pipeline::Step;
 use progress::Progress;
 use record::Note;
@@ -191,14 +190,15 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, ready: &[&Candidate<'_>], upstream: &mut Connection) -> Result<Part, ForwardError> {
         let is_retry = ready.iter().any(|candidate| is_retry(candidate));
-        let mut give_up = self.give_up;
         if is_retry {
             self.end_first_try(upstream).await?;
-            // What it travelled with in its first try may be open until the server ends it.
-            if self.deadline.is_none() {
-                give_up = give_up.max(Instant::now() + TRANSACTION_LIFE);
-            }
         }
+        // What it travelled with in its first try may be open until the server ends it. A client's own limit stands.
+        let outlasts_first_try = is_retry && self.deadline.is_none();
+        let give_up = match outlasts_first_try {
+            true => Instant::now() + TRANSACTION_LIFE,
+            false => self.give_up,
+        };
         let mut progress = Progress::new(ready.len());
         let mut back_off = BackOff::default();
         let mut unseen = 0;
@@ -231,14 +231,13 @@ impl<'a, 'c> Strict<'a, 'c> {
                 break;
             }
             if !progress.has_moved() {
-                if Instant::now() >= give_up && is_retry {
-                    // The first try may yet take effect.
-                    let refusal = self.unsure(&these);
-                    progress.in_doubt(refusal.body(&self.protected.times()));
-                    break;
-                }
                 if Instant::now() >= give_up {
-                    progress.fail(Refusal::TimeLimit.body(&self.protected.times()));
+                    let times = self.protected.times();
+                    match outlasts_first_try {
+                        // The first try may yet take effect.
+                        true => progress.in_doubt(self.unsure(&these).body(&times)),
+                        false => progress.fail(Refusal::TimeLimit.body(&times)),
+                    }
                     break;
                 }
                 tokio::time::sleep(back_off.next()).await;
@@ -297,114 +296,9 @@ impl<'a, 'c> Strict<'a, 'c> {
         }
     }
 
-    /// Inserts `these` in one transaction, or in one with what others insert.
-    async fn attempt(
-        &self,
-        these: &[&Candidate<'_>],
-        reservations: Reservations,
-        upstream: &mut Connection,
-    ) -> Result<Tried, ForwardError> {
-        if self.deadline.is_some() || !Size::of(these).is_little() {
-            return self.attempt_alone(these, reservations, upstream).await;
-        }
-        let terms = self.terms(reservations, upstream)?;
-        match self.groups.enter(terms, || self.member(these)).await {
-            Turn::Lead(lead) => self.lead(lead, these, reservations, upstream).await,
-            Turn::Done(Done::Committed(reply)) => Ok(Tried::Committed(reply)),
-            Turn::Done(Done::InDoubt(refused)) => {
-                Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body))
-            }
-            Turn::Done(Done::Nothing) | Turn::Alone => self.attempt_alone(these, reservations, upstream).await,
-            // As if it had been this connection.
-            Turn::Lost => Err(upstream::Error::Closed.into()),
-        }
-    }
-
-    /// Documents go in together only where the server does the same for them: one user's, with the same options.
-    fn terms(&self, reservations: Reservations, upstream: &Connection) -> Result<Terms, Malformed> {
-        let mut terms = Builder::new();
-        for element in Doc::new(&insert_body(self.command)?.finish())?.elements() {
-            let element = element?;
-            // News of the deployment's time, which each of its replies has, too.
-            if element.name != b"$clusterTime" {
-                terms.element(&element);
-            }
-        }
-        append_fields(&mut terms, self.command.body, &API)?;
-        terms.boolean("checked", reservations == Reservations::Checked);
-        // The retry of who leads ends what its first try has left open.
-        terms.boolean("retryable", self.command.retry.is_some());
-        // The very constraints, which nobody lets go of while it inserts.
-        terms.int64("protected", std::ptr::from_ref(self.protected) as i64);
-        terms.append(ElementType::Array, b"users", upstream.users());
-        Ok(terms.finish().into())
-    }
-
-    fn member(&self, these: &[&Candidate<'_>]) -> Member {
-        let owned = |candidate: &&Candidate<'_>| {
-            let document = Cow::Owned(candidate.document.to_vec());
-            let (owner, keys) = (candidate.owner.clone(), candidate.keys.clone());
-            Candidate::of_keys(candidate.attempt.token(), document, owner, keys)
-        };
-        Member {
-            candidates: these.iter().map(owned).collect(),
-            note: self.note(these),
-        }
-    }
-
     fn note(&self, these: &[&Candidate<'_>]) -> Option<Note> {
         let statements = these.iter().filter_map(|candidate| self.statement(candidate.position));
         self.first.map(|first| Note::new(first, statements.collect()))
-    }
-
-    /// Inserts what was taken along, too. Whoever goes on alone does so when the transaction is over.
-    async fn lead(
-        &self,
-        mut lead: Lead,
-        these: &[&Candidate<'_>],
-        reservations: Reservations,
-        upstream: &mut Connection,
-    ) -> Result<Tried, ForwardError> {
-        let (members, others) = lead.take_along();
-        if members.is_empty() {
-            return self.attempt_alone(these, reservations, upstream).await;
-        }
-        let theirs = members.iter().flat_map(|member| &member.candidates);
-        let all: Vec<&Candidate<'_>> = these.iter().copied().chain(theirs).collect();
-        let mut notes: Vec<Note> = self.note(these).into_iter().collect();
-        notes.extend(members.iter().filter_map(|member| member.note.clone()));
-        let together = self.attempt_together(&all, &notes, reservations, upstream);
-        let done = within(TIME_MAX, together).await?;
-        lead.note(!matches!(done, Done::Nothing));
-        others.tell(&done);
-        drop(lead);
-        match done {
-            Done::Committed(reply) => Ok(Tried::Committed(reply)),
-            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
-            Done::Nothing => self.attempt_alone(these, reservations, upstream).await,
-        }
-    }
-
-    async fn attempt_together(
-        &self,
-        all: &[&Candidate<'_>],
-        notes: &[Note],
-        reservations: Reservations,
-        upstream: &mut Connection,
-    ) -> Result<Done, ForwardError> {
-        let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
-        let tried = self
-            .try_to_insert(all, notes, reservations, &mut transaction, upstream)
-            .await;
-        match tried {
-            Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
-            Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
-            Err(Failure::Forward(error)) => Err(error),
-            Ok(_) | Err(Failure::Refused(_)) => {
-                transaction.abort(upstream).await?;
-                Ok(Done::Nothing)
-            }
-        }
     }
 
     /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.

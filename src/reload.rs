@@ -191,7 +191,7 @@ async fn apply_constraints(
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
     let before = service.writes.catalog().clone();
-    if let Err(error) = enforce(service, current, &removed, &reserving, &added).await {
+    if let Err(error) = enforce(service, current, wanted, &removed, &reserving, &added).await {
         match suspend(service, &added).await {
             Ok(()) => {
                 drop(service.writes.replace(before));
@@ -219,6 +219,7 @@ async fn apply_constraints(
 async fn enforce(
     service: &Service,
     current: &Config,
+    wanted: &[Arc<Constraint>],
     removed: &[Arc<Constraint>],
     reserving: &Reserving,
     added: &[Arc<Constraint>],
@@ -244,6 +245,7 @@ async fn enforce(
         reserving.take_in(client, current.lease, is_new).await?;
     }
     suspend(service, removed).await?;
+    prepare::note_left_out(client, wanted).await?;
     added
         .iter()
         .for_each(|constraint| service.metrics.set_ready(constraint, true));

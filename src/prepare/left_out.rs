@@ -1,8 +1,8 @@
-//! Constraints that the cluster has as enforced and a configuration doesn't have: whoever starts without one lets writes by that
+//! Constraints that the cluster has as enforced and a configuration doesn't have: whoever goes without one lets writes by that
 //! nobody reserves for.
 //!
-//! Of a collection that the configuration names, that is noted before the first write passes, as by a reload that takes
-//! the constraint away. Of any other collection it is only said: this Keyward may have nothing to do with it, and a fleet with
+//! Of a collection that the configuration names, that is noted: by a start before the first write passes, by a reload before it
+//! holds. Of any other collection it is only said: this Keyward may have nothing to do with it, and a fleet with
 //! another configuration may be the one that enforces it.
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ const OF_MONGODB: [&str; 3] = ["admin", "config", "local"];
 /// Notes in the cluster that those aren't enforced which `constraints` leave out of a collection that they name; warns of
 /// these, and of those on other collections of the same databases.
 ///
-/// Nothing may be served before that. Killed midway, it has noted of some what nobody needed to know: they are taken in once more.
+/// A start may serve nothing before that. Killed midway, it has noted of some what nobody needed to know: they are taken in once more.
 /// # Errors
 /// [`PrepareError`] if the cluster doesn't do as it is asked.
 pub async fn note_left_out(client: &Client, constraints: &[Arc<Constraint>]) -> Result<(), PrepareError> {

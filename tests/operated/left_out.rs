@@ -1,4 +1,5 @@
-//! Starts whose configuration lacks what the cluster has as enforced: what they let by is taken in by whoever has it again.
+//! Starts and reloads whose configuration lacks what the cluster has as enforced: what they let by is taken in by whoever has it
+//! again.
 
 use bson::{Document, doc};
 use testbed::ReplicaSet;
@@ -90,6 +91,30 @@ fn a_keyward_that_still_has_it_goes_on_and_takes_in_at_its_own_restart() {
     assert!(last.log().contains(NOTED), "{}", last.log());
     without.insert(database, user(7, "1")).unwrap();
     assert_eq!(state(database, "phone"), "backfilling");
+}
+
+#[test]
+fn a_reload_that_first_names_the_collection_notes_what_it_leaves_out() {
+    let database = "left_out_reloaded";
+    drop_database(database);
+    drop(Keyward::start(&settings(database, &BOTH)));
+    let without = Keyward::start(&settings(database, &[("orders", "number")]));
+    assert_eq!(state(database, "phone"), "enforced");
+    assert_eq!(without.reload(&settings(database, &ONE))["outcome"], "applied");
+    assert_eq!(
+        (state(database, "email"), state(database, "phone")),
+        ("enforced".into(), "backfilling".into())
+    );
+    let log = without.log();
+    let told = log.lines().find(|line| line.contains(NOTED)).expect(&log);
+    assert!(
+        told.contains("left_out_reloaded.users") && told.contains("phone_1"),
+        "{told}"
+    );
+    without.insert(database, user(1, "1")).unwrap();
+    drop(without);
+    let again = Keyward::start(&settings(database, &BOTH));
+    assert_eq!(again.insert(database, user(2, "1")), Err(11000));
 }
 
 /// Another fleet may enforce it: it isn't this one's to say that nobody does.

@@ -1,14 +1,14 @@
 //! The log: `tracing` events as lines on standard error, for people or one JSON object each; and beside it the traces, if
 //! they are on ([`crate::traces`]).
 //!
-//! What is logged follows `log.level`; the environment variable `KEYWARD_LOG` goes before it, so that one process can
-//! be looked into without touching its file. Events carry values as fields; none of them carries a client's documents.
+//! What is logged follows `log.level`, before which the environment variable `KEYWARD_LOG` goes, so that one process can
+//! be looked into without touching its file ([`Config::load`]). Events carry values as fields; none of them carries a client's documents.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use opentelemetry_otlp::ExporterBuildError;
-use tracing_subscriber::filter::{FilterExt, ParseError};
+use tracing_subscriber::filter::FilterExt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
@@ -16,15 +16,9 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 use crate::config::{Config, Log, LogFormat};
 use crate::traces::{self, Traces};
 
-/// The environment variable that goes before `log.level`.
-pub const LEVEL_VARIABLE: &str = "KEYWARD_LOG";
-
 /// Why nothing can be told.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The level isn't one; the file's was checked before, so this is the environment variable's.
-    #[error("the environment variable {LEVEL_VARIABLE} is no log level: {0}")]
-    Level(#[from] ParseError),
     /// The collector's URL was checked before, so this is one of OpenTelemetry's environment variables.
     #[error("traces: {0}")]
     Traces(#[from] ExporterBuildError),
@@ -41,14 +35,9 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Has what `config` says hold from now on: `log.level`, unless the environment variable goes before it, and the share of
-    /// commands that are traced, if any are.
+    /// Has what `config` says hold from now on: `log.level`, and the share of commands that are traced, if any are.
     pub fn apply(&self, config: &Config) {
-        // The level was checked with the configuration, and the log lives as long as the process.
-        if std::env::var_os(LEVEL_VARIABLE).is_none()
-            && let Ok(filter) = EnvFilter::builder().parse(&config.log.level)
-            && let Err(error) = self.filter.reload(filter)
-        {
+        if let Err(error) = self.filter.reload(filter(&config.log)) {
             tracing::warn!(%error, "the log level could not be changed");
         }
         if let (Some(traces), Some(settings)) = (&self.traces, &config.traces) {
@@ -67,15 +56,19 @@ impl Telemetry {
 /// Starts the log of this process, and its traces, if there are `traces` to be.
 ///
 /// # Errors
-/// [`TelemetryError`] if the level or OpenTelemetry's environment can't be read, or the log has been started before.
+/// [`TelemetryError`] if OpenTelemetry's environment can't be read, or the log has been started before.
 pub fn start(log: &Log, traces: Option<&traces::Settings>) -> Result<Telemetry, TelemetryError> {
-    let level = std::env::var(LEVEL_VARIABLE).unwrap_or_else(|_| log.level.clone());
-    let (level, filter) = reload::Layer::new(EnvFilter::builder().parse(level)?);
+    let (level, filter) = reload::Layer::new(filter(log));
     let traces = traces.map(Traces::start).transpose()?;
     let layers = layers(log.format, level, traces.as_ref());
     let started = tracing_subscriber::registry().with(layers).try_init();
     started.map_err(|_| TelemetryError::StartedTwice)?;
     Ok(Telemetry { filter, traces })
+}
+
+fn filter(log: &Log) -> EnvFilter {
+    // Lossless: the level was checked with the configuration.
+    EnvFilter::builder().parse_lossy(&log.level)
 }
 
 fn layers(

@@ -9,6 +9,7 @@ fn check(file: &str, environment: &[(&str, &str)]) -> Output {
         .args(["check", "--config", file])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_remove("KEYWARD_UPSTREAM")
+        .env_remove("KEYWARD_LOG")
         .envs(environment.iter().copied())
         .output()
         .unwrap()
@@ -24,6 +25,38 @@ fn a_good_file_is_summed_up_on_standard_output() {
     let constraint = "shop.users: email_1 is unique over { \"key\": { \"email\": 1 }, \"sparse\": false }; \
                       reservations in shop.keyward.users.email_1\n";
     assert!(summary.contains(constraint), "{summary}");
+}
+
+#[test]
+fn an_empty_variable_counts_as_absent() {
+    let output = check("config.example.yaml", &[("KEYWARD_UPSTREAM", ""), ("KEYWARD_LOG", "")]);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert!(summary.contains("\nlog       info, as text\n"), "{summary}");
+}
+
+#[test]
+fn the_log_level_in_the_environment_is_checked_as_that_in_the_file() {
+    let output = check("config.example.yaml", &[("KEYWARD_LOG", "keyward=debug")]);
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert!(summary.contains("\nlog       keyward=debug, as text\n"), "{summary}");
+    let output = check(
+        "config.example.yaml",
+        &[("KEYWARD_LOG", "inof"), ("KEYWARD_UPSTREAM", "http://x")],
+    );
+    let problems = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{problems}");
+    for part in [
+        ": upstream: given more",
+        ": log.level: the environment variable KEYWARD_LOG is neither a level",
+    ] {
+        assert!(problems.contains(part), "{part} in {problems}");
+    }
 }
 
 #[test]

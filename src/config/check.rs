@@ -32,6 +32,9 @@ const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_se
 const SWEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 const RELOAD_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
+/// Why a log level is refused.
+pub const NO_LOG_FILTER: &str = "neither a level such as info nor directives such as keyward=debug,mongodb=warn";
+
 /// The problems found so far in one file.
 pub struct Found<'a> {
     positions: Positions<'a>,
@@ -257,8 +260,7 @@ pub fn in_words(range: RangeInclusive<Duration>) -> String {
 fn checked_log(raw: RawLog, found: &mut Found<'_>) -> Log {
     let level = raw.level.unwrap_or_else(|| DEFAULT_LEVEL.to_owned());
     if !is_log_filter(&level) {
-        let reason = "neither a level such as info nor directives such as keyward=debug,mongodb=warn";
-        found.refuse(SettingPath::top().field("log").field("level"), reason);
+        found.refuse(SettingPath::top().field("log").field("level"), NO_LOG_FILTER);
     }
     let format = match raw.format {
         None | Some(RawLogFormat::Text) => LogFormat::Text,
@@ -268,7 +270,7 @@ fn checked_log(raw: RawLog, found: &mut Found<'_>) -> Log {
 }
 
 /// A lone word that is no level would pass as the name of a module: more likely it is a level misspelt.
-fn is_log_filter(level: &str) -> bool {
+pub fn is_log_filter(level: &str) -> bool {
     let words_are_levels = level
         .split(',')
         .filter(|directive| !directive.contains('='))

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::check::Found;
+use self::check::{Found, NO_LOG_FILTER};
 pub use self::problem::{Position, Problem, Problems, SettingPath, Step};
 pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
 use crate::constraint::Constraint;
@@ -26,6 +26,8 @@ use crate::limits::Limits;
 
 /// The environment variable that may hold the connection string in place of the file.
 pub const UPSTREAM_VARIABLE: &str = "KEYWARD_UPSTREAM";
+/// The environment variable that goes before `log.level`.
+pub const LOG_VARIABLE: &str = "KEYWARD_LOG";
 
 /// Everything that `keyward run` needs to know.
 #[derive(Debug, Clone)]
@@ -77,7 +79,7 @@ pub enum LogFormat {
 }
 
 impl Config {
-    /// Reads `file`, and the connection string from wherever it is.
+    /// Reads `file`, and what the environment has in place of it.
     ///
     /// # Errors
     /// [`Problems`] with everything that is wrong, also when the file can't be read.
@@ -90,9 +92,26 @@ impl Config {
                 reason: format!("cannot be read: {error}"),
             }],
         })?;
-        // A variable that isn't UTF-8 is a mistake to be told, not a variable that isn't there.
-        let from_environment = std::env::var_os(UPSTREAM_VARIABLE).map(|uri| uri.to_string_lossy().into_owned());
-        Self::from_text(file, &text, from_environment.as_deref())
+        let read = Self::from_text(file, &text, variable(UPSTREAM_VARIABLE).as_deref());
+        let Some(level) = variable(LOG_VARIABLE) else {
+            return read;
+        };
+        if check::is_log_filter(&level) {
+            return read.map(|mut config| {
+                config.log.level = level;
+                config
+            });
+        }
+        let mut problems = read.err().map_or_else(Vec::new, |refused| refused.problems);
+        problems.push(Problem {
+            position: None,
+            path: SettingPath::top().field("log").field("level"),
+            reason: format!("the environment variable {LOG_VARIABLE} is {NO_LOG_FILTER}"),
+        });
+        Err(Problems {
+            file: file.to_owned(),
+            problems,
+        })
     }
 
     /// Checks `text`, the content of `file`; `upstream_variable` is the value of [`UPSTREAM_VARIABLE`], if it is set.
@@ -124,4 +143,10 @@ impl Config {
             (_, problems) => Err(refused(problems)),
         }
     }
+}
+
+/// An environment variable; an empty one is none. One that isn't UTF-8 is a mistake to be told, not one that isn't there.
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
+    Some(value.to_string_lossy().into_owned())
 }

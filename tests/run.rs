@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::ReplicaSet;
 use testbed::process::Process;
+use testbed::{Cluster, ReplicaSet};
 
 /// A running `keyward`, which logs JSON; killed when it is dropped.
 struct Keyward {
@@ -200,6 +200,18 @@ fn a_definition_that_contradicts_the_clusters_stops_the_start() {
     assert_eq!(code, 78, "{log}");
 }
 
+/// Constraints would hold on it alone.
+#[test]
+fn a_shard_is_not_taken_for_a_replica_set() {
+    let shard = Cluster::shared().shards()[0].uri();
+    let keyward = Keyward::run(&format!(
+        "upstream: {shard}\nconstraints:\n  - {{ collection: one_shard.users, key: {{ email: 1 }} }}\n"
+    ));
+    let (code, log) = keyward.ended();
+    assert_eq!(code, 69, "{log}");
+    assert!(log.contains("upstream is a shard of a cluster"), "{log}");
+}
+
 #[test]
 fn a_port_that_is_taken_is_named_with_its_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -294,7 +306,7 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
     ));
     let pages = keyward.logged("starting")["admin"].clone();
     let lacking = keyward.logged("Keyward's user lacks privileges")["missing"].to_string();
-    for part in ["createCollection, createIndex", "lacking"] {
+    for part in ["createCollection, createIndex", "lacking", "shardingState"] {
         assert!(lacking.contains(part), "{part} in {lacking}");
     }
     let answer = get(&pages, "/readyz");
@@ -302,7 +314,10 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
         answer.starts_with("HTTP/1.1 503 ") && answer.contains("createIndex"),
         "{answer}"
     );
-    let granted = vec![doc! { "resource": resource, "actions": ["createCollection", "createIndex"] }];
+    let granted = vec![
+        doc! { "resource": resource, "actions": ["createCollection", "createIndex"] },
+        doc! { "resource": { "cluster": true }, "actions": ["shardingState"] },
+    ];
     admin(doc! { "grantPrivilegesToRole": "keyward", "privileges": granted });
     keyward.logged("ready");
     assert!(get(&pages, "/readyz").ends_with("\r\n\r\nready\n"));

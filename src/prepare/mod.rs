@@ -116,6 +116,9 @@ pub enum PrepareError {
     /// Upstream is a server by itself, which has neither transactions nor retryable writes.
     #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
     Standalone,
+    /// Upstream is one shard: Keyward would see nothing of what the others hold.
+    #[error("upstream is a shard of a cluster, and constraints would hold on it alone; name the cluster's mongos")]
+    Shard,
     /// The constraint's collation, or the collection's, can't be had.
     #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
     Collation {
@@ -332,6 +335,9 @@ async fn look(
     metrics: &Metrics,
 ) -> Result<(Deployment, Vec<Collection>), PrepareError> {
     let deployment = Deployment::of(client).await?;
+    if !constraints.is_empty() {
+        deployment.refuse_shard(client).await?;
+    }
     let mut seen = HashSet::new();
     let namespaces: Vec<&Namespace> = constraints
         .iter()

@@ -38,11 +38,17 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
         }
     };
     let mut privileges: Vec<Document> = databases.iter().map(in_database).collect();
-    if is_sharded && !privileges.is_empty() {
+    if privileges.is_empty() {
+        return privileges;
+    }
+    let in_cluster = |action: &str| doc! { "resource": { "cluster": true }, "actions": [action] };
+    if is_sharded {
         let config =
             |collection: &str| doc! { "resource": { "db": "config", "collection": collection }, "actions": ["find"] };
         privileges.extend([config("collections"), config("chunks")]);
-        privileges.push(doc! { "resource": { "cluster": true }, "actions": ["listShards"] });
+        privileges.push(in_cluster("listShards"));
+    } else {
+        privileges.push(in_cluster("shardingState"));
     }
     privileges
 }

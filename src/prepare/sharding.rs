@@ -48,6 +48,19 @@ impl Deployment {
         Ok(Deployment::Sharded(names))
     }
 
+    /// Refuses what looks like a replica set and is a part of a cluster.
+    pub(super) async fn refuse_shard(&self, client: &Client) -> Result<(), PrepareError> {
+        if let Deployment::Sharded(_) = self {
+            return Ok(());
+        }
+        let state = doc! { "shardingState": 1 };
+        let state = client.database("admin").run_command(state).await?;
+        match state.get_bool("enabled") {
+            Ok(true) => Err(PrepareError::Shard),
+            _ => Ok(()),
+        }
+    }
+
     /// The paths of a collection's shard key; empty if it isn't sharded.
     pub(super) async fn shard_key(&self, client: &Client, namespace: &Namespace) -> Result<Vec<String>, PrepareError> {
         match self {

@@ -18,7 +18,7 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, Wit
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector};
 use opentelemetry_sdk::trace::{Sampler, SamplingResult, SdkTracerProvider, ShouldSample};
-use tracing::{Metadata, Subscriber};
+use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{FilterFn, LevelFilter, filter_fn};
 use tracing_subscriber::registry::LookupSpan;
@@ -30,6 +30,8 @@ pub use step::{Step, Upstream, asking};
 /// Marks the spans that are traces: the log shows none of them, and nothing else is traced. No module's path, which is what
 /// marks an event of the log.
 const TARGET: &str = "keyward traces";
+/// What the collector's HTTP client logs, at `trace`, of what it sends and gets, byte by byte.
+const HTTP_TARGET: &str = "ureq_proto";
 /// How long one delivery to the collector may take.
 const DELIVERY: Duration = Duration::from_secs(5);
 
@@ -117,9 +119,12 @@ fn resource() -> Resource {
     .build()
 }
 
-/// All but traces: what the log is made of.
+/// All but traces, and the bytes that go to the collector, a token for it among them: what the log is made of.
 pub fn others() -> FilterFn {
-    let is_other: fn(&Metadata<'_>) -> bool = |metadata| metadata.target() != TARGET;
+    let is_other: fn(&Metadata<'_>) -> bool = |metadata| {
+        let is_bytes = metadata.target().starts_with(HTTP_TARGET) && *metadata.level() == Level::TRACE;
+        metadata.target() != TARGET && !is_bytes
+    };
     filter_fn(is_other).with_max_level_hint(LevelFilter::TRACE)
 }
 

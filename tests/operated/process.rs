@@ -24,6 +24,11 @@ pub struct Keyward {
 impl Keyward {
     /// Starts one with these settings, on free ports unless they say where to listen.
     pub fn start(settings: &str) -> Keyward {
+        Keyward::start_in(settings, &[])
+    }
+
+    /// The same with these variables in its environment.
+    pub fn start_in(settings: &str, environment: &[(&str, &str)]) -> Keyward {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keyward.yaml");
         std::fs::write(&file, whole(settings)).unwrap();
@@ -32,6 +37,7 @@ impl Keyward {
             .arg(&file)
             .env_remove("KEYWARD_UPSTREAM")
             .env_remove("KEYWARD_LOG")
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::from(std::fs::File::create(folder.path().join("log")).unwrap()))
             .spawn()

@@ -153,6 +153,27 @@ fn a_collector_gets_each_command_with_what_it_needed_and_no_value() {
     }
 }
 
+/// What an HTTP client says at `trace` is all that it sends, sixteen bytes a line: the token is in each of them that it fills.
+#[test]
+fn the_token_for_the_collector_is_not_logged() {
+    let collector = Collector::start();
+    let token = "s3cret".repeat(10);
+    let upstream = ReplicaSet::shared().uri();
+    let settings = format!(
+        "upstream: {upstream}\nconstraints: []\nlog: {{ level: trace }}\ntraces: {{ endpoint: '{}' }}\n",
+        collector.endpoint
+    );
+    let headers = format!("authorization=Bearer {token}");
+    let mut keyward = process::Keyward::start_in(&settings, &[("OTEL_EXPORTER_OTLP_HEADERS", &headers)]);
+    keyward.run("token", doc! { "count": "things" }).unwrap();
+    keyward.send(Signal::SIGTERM);
+    assert_eq!(keyward.ended(), Some(0));
+    assert_eq!(shape(&collector.spans()), ["count token.things"]);
+    let log = keyward.log();
+    assert!(log.contains("TRACE") && log.contains(" ureq::run: "), "{log}");
+    assert!(!log.contains("s3cret"), "{log}");
+}
+
 #[test]
 fn a_collector_that_is_away_or_hangs_holds_up_nobody() {
     let (set, hanging) = (secured(), TcpListener::bind("127.0.0.1:0").unwrap());

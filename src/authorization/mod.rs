@@ -159,9 +159,16 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
     if let Some(reason) = refusal(&reply)? {
         return Err(unanswered("connectionStatus", reason));
     }
-    let (users, privileges) = Privileges::read(reply.body())?;
-    upstream.belong_to(users);
-    if users.is_empty() {
+    let info = reply.body().nested("authInfo")?.unwrap_or(Doc::empty());
+    let mut users = Builder::new();
+    for field in ["authenticatedUsers", "authenticatedUserRoles"] {
+        if let Some(element) = info.get(field)? {
+            users.element(&element);
+        }
+    }
+    upstream.belong_to(users.finish());
+    let privileges = Privileges::read(info)?;
+    if info.nested("authenticatedUsers")?.is_none_or(Doc::is_empty) {
         // Nobody has logged in. Where that may be, this is answered; else only what needs no user is.
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());

@@ -17,13 +17,11 @@ struct Privilege {
 }
 
 impl Privileges {
-    /// Reads a reply; also says who has logged in.
+    /// Reads the reply's `authInfo`.
     ///
     /// # Errors
-    /// [`Malformed`] if the reply isn't BSON.
-    pub fn read(reply: Doc<'_>) -> Result<(Doc<'_>, Privileges), Malformed> {
-        let info = reply.nested("authInfo")?.unwrap_or(Doc::empty());
-        let users = info.nested("authenticatedUsers")?.unwrap_or(Doc::empty());
+    /// [`Malformed`] if it isn't BSON.
+    pub fn read(info: Doc<'_>) -> Result<Privileges, Malformed> {
         let mut privileges = Vec::new();
         for element in info
             .nested("authenticatedUserPrivileges")?
@@ -34,7 +32,7 @@ impl Privileges {
                 privileges.extend(Privilege::read(privilege)?);
             }
         }
-        Ok((users, Privileges(privileges)))
+        Ok(Privileges(privileges))
     }
 
     /// Whether they are enough.
@@ -100,12 +98,8 @@ mod tests {
     use super::*;
 
     fn cover(privileges: Vec<Document>, collection: &str, actions: Actions) -> bool {
-        let reply = doc! { "authInfo": {
-            "authenticatedUsers": [{ "user": "u", "db": "admin" }], "authenticatedUserPrivileges": privileges,
-        } };
-        let reply = reply.to_vec().unwrap();
-        let (users, privileges) = Privileges::read(Doc::new(&reply).unwrap()).unwrap();
-        assert!(!users.is_empty());
+        let info = doc! { "authenticatedUserPrivileges": privileges }.to_vec().unwrap();
+        let privileges = Privileges::read(Doc::new(&info).unwrap()).unwrap();
         privileges.cover(&Need {
             database: b"shop",
             collection: collection.as_bytes(),

@@ -73,7 +73,7 @@ pub struct Connection {
     session: [u8; 16],
     /// The number of the last of Keyward's own transactions here.
     last_transaction: i64,
-    /// Whom the server takes the client for, as a BSON array; nobody where that makes no difference.
+    /// Whom the server takes the client for, with which roles; nobody where that makes no difference.
     users: Vec<u8>,
 }
 
@@ -91,14 +91,14 @@ impl Connection {
         }
     }
 
-    /// Whom the server takes the client for, as a BSON array; nobody where that makes no difference.
+    /// Whom the server takes the client for, with which roles, as a document; an empty one where that makes no difference.
     pub(crate) fn users(&self) -> &[u8] {
         &self.users
     }
 
-    /// Takes note of what the server says of the client.
-    pub(crate) fn belong_to(&mut self, users: Doc<'_>) {
-        self.users = users.bytes().to_vec();
+    /// Takes note of what the server says of the client, in a document.
+    pub(crate) fn belong_to(&mut self, users: Vec<u8>) {
+        self.users = users;
     }
 
     /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't

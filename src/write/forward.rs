@@ -49,6 +49,9 @@ pub enum ForwardError {
     /// The connection is gone: everything forwarded is in doubt, and the client's connection has to go, too.
     #[error(transparent)]
     Lost(#[from] upstream::Error),
+    /// Another client's connection is gone that inserted for this one, too: in doubt, as if it had been this one's.
+    #[error("the connection that inserted for several clients is gone")]
+    LostTogether,
     /// The reply isn't BSON.
     #[error("the server's reply: {0}")]
     Malformed(#[from] Malformed),

@@ -10,7 +10,7 @@ use super::clash::{Resolved, resolve};
 use super::image::Image;
 use super::moves::{Clash, Moves};
 use super::standing::{Standing, standing};
-use super::transaction::{Failure, Transaction, is_about_running};
+use super::transaction::{Failure, Transaction, append_fields, is_about_running};
 use super::{Context, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
@@ -149,9 +149,7 @@ async fn insert(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, Failure> {
     let mut body = insert_body(command)?;
-    if let Some(limit) = command.body.get("maxTimeMS")? {
-        body.element(&limit);
-    }
+    append_fields(&mut body, command.body, &["maxTimeMS", "$clusterTime"])?;
     let sequence = OutSequence {
         name: b"documents",
         documents,
@@ -161,7 +159,7 @@ async fn insert(
         .await
 }
 
-/// The client's body as a command of a transaction, without documents and time limit.
+/// The client's body as a command of a transaction, without documents, time limit, and what it knows of the deployment's time.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -169,7 +167,8 @@ pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
     let mut body = Builder::new();
     for element in command.body.elements() {
         let element = element?;
-        let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
+        let is_set_anew =
+            matches!(element.name, b"documents" | b"maxTimeMS" | b"$clusterTime") || is_about_running(&element);
         if !is_set_anew {
             body.element(&element);
         }

@@ -1,15 +1,17 @@
 //! What many clients insert at the same time goes in by few transactions; each of them gets what it would have got alone.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, Timestamp, doc};
+use futures_util::TryStreamExt;
 use mongodb::Client;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use testbed::ReplicaSet;
 use testbed::fail_point::FailPoint;
+use testbed::{Cluster, ReplicaSet};
 
 use crate::forwarder::{Forwarder, send, wait_until};
 use crate::one_replica_set::{assert_agreement, plain, retryable, user};
@@ -18,16 +20,25 @@ use crate::support::Keyward;
 use crate::{EMAIL, insert, keyward, users, write_errors};
 
 const CLIENTS: i32 = 40;
+/// Documents of one command are so far apart.
+const APART: i32 = 1_000;
 /// The first transactions, as many as may be under way at once, take so long that the rest of the clients come meanwhile.
 const FIRST: i32 = 4;
 const BLOCKED_MS: i32 = 300;
 /// The server ends what nobody goes on with after twice as long.
 const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
 
+/// Every other one is retryable, and needs no order; some are of three documents.
 fn commands() -> Vec<Document> {
-    let command = |id: i32| match id % 2 {
-        0 => insert(vec![user(id, &format!("{id}@x"))], true),
-        _ => retryable(insert(vec![user(id, &format!("{id}@x"))], true)),
+    let command = |id: i32| {
+        let count = if id % 8 < 6 { 1 } else { 3 };
+        let users = (0..count).map(|number| id + number * APART);
+        let users = users.map(|id| user(id, &format!("{id}@x"))).collect();
+        let command = insert(users, id % 2 == 0);
+        match id % 2 {
+            0 => command,
+            _ => retryable(command),
+        }
     };
     (0..CLIENTS).map(command).collect()
 }
@@ -48,23 +59,45 @@ fn hold_up_the_first(set: &ReplicaSet) -> FailPoint {
     set.fail_point("failCommand", doc! { "times": FIRST }, blocked).unwrap()
 }
 
-async fn committed(client: &Client) -> i64 {
-    let status = client
-        .database("admin")
-        .run_command(doc! { "serverStatus": 1 })
-        .await
-        .unwrap();
-    status
-        .get_document("transactions")
-        .unwrap()
-        .get_i64("totalCommitted")
-        .unwrap()
+/// How many transactions there were on a server; `which`: `totalStarted`, say.
+async fn transactions(client: &Client, which: &str) -> i64 {
+    let admin = client.database("admin");
+    let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
+    status.get_document("transactions").unwrap().get_i64(which).unwrap()
 }
 
-fn assert_inserted(reply: &io::Result<Document>) {
+fn assert_inserted(command: &Document, reply: &io::Result<Document>) {
     let reply = reply.as_ref().unwrap();
-    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    let count = command.get_array("documents").unwrap().len() as i32;
+    assert_eq!(reply.get_i32("n").ok(), Some(count), "{reply}");
     assert_eq!(write_errors(reply), [], "{reply}");
+}
+
+fn assert_all_inserted(commands: &[Document], replies: &[io::Result<Document>]) {
+    for (command, reply) in commands.iter().zip(replies) {
+        assert_inserted(command, reply);
+    }
+}
+
+/// How many documents each transaction inserted that inserted any.
+async fn documents_of_each_transaction(servers: &[Client], database: &str) -> Vec<usize> {
+    let mut transactions: HashMap<String, usize> = HashMap::new();
+    let users = format!("{database}.users");
+    for server in servers {
+        let oplog = server.database("local").collection::<Document>("oplog.rs");
+        let filter = doc! { "op": "c", "o.applyOps.ns": &users };
+        let mut entries = oplog.find(filter).await.unwrap();
+        while let Some(entry) = entries.try_next().await.unwrap() {
+            let operations = entry.get_document("o").unwrap().get_array("applyOps").unwrap();
+            let is_insert = |operation: &&Bson| {
+                let operation = operation.as_document().unwrap();
+                operation.get_str("ns").unwrap() == users && operation.get_str("op").unwrap() == "i"
+            };
+            let transaction = format!("{:?} {:?}", entry.get("lsid"), entry.get("txnNumber"));
+            *transactions.entry(transaction).or_default() += operations.iter().filter(is_insert).count();
+        }
+    }
+    transactions.into_values().collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,14 +106,30 @@ async fn few_transactions_insert_what_many_send() {
     let set = ReplicaSet::start(1).unwrap();
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = set.client();
-    let before = committed(&client).await;
+    let before = transactions(&client, "totalCommitted").await;
     let held_up = hold_up_the_first(&set);
-    let commands = commands();
+    let mut commands = commands();
+    // Each knows of a time that is still to come; who leads, of an earlier one than others.
+    let now = set.run("admin", doc! { "hello": 1 }).unwrap();
+    let now = now.get_document("$clusterTime").unwrap();
+    let known = |id: u32| Timestamp {
+        time: now.get_timestamp("clusterTime").unwrap().time + 10 + id,
+        increment: 1,
+    };
+    for (id, command) in (0..).zip(&mut commands) {
+        let mut time = now.clone();
+        time.insert("clusterTime", known(id));
+        command.insert("$clusterTime", time);
+    }
     let replies = send_all(&keyward, database, &commands);
     drop(held_up);
-    replies.iter().for_each(assert_inserted);
-    let transactions = committed(&client).await - before;
-    assert!(transactions < i64::from(CLIENTS) / 2, "{transactions}");
+    assert_all_inserted(&commands, &replies);
+    for (id, reply) in (0..).zip(&replies) {
+        let time = reply.as_ref().unwrap().get_timestamp("operationTime").unwrap();
+        assert!(time > known(id), "{time} {}", known(id));
+    }
+    let committed = transactions(&client, "totalCommitted").await - before;
+    assert!(committed < i64::from(CLIENTS) / 2, "{committed}");
     assert_agreement(&client, database).await;
     // Each retry is known again by what was noted of it.
     let retries: Vec<Document> = commands
@@ -88,7 +137,7 @@ async fn few_transactions_insert_what_many_send() {
         .filter(|command| command.contains_key("txnNumber"))
         .collect();
     assert_eq!(retries.len() as i32, CLIENTS / 2);
-    send_all(&keyward, database, &retries).iter().for_each(assert_inserted);
+    assert_all_inserted(&retries, &send_all(&keyward, database, &retries));
     assert_agreement(&client, database).await;
 }
 
@@ -105,19 +154,32 @@ async fn one_that_cannot_be_inserted_stops_nobody_else() {
     commands.extend([
         one(1_000, "there@x"),
         one(-1, "new@x"),
-        one(2_000, "two@x"),
-        one(2_001, "two@x"),
+        one(-2, "two@x"),
+        one(-3, "two@x"),
     ]);
+    for is_ordered in [true, false] {
+        let id = if is_ordered { -10 } else { -20 };
+        let user = |number: i32| user(id - number, &format!("{}@x", id - number));
+        commands.push(insert(
+            vec![user(0), crate::one_replica_set::user(id - 1, "there@x"), user(2)],
+            is_ordered,
+        ));
+    }
     let held_up = hold_up_the_first(&set);
     let replies = send_all(&keyward, database, &commands);
     drop(held_up);
-    replies[..last].iter().for_each(assert_inserted);
+    assert_all_inserted(&commands[..last], &replies[..last]);
     let errors: Vec<_> = replies[last..]
         .iter()
         .map(|reply| write_errors(reply.as_ref().unwrap()))
         .collect();
     assert_eq!(errors[..2], [[(0, 11000)], [(0, 11000)]]);
-    assert_eq!(errors[2..].concat(), [(0, 11000)]);
+    assert_eq!(errors[2..4].concat(), [(0, 11000)]);
+    assert_eq!(errors[4..], [[(1, 11000)], [(1, 11000)]]);
+    let counts = replies[last + 4..]
+        .iter()
+        .map(|reply| reply.as_ref().unwrap().get_i32("n").unwrap());
+    assert_eq!(counts.collect::<Vec<_>>(), [1, 2]);
     assert_agreement(&client, database).await;
 }
 
@@ -125,7 +187,6 @@ async fn one_that_cannot_be_inserted_stops_nobody_else() {
 async fn what_became_of_a_group_nobody_knows_each_retry_finds_out() {
     let database = "group_commit_unknown";
     let set = ReplicaSet::start(1).unwrap();
-    let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = set.client();
     let all: Vec<Document> = commands().into_iter().map(retryable).collect();
     let error = doc! { "code": 11602, "codeName": "InterruptedDueToReplStateChange", "errmsg": "so it is" };
@@ -144,24 +205,34 @@ async fn what_became_of_a_group_nobody_knows_each_retry_finds_out() {
             .await
             .unwrap();
         let mut data = said.clone();
-        data.insert("failCommands", vec!["commitTransaction"]);
+        // Five times, and others come meanwhile.
+        data.extend(
+            doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": BLOCKED_MS / 10 },
+        );
         let always = set.fail_point("failCommand", Bson::from("alwaysOn"), data).unwrap();
         let all: Vec<Document> = all.iter().cloned().map(retryable).collect();
+        // One that hasn't seen groups come to nothing.
+        let keyward = Keyward::start(&set.uri(), &plain(database));
+        let before = transactions(&client, "totalStarted").await;
         for reply in send_all(&keyward, database, &all) {
             let reply = reply.unwrap();
             assert_eq!(reply.get_i32("code").ok(), Some(11602), "{reply}");
             let labels = reply.get_array("errorLabels").unwrap();
             assert_eq!(labels, &["RetryableWriteError".into()], "{reply}");
         }
+        // Each has its own, and is in doubt for what it was taken along by.
+        let started = transactions(&client, "totalStarted").await - before;
+        assert!(started < i64::from(CLIENTS), "{started}");
         drop(always);
-        send_all(&keyward, database, &all).iter().for_each(assert_inserted);
+        assert_all_inserted(&all, &send_all(&keyward, database, &all));
         let count = client
             .database(database)
             .collection::<Document>("users")
             .count_documents(doc! {})
             .await
             .unwrap();
-        assert_eq!(count, CLIENTS as u64);
+        let documents = all.iter().map(|command| command.get_array("documents").unwrap().len());
+        assert_eq!(count, documents.sum::<usize>() as u64);
         assert_agreement(&client, database).await;
     }
 }
@@ -175,14 +246,60 @@ fn on_shards() -> Vec<Document> {
     (0..CLIENTS).map(|id| retryable(insert(vec![user(id)], true))).collect()
 }
 
+/// Each by a client of its own; the transactions of the first, as many as may be under way at once, are held up until the
+/// others wait for them.
+fn send_behind_the_first(
+    cluster: &Cluster,
+    forwarder: &Forwarder,
+    keyward: &Keyward,
+    database: &str,
+    commands: &[Document],
+) -> Vec<io::Result<Document>> {
+    let reserved = || {
+        let count = |shard: &ReplicaSet| {
+            let count = shard.run(database, doc! { "count": "keyward.users.email_1" });
+            count.unwrap().get_i32("n").unwrap()
+        };
+        cluster.shards().iter().map(count).sum::<i32>()
+    };
+    thread::scope(|scope| {
+        let send = |command: &Document| {
+            let (address, command) = (keyward.address.clone(), command.clone());
+            scope.spawn(move || send(&address, database, command))
+        };
+        let (first, others) = commands.split_at(FIRST as usize);
+        let held = (0..).zip(first).map(|(number, command)| {
+            let held = forwarder.hold(format!("sign {number}\0").as_bytes());
+            let sent = send(command);
+            held.wait();
+            (sent, held)
+        });
+        let (mut sent, held): (Vec<_>, Vec<_>) = held.unzip();
+        sent.extend(others.iter().map(send));
+        while reserved() < CLIENTS {
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(held);
+        sent.into_iter().map(|sent| sent.join().unwrap()).collect()
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_of_several_shards_go_in_together() {
     let database = "group_commit_shards";
     let cluster = users(database);
-    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind(&forwarder, database);
     let all = on_shards();
-    send_all(&keyward, database, &all).iter().for_each(assert_inserted);
-    send_all(&keyward, database, &all).iter().for_each(assert_inserted);
+    assert_all_inserted(
+        &all,
+        &send_behind_the_first(cluster, &forwarder, &keyward, database, &all),
+    );
+    assert_all_inserted(&all, &send_all(&keyward, database, &all));
+    let shards: Vec<Client> = cluster.shards().iter().map(testbed::ReplicaSet::client).collect();
+    let documents = documents_of_each_transaction(&shards, database).await;
+    assert_eq!(documents.iter().sum::<usize>(), CLIENTS as usize);
+    assert!(documents.len() < CLIENTS as usize, "{documents:?}");
     crate::assert_agreement(cluster, database, "email").await;
 }
 
@@ -195,11 +312,11 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     let keyward = behind(&forwarder, database);
     let all = on_shards();
     let lost = forwarder.lose_reply_to(format!("sign {}\0", CLIENTS - 1).into_bytes());
-    let replies = send_all(&keyward, database, &all);
+    let replies = send_behind_the_first(cluster, &forwarder, &keyward, database, &all);
     wait_until(&lost);
-    assert!(replies.iter().any(Result::is_err));
+    assert!(replies.iter().filter(|reply| reply.is_err()).count() > 1);
     let again = Instant::now();
-    send_all(&keyward, database, &all).iter().for_each(assert_inserted);
+    assert_all_inserted(&all, &send_all(&keyward, database, &all));
     // The retry of who led ends it, on all shards.
     assert!(again.elapsed() < LEFT_OPEN_FOR, "{:?}", again.elapsed());
     crate::assert_agreement(cluster, database, "email").await;
@@ -221,8 +338,8 @@ async fn killed(mut first: Keyward, second: &Keyward, database: &str, inserts_be
                     let command = retryable(insert(vec![user], true));
                     let reply = send(&address, database, command.clone());
                     let again = Instant::now();
-                    let reply = reply.or_else(|_| send(&second.address, database, command));
-                    assert_inserted(&reply);
+                    let reply = reply.or_else(|_| send(&second.address, database, command.clone()));
+                    assert_inserted(&command, &reply);
                     assert!(again.elapsed() < LEFT_OPEN_FOR, "{:?}", again.elapsed());
                     let _ = inserted.send(());
                 }

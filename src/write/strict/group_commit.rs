@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::record::Note;
 use crate::claims::Candidate;
+use crate::reply::Times;
 use crate::write::transaction::Refused;
 
 /// So many groups with the same terms are under way at once: while one waits for its majority the servers have time for
@@ -28,8 +29,10 @@ const MOST_OF_ONE: Size = Size {
     items: 50,
     bytes: 1 << 16,
 };
-/// Who has waited for so long without being taken along goes on alone: another's connection may be stuck.
+/// Who has waited for so long, or for twice as long as the last transaction took, without being taken along goes on alone:
+/// another's connection may be stuck.
 const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE_MAX: Duration = Duration::from_secs(5);
 /// After a group that came to nothing so many go alone, twice as many after the next one, and so on, up to the last.
 const ALONE: (u32, u32) = (16, 1024);
 /// Terms that nobody waits for are forgotten when there are more than so many.
@@ -47,6 +50,8 @@ pub struct Groups(Mutex<HashMap<Terms, Group>>);
 struct Group {
     under_way: usize,
     waiting: VecDeque<Waiting>,
+    /// How long the last transaction took.
+    took: Duration,
     /// So many go alone.
     alone: u32,
     /// How many did after the last group that came to nothing.
@@ -60,6 +65,8 @@ pub struct Member {
     pub candidates: Vec<Candidate<'static>>,
     /// What is to be noted of them.
     pub note: Option<Note>,
+    /// What the client knows of the deployment's time.
+    pub time: Times,
 }
 
 #[derive(Debug)]
@@ -99,6 +106,7 @@ pub struct Lead {
     groups: Arc<Groups>,
     terms: Terms,
     others: Vec<Waiting>,
+    since: Instant,
 }
 
 /// Those who were taken along, and wait to be told.
@@ -113,11 +121,14 @@ pub struct Size {
 }
 
 impl Size {
-    /// That of these documents with their keys.
+    /// The most that these documents and their reservations take, each of which repeats a part of its document.
     pub fn of(candidates: &[&Candidate<'_>]) -> Size {
-        candidates.iter().fold(Size::default(), |size, candidate| Size {
-            items: size.items + 1 + candidate.keys.len(),
-            bytes: size.bytes + candidate.document.len(),
+        candidates.iter().fold(Size::default(), |size, candidate| {
+            let items = 1 + candidate.keys.len();
+            Size {
+                items: size.items + items,
+                bytes: size.bytes + items * candidate.document.len(),
+            }
         })
     }
 
@@ -147,7 +158,7 @@ impl Groups {
     ///
     /// - Cancel: what was taken along already is inserted nevertheless.
     pub async fn enter(self: &Arc<Self>, terms: Terms, member: impl FnOnce() -> Member) -> Turn {
-        let (number, mut turn) = {
+        let (number, patience, mut turn) = {
             let mut groups = self.lock();
             if groups.len() > IDLE_MAX {
                 groups.retain(|_, group| !group.is_idle());
@@ -159,11 +170,7 @@ impl Groups {
             }
             if group.under_way < AT_ONCE {
                 group.under_way += 1;
-                return Turn::Lead(Lead {
-                    groups: self.clone(),
-                    terms,
-                    others: Vec::new(),
-                });
+                return Turn::Lead(Lead::new(self, &terms, Vec::new()));
             }
             // Told apart from those of groups before it, too.
             let number = rand::random();
@@ -173,9 +180,9 @@ impl Groups {
                 member: member(),
                 turn: sender,
             });
-            (number, receiver)
+            (number, group.patience(), receiver)
         };
-        if let Ok(turn) = timeout(PATIENCE, &mut turn).await {
+        if let Ok(turn) = timeout(patience, &mut turn).await {
             return turn.unwrap_or(Turn::Lost);
         }
         match self.leave(&terms, number) {
@@ -205,6 +212,10 @@ impl Group {
         self.under_way == 0 && self.waiting.is_empty()
     }
 
+    fn patience(&self) -> Duration {
+        (2 * self.took).clamp(PATIENCE, PATIENCE_MAX)
+    }
+
     /// The first who still waits, and as many behind it as fit.
     fn next(&mut self) -> Option<(Waiting, Vec<Waiting>)> {
         let leader = loop {
@@ -232,6 +243,15 @@ impl Group {
 }
 
 impl Lead {
+    fn new(groups: &Arc<Groups>, terms: &Terms, others: Vec<Waiting>) -> Lead {
+        Lead {
+            groups: groups.clone(),
+            terms: terms.clone(),
+            others,
+            since: Instant::now(),
+        }
+    }
+
     /// Those to take along; from now on nobody else will.
     pub fn take_along(&mut self) -> (Vec<Member>, Others) {
         let (members, turns) = self
@@ -272,6 +292,7 @@ impl Drop for Lead {
             let Some(group) = groups.get_mut(&self.terms) else {
                 return;
             };
+            group.took = self.since.elapsed();
             // Who was to be taken along by one that has gone.
             for waiting in self.others.drain(..).rev() {
                 group.waiting.push_front(waiting);
@@ -286,11 +307,7 @@ impl Drop for Lead {
             next
         };
         if let Some((leader, others)) = next {
-            let lead = Lead {
-                groups: self.groups.clone(),
-                terms: self.terms.clone(),
-                others,
-            };
+            let lead = Lead::new(&self.groups, &self.terms, others);
             // If it has gone meanwhile the lead is dropped, and goes to the next one.
             drop(leader.turn.send(Turn::Lead(lead)));
         }
@@ -327,6 +344,7 @@ mod tests {
         Member {
             candidates: vec![Candidate::of_keys(token, document, owner, Vec::new())],
             note: None,
+            time: Times::default(),
         }
     }
 
@@ -461,6 +479,20 @@ mod tests {
         drop(first.pop());
         // It isn't waited for, nor inserted, any more.
         assert!(lead(&groups).await.take_along().0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn where_transactions_take_long_they_are_waited_for() {
+        let groups = Arc::<Groups>::default();
+        let _first = lead(&groups).await;
+        let patience = |groups: &Groups| groups.lock()[&terms("a")].patience();
+        assert_eq!(patience(&groups), PATIENCE);
+        for (took, waits) in [(2, 4..5), (60, 5..6), (0, 0..1)] {
+            let mut slow = lead(&groups).await;
+            slow.since -= Duration::from_secs(took);
+            drop(slow);
+            assert!(waits.contains(&patience(&groups).as_secs()), "{took}");
+        }
     }
 
     #[tokio::test]

@@ -29,7 +29,7 @@ use super::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, WriteError};
+use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
@@ -66,6 +66,15 @@ enum Reservations {
     Checked,
     /// It writes them.
     Written,
+}
+
+/// What one transaction inserts.
+struct Load<'s> {
+    candidates: Vec<&'s Candidate<'s>>,
+    /// What is noted of them, for each slice of a retryable command.
+    notes: Vec<Note>,
+    /// What those who insert know of the deployment's time: nothing that they do is before it.
+    time: Times,
 }
 
 /// What became of one transaction.
@@ -296,9 +305,18 @@ impl<'a, 'c> Strict<'a, 'c> {
         }
     }
 
-    fn note(&self, these: &[&Candidate<'_>]) -> Option<Note> {
+    fn load<'s>(&self, these: &[&'s Candidate<'s>]) -> Result<Load<'s>, Malformed> {
         let statements = these.iter().filter_map(|candidate| self.statement(candidate.position));
-        self.first.map(|first| Note::new(first, statements.collect()))
+        let note = self.first.map(|first| Note::new(first, statements.collect()));
+        let mut time = Times::default();
+        if let Some(known) = self.command.body.get("$clusterTime")? {
+            time.take(&known);
+        }
+        Ok(Load {
+            candidates: these.to_vec(),
+            notes: note.into_iter().collect(),
+            time,
+        })
     }
 
     /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
@@ -309,9 +327,9 @@ impl<'a, 'c> Strict<'a, 'c> {
         upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
         let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
-        let note = self.note(these);
+        let load = self.load(these)?;
         let tried = self
-            .try_to_insert(these, note.as_slice(), reservations, &mut transaction, upstream)
+            .try_to_insert(&load, reservations, &mut transaction, upstream)
             .await;
         match tried {
             Ok(Tried::Committed(reply)) => Ok(Tried::Committed(reply)),
@@ -355,12 +373,12 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// [`Failure`]; in doubt only for the commit.
     async fn try_to_insert(
         &self,
-        these: &[&Candidate<'_>],
-        notes: &[Note],
+        load: &Load<'_>,
         reservations: Reservations,
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Tried, Failure> {
+        let (these, notes) = (&load.candidates, &load.notes);
         let own = match reservations {
             Reservations::Checked => reservations::checks(self.protected, these),
             Reservations::Written => reservations::inserts(self.protected, these),
@@ -380,7 +398,7 @@ impl<'a, 'c> Strict<'a, 'c> {
             steps.push(record::add(self.protected, notes));
         }
         // Last, so that what the server says of a document isn't taken for the consequence of something before it.
-        steps.push(self.documents(these)?);
+        steps.push(self.documents(load)?);
         replies.extend(run(steps, transaction, upstream).await?);
         // In the order of the steps.
         let mut replies = replies.into_iter();
@@ -422,13 +440,14 @@ impl<'a, 'c> Strict<'a, 'c> {
     }
 
     /// The client's command with these documents.
-    fn documents<'s>(&'s self, these: &[&'s Candidate<'_>]) -> Result<Step<'s>, Malformed> {
+    fn documents<'s>(&'s self, load: &'s Load<'_>) -> Result<Step<'s>, Malformed> {
         let mut command = insert_body(self.command)?;
+        load.time.append_to(&mut command);
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
         }
-        let documents = these.iter().map(|candidate| &*candidate.document).collect();
+        let documents = load.candidates.iter().map(|candidate| &*candidate.document).collect();
         Ok(Step {
             database: &self.protected.namespace.database,
             command,

@@ -5,15 +5,17 @@ use std::borrow::Cow;
 use bson::spec::ElementType;
 
 use super::group_commit::{Done, Member, Size, Terms, Turn};
-use super::record::Note;
-use super::{Reservations, Strict, Tried};
+use super::{Load, Reservations, Strict, Tried};
 use crate::claims::Candidate;
-use crate::raw::{Builder, Doc, Malformed};
-use crate::upstream::{self, Connection};
+use crate::raw::Malformed;
+use crate::upstream::Connection;
 use crate::write::forward::within;
 use crate::write::insert_within::insert_body;
 use crate::write::transaction::{API, Failure, Transaction, append_fields};
 use crate::write::{ForwardError, TIME_MAX};
+
+/// Longer terms aren't kept to compare them with others': a long `comment`, say, that hardly anybody else has.
+const TERMS_MAX: usize = 4096;
 
 impl Strict<'_, '_> {
     /// Inserts `these` in one transaction, or in one with what others insert.
@@ -27,13 +29,17 @@ impl Strict<'_, '_> {
             return self.attempt_alone(these, reservations, upstream).await;
         }
         let terms = self.terms(reservations, upstream)?;
-        let done = match self.groups.enter(terms, || self.member(these)).await {
+        if terms.len() > TERMS_MAX {
+            return self.attempt_alone(these, reservations, upstream).await;
+        }
+        let load = self.load(these)?;
+        let done = match self.groups.enter(terms, || member(&load)).await {
             Turn::Lead(mut lead) => {
                 let (members, others) = lead.take_along();
                 if members.is_empty() {
                     return self.attempt_alone(these, reservations, upstream).await;
                 }
-                let together = self.attempt_together(these, &members, reservations, upstream);
+                let together = self.attempt_together(load, &members, reservations, upstream);
                 let done = within(TIME_MAX, together).await?;
                 lead.note(!matches!(done, Done::Nothing));
                 others.tell(&done);
@@ -41,8 +47,7 @@ impl Strict<'_, '_> {
             }
             Turn::Done(done) => done,
             Turn::Alone => Done::Nothing,
-            // As if it had been this connection.
-            Turn::Lost => return Err(upstream::Error::Closed.into()),
+            Turn::Lost => return Err(ForwardError::LostTogether),
         };
         match done {
             Done::Committed(reply) => Ok(Tried::Committed(reply)),
@@ -54,51 +59,33 @@ impl Strict<'_, '_> {
 
     /// Documents go in together only where the server does the same for them: one user's, with the same options.
     fn terms(&self, reservations: Reservations, upstream: &Connection) -> Result<Terms, Malformed> {
-        let mut terms = Builder::new();
-        for element in Doc::new(&insert_body(self.command)?.finish())?.elements() {
-            let element = element?;
-            // News of the deployment's time, which each of its replies has, too.
-            if element.name != b"$clusterTime" {
-                terms.element(&element);
-            }
-        }
+        let mut terms = insert_body(self.command)?;
         append_fields(&mut terms, self.command.body, &API)?;
         terms.boolean("checked", reservations == Reservations::Checked);
         // The retry of who leads ends what its first try has left open.
         terms.boolean("retryable", self.command.retry.is_some());
         // The very constraints, which nobody lets go of while it inserts.
         terms.int64("protected", std::ptr::from_ref(self.protected) as i64);
-        terms.append(ElementType::Array, b"users", upstream.users());
+        terms.append(ElementType::EmbeddedDocument, b"users", upstream.users());
         Ok(terms.finish().into())
     }
 
-    fn member(&self, these: &[&Candidate<'_>]) -> Member {
-        let owned = |candidate: &&Candidate<'_>| {
-            let document = Cow::Owned(candidate.document.to_vec());
-            let (owner, keys) = (candidate.owner.clone(), candidate.keys.clone());
-            Candidate::of_keys(candidate.attempt.token(), document, owner, keys)
-        };
-        Member {
-            candidates: these.iter().map(owned).collect(),
-            note: self.note(these),
-        }
-    }
-
-    /// Inserts `these` and those of `members` in one transaction.
+    /// Inserts what is in `load` and what `members` have, in one transaction.
     async fn attempt_together(
         &self,
-        these: &[&Candidate<'_>],
+        mut load: Load<'_>,
         members: &[Member],
         reservations: Reservations,
         upstream: &mut Connection,
     ) -> Result<Done, ForwardError> {
-        let theirs = members.iter().flat_map(|member| &member.candidates);
-        let all: Vec<&Candidate<'_>> = these.iter().copied().chain(theirs).collect();
-        let mut notes: Vec<Note> = self.note(these).into_iter().collect();
-        notes.extend(members.iter().filter_map(|member| member.note.clone()));
+        for member in members {
+            load.candidates.extend(&member.candidates);
+            load.notes.extend(member.note.clone());
+            load.time.advance(member.time.clone());
+        }
         let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
         let tried = self
-            .try_to_insert(&all, &notes, reservations, &mut transaction, upstream)
+            .try_to_insert(&load, reservations, &mut transaction, upstream)
             .await;
         match tried {
             Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
@@ -109,5 +96,19 @@ impl Strict<'_, '_> {
                 Ok(Done::Nothing)
             }
         }
+    }
+}
+
+/// The same for another to insert.
+fn member(load: &Load<'_>) -> Member {
+    let owned = |candidate: &&Candidate<'_>| {
+        let document = Cow::Owned(candidate.document.to_vec());
+        let (owner, keys) = (candidate.owner.clone(), candidate.keys.clone());
+        Candidate::of_keys(candidate.attempt.token(), document, owner, keys)
+    };
+    Member {
+        candidates: load.candidates.iter().map(owned).collect(),
+        note: load.notes.first().cloned(),
+        time: load.time.clone(),
     }
 }

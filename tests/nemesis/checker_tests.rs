@@ -33,6 +33,7 @@ impl Story {
         let time = u32::try_from(wall).unwrap();
         let change = Change {
             wall,
+            transaction: None,
             collection: collection.to_owned(),
             id,
             before,

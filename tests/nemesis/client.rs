@@ -5,18 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
+use futures_util::future::join_all;
 use mongodb::error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 use mongodb::{ClientSession, Collection};
 use rand::{Rng, rngs::StdRng};
 
-use crate::history::{Duplicate, History, Kind, Operation, Outcome, Statement, Verdict, now};
+use crate::history::{Duplicate, History, Kind, Millis, Operation, Outcome, Statement, Verdict, now};
 use crate::verdict::{judge, of_code};
 
 const DOCUMENTS: i32 = 12;
 const EMAILS: i32 = 9;
+/// What is recorded of newcomers.
+const IN_A_CROWD: &str = "insert in a crowd";
 const TAGS: i32 = 12;
 /// Each region is a chunk of its own.
 pub const REGIONS: [&str; 4] = ["a", "b", "c", "d"];
+/// So many are inserted at the same time, as many as a driver has connections to one server.
+const CROWD: usize = 10;
 /// How long a client rests at most before its next write: the servers share one machine with everything else.
 const REST_MS: u64 = 30;
 
@@ -62,6 +67,11 @@ impl Ended {
     }
 }
 
+/// Whether this document was inserted at the same time as others.
+pub fn is_of_a_crowd(id: &Bson) -> bool {
+    id.as_i32().is_some_and(|id| id >= DOCUMENTS)
+}
+
 pub fn region(id: i32) -> &'static str {
     REGIONS[usize::try_from(id).unwrap() % REGIONS.len()]
 }
@@ -74,20 +84,53 @@ impl Client {
     /// Writes until `is_over`.
     pub async fn run(mut self, is_over: Arc<AtomicBool>) {
         while !is_over.load(Ordering::Relaxed) {
-            let began = now();
-            let (name, ended) = self.write().await;
-            self.history.record(Operation {
-                client: self.number,
-                name,
-                began,
-                ended: now(),
-                outcome: ended.outcome,
-                statements: ended.statements,
-                duplicates: ended.duplicates,
-            });
+            if self.random.random_ratio(1, 20) {
+                self.crowd().await;
+            } else {
+                let began = now();
+                let (name, ended) = self.write().await;
+                self.record(name, began, ended);
+            }
             let rest = Duration::from_millis(self.random.random_range(0..REST_MS));
             tokio::time::sleep(rest).await;
         }
+    }
+
+    fn record(&self, name: &'static str, began: Millis, ended: Ended) {
+        self.history.record(Operation {
+            client: self.number,
+            name,
+            began,
+            ended: now(),
+            outcome: ended.outcome,
+            statements: ended.statements,
+            duplicates: ended.duplicates,
+        });
+    }
+
+    /// Inserts new documents, each by a command of its own, all at the same time; now and then one of them takes an address
+    /// that others have or want.
+    async fn crowd(&mut self) {
+        let mut documents: Vec<Document> = (0..CROWD).map(|_| self.newcomer()).collect();
+        if self.random.random_ratio(1, 8) {
+            documents[self.random.random_range(0..CROWD)].insert("email", self.email());
+        }
+        let began = now();
+        join_all(documents.into_iter().map(async |document| {
+            let (id, writer) = (document.get_i32("_id").unwrap(), writer_of(&document).unwrap());
+            let inserted = self.accounts.insert_one(document).await;
+            let ended = Ended::single(id, Kind::Write(writer), inserted.map(|_| true));
+            self.record(IN_A_CROWD, began, ended);
+        }))
+        .await;
+    }
+
+    /// A document that there has never been, with an address of its own.
+    fn newcomer(&self) -> Document {
+        let writer = self.history.writer();
+        let mut document = named(DOCUMENTS + i32::try_from(writer).unwrap());
+        document.extend(doc! { "email": format!("{writer}@crowd"), "writer": writer });
+        document
     }
 
     fn id(&mut self) -> i32 {

@@ -16,6 +16,8 @@ use crate::history::Millis;
 pub struct Change {
     /// When the server of its shard made it.
     pub wall: Millis,
+    /// Session and number of the transaction that it is of, if any.
+    pub transaction: Option<String>,
     pub collection: String,
     pub id: Bson,
     pub before: Option<Document>,
@@ -34,6 +36,7 @@ pub struct Moment {
 struct Raw {
     at: Timestamp,
     wall: Millis,
+    transaction: Option<String>,
     entry: Document,
 }
 
@@ -75,30 +78,42 @@ fn of_one_shard(entries: Vec<Document>) -> Vec<Raw> {
         }
         let at = entry.get_timestamp("ts").unwrap();
         let wall = entry.get_datetime("wall").unwrap().timestamp_millis();
-        let made = |entry| Raw { at, wall, entry };
-        let transaction = || format!("{:?} {:?}", entry.get("lsid"), entry.get("txnNumber"));
+        let transaction = format!("{:?} {:?}", entry.get("lsid"), entry.get("txnNumber"));
+        let made = |at, transaction, entry| Raw {
+            at,
+            wall,
+            transaction,
+            entry,
+        };
+        let of_transaction = |at, operations: Vec<Document>| -> Vec<Raw> {
+            let operations = operations.into_iter();
+            operations
+                .map(|entry| made(at, Some(transaction.clone()), entry))
+                .collect()
+        };
         let command = entry.get_document("o").unwrap();
         match entry.get_str("op").unwrap() {
-            "i" | "u" | "d" => all.push(made(entry)),
+            "i" | "u" | "d" => all.push(made(at, None, entry)),
             "c" if command.contains_key("applyOps") => {
                 let operations = command.get_array("applyOps").unwrap().iter();
                 let operations = operations.map(|operation| operation.as_document().unwrap().clone());
                 let is_part = ["prepare", "partialTxn"]
                     .iter()
                     .any(|flag| command.get_bool(flag).unwrap_or(false));
-                let pending = prepared.entry(transaction()).or_default();
+                let pending = prepared.entry(transaction.clone()).or_default();
                 pending.extend(operations);
                 if !is_part {
-                    all.extend(std::mem::take(pending).into_iter().map(made));
+                    let operations = std::mem::take(pending);
+                    all.extend(of_transaction(at, operations));
                 }
             }
             "c" if command.contains_key("commitTransaction") => {
                 let at = command.get_timestamp("commitTimestamp").unwrap();
-                let operations = prepared.remove(&transaction()).unwrap_or_default();
-                all.extend(operations.into_iter().map(|entry| Raw { at, wall, entry }));
+                let operations = prepared.remove(&transaction).unwrap_or_default();
+                all.extend(of_transaction(at, operations));
             }
             "c" if command.contains_key("abortTransaction") => {
-                prepared.remove(&transaction());
+                prepared.remove(&transaction);
             }
             _ => {}
         }
@@ -141,6 +156,7 @@ impl Replay {
         }
         let change = Change {
             wall: raw.wall,
+            transaction: raw.transaction,
             collection,
             id,
             before,

@@ -1,10 +1,11 @@
 //! What a run showed, as text: the faults, the operations by their outcome, and every violation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::checker::{Evidence, Violation};
+use crate::checker::{COLLECTION, Evidence, Violation};
+use crate::client::is_of_a_crowd;
 use crate::history::Outcome;
 use crate::nemesis::Faults;
 
@@ -47,11 +48,29 @@ pub fn of_side(mode: &str, evidence: &Evidence, violations: &[Violation]) -> Str
         let counts: String = counts.iter().map(|count| format!("{count:9} ")).collect();
         writeln!(text, "{counts} {name}").unwrap();
     }
+    writeln!(text, "{mode}: {}", together(evidence)).unwrap();
     writeln!(text, "{mode}: {} violations", violations.len()).unwrap();
     for violation in violations.iter().take(SHOWN) {
         writeln!(text, "  {violation}").unwrap();
     }
     text
+}
+
+/// How many newcomers came by one transaction with others.
+fn together(evidence: &Evidence) -> String {
+    let mut newcomers: HashMap<&str, usize> = HashMap::new();
+    for change in evidence.moments.iter().flat_map(|moment| &moment.changes) {
+        if let Some(transaction) = &change.transaction
+            && change.collection == COLLECTION
+            && change.before.is_none()
+            && is_of_a_crowd(&change.id)
+        {
+            *newcomers.entry(transaction).or_default() += 1;
+        }
+    }
+    newcomers.retain(|_, count| *count > 1);
+    let inserts: usize = newcomers.values().sum();
+    format!("{inserts} inserts in {} groups", newcomers.len())
 }
 
 /// Everything in the order of time, in a file of its own: for whoever looks for the cause of a violation.

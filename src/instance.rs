@@ -130,7 +130,8 @@ impl Instance {
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let is_secured = upstream.has_credential();
-        let writes = write::Context::new(Arc::new(catalog), config.lease).with_users(is_secured);
+        let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
+        let writes = writes.with_users(is_secured);
         let service = Service::new(upstream, writes, metrics, config.limits, is_secured);
         let service = Arc::new(service.encrypted(tls));
         let following = tokio::spawn({

@@ -33,6 +33,8 @@ pub struct Metrics {
     pub commands: Commands,
     /// The configuration, as it is loaded again.
     pub config: Reloads,
+    /// Strict inserts of several clients in one transaction.
+    pub group_commit: GroupCommit,
     /// Bytes of clients' messages on their way, as far as they are counted.
     pub buffered_bytes: IntGauge,
     /// Certificates for clients' connections.
@@ -98,6 +100,17 @@ pub struct Commands {
     pub protected_seconds: Histogram,
     /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
     pub protected_own_seconds: Histogram,
+}
+
+/// Strict inserts of several clients in one transaction.
+#[derive(Debug, Clone)]
+pub struct GroupCommit {
+    /// Transactions that took effect.
+    pub transactions: IntCounter,
+    /// What was inserted by them, as many commands (or slices of large ones).
+    pub inserts: IntCounter,
+    /// Transactions that came to nothing: each insert goes alone then.
+    pub failed: IntCounter,
 }
 
 /// The metrics of one constraint.
@@ -197,6 +210,20 @@ impl Metrics {
                     "Configurations loaded again and refused.",
                 ),
                 is_refused: make.gauge("config_refused", "1 while the file, as last loaded, is refused."),
+            },
+            group_commit: GroupCommit {
+                transactions: make.counter(
+                    "group_commit_transactions_total",
+                    "Transactions that took effect with strict inserts of several clients.",
+                ),
+                inserts: make.counter(
+                    "group_commit_inserts_total",
+                    "Clients' strict inserts that took effect in them.",
+                ),
+                failed: make.counter(
+                    "group_commit_failed_total",
+                    "Transactions with strict inserts of several clients that came to nothing.",
+                ),
             },
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),

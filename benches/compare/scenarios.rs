@@ -33,15 +33,23 @@ pub fn protected(ground: &Ground) -> Vec<Scenario> {
             1 => &[Goal::AtMost(Figure::P50, 1.05)],
             _ => &[Goal::AtLeast(Figure::Throughput, 1.5)],
         };
+        let mut targets = vec![
+            target("the application by hand", &ground.router, || Box::new(insert_by_hand)),
+            target("Keyward", &ground.keyward, || inserts("protected")).reaching(goals),
+            target("a transaction of the application's", &ground.router, transactions),
+            target("without uniqueness", &ground.router, || inserts("plain")),
+        ];
+        // What it takes to be on the way, whatever is done there.
+        targets.extend(
+            ground
+                .haproxy
+                .iter()
+                .map(|address| target("by hand through HAProxy", address, || Box::new(insert_by_hand))),
+        );
         all.push(Scenario {
             name: "insert".to_owned(),
             connections,
-            targets: vec![
-                target("the application by hand", &ground.router, || Box::new(insert_by_hand)),
-                target("Keyward", &ground.keyward, || inserts("protected")).reaching(goals),
-                target("a transaction of the application's", &ground.router, transactions),
-                target("without uniqueness", &ground.router, || inserts("plain")),
-            ],
+            targets,
         });
     }
     all.push(Scenario {

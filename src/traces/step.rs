@@ -65,6 +65,15 @@ pub async fn asking<T, E>(
     answer
 }
 
+/// Waits until somebody inserts for the client, too, or it has its own turn.
+pub async fn waiting_for_company<T>(waited: impl Future<Output = T>) -> T {
+    let span = match is_in_command() {
+        true => info_span!(target: TARGET, "wait", otel.name = "wait for company", otel.kind = "internal"),
+        false => Span::none(),
+    };
+    waited.instrument(span).await
+}
+
 /// A command on the client's own connection that serves the client's.
 #[derive(Debug)]
 pub struct Upstream(Span);

@@ -106,9 +106,10 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::metrics::Metrics;
 
     fn context() -> Context {
-        Context::new(Arc::new(Catalog::default()), Duration::from_secs(1))
+        Context::new(Arc::default(), Duration::from_secs(1), Metrics::new(&[]).group_commit)
     }
 
     #[tokio::test]

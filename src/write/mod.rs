@@ -49,6 +49,7 @@ use crate::catalog::{Catalog, Protected};
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::classify::Write;
 use crate::limits::Limits;
+use crate::metrics::GroupCommit;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
@@ -87,7 +88,7 @@ pub struct Context {
 
 impl Context {
     /// Enforces what stands in `catalog`.
-    pub fn new(catalog: Arc<Catalog>, lease: Duration) -> Context {
+    pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit) -> Context {
         Context {
             catalog: ArcSwap::new(catalog),
             lease,
@@ -95,7 +96,7 @@ impl Context {
             eras: Eras::new(),
             has_users: false,
             transactions: ClientTransactions::default(),
-            groups: Arc::default(),
+            groups: Arc::new(Groups::new(group_commit)),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
         }
     }

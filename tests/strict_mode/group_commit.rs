@@ -128,6 +128,18 @@ async fn few_transactions_insert_what_many_send() {
         let time = reply.as_ref().unwrap().get_timestamp("operationTime").unwrap();
         assert!(time > known(id), "{time} {}", known(id));
     }
+    let counted = |name: &str| {
+        let metrics = keyward.metrics();
+        let count = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        count.unwrap().parse::<usize>().unwrap()
+    };
+    let groups: Vec<usize> = documents_of_each_transaction(std::slice::from_ref(&client), database).await;
+    assert!(counted("keyward_group_commit_transactions_total") <= groups.len());
+    let together = counted("keyward_group_commit_inserts_total");
+    assert!(together > 1, "{together} {groups:?}");
+    assert_eq!(counted("keyward_group_commit_failed_total"), 0);
     let committed = transactions(&client, "totalCommitted").await - before;
     assert!(committed < i64::from(CLIENTS) / 2, "{committed}");
     assert_agreement(&client, database).await;

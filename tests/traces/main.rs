@@ -195,6 +195,42 @@ fn a_collector_that_is_away_or_hangs_holds_up_nobody() {
 }
 
 #[test]
+fn who_is_taken_along_by_another_waits_and_asks_nothing() {
+    let (set, collector) = (ReplicaSet::start(1).unwrap(), Collector::start());
+    let constraint = "  - { collection: together.users, key: { email: 1 }, strategy: transaction }\n";
+    let traces = format!("10s\ntraces: {{ endpoint: '{}' }}", collector.endpoint);
+    let mut keyward =
+        Keyward::try_start(&set.uri(), &traces, constraint).unwrap_or_else(|_| panic!("it doesn't start"));
+    // As many as may be under way; others come meanwhile.
+    let held_up = doc! { "failCommands": ["commitTransaction"], "blockConnection": true, "blockTimeMS": 300 };
+    let _held_up = set.fail_point("failCommand", doc! { "times": 4 }, held_up).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = Client::with_uri_str(keyward.uri()).await.unwrap();
+        let users: Collection<Document> = client.database("together").collection("users");
+        let insert = |id: i32| {
+            let users = users.clone();
+            tokio::spawn(async move { users.insert_one(doc! { "_id": id, "email": id }).await.unwrap() })
+        };
+        for one in (0..30).map(insert).collect::<Vec<_>>() {
+            one.await.unwrap();
+        }
+        drop(users);
+        client.shutdown().await;
+    });
+    assert_eq!(keyward.terminate(), Some(0));
+    let spans = collector.spans();
+    let inserts = spans.iter().filter(|span| span.name == "insert together.users");
+    let below = inserts.map(|insert| shape(spans.iter().filter(|span| span.parent_span_id == insert.span_id)));
+    let below: Vec<Vec<&str>> = below.collect();
+    assert!(below.iter().any(|below| *below == ["wait for company"]), "{below:?}");
+    assert!(
+        below.iter().any(|below| below.contains(&"upstream insert")),
+        "{below:?}"
+    );
+}
+
+#[test]
 fn a_reload_changes_how_many_are_traced_but_not_where_they_go() {
     let (collector, other) = (Collector::start(), Collector::start());
     let upstream = format!("upstream: {}\nconstraints: []\n", ReplicaSet::shared().uri());

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::catalog::Catalog;
 use keyward::limits::Limits;
 use keyward::metrics::Metrics;
 use keyward::server;
@@ -40,7 +39,7 @@ impl Proxy {
             let is_secured = upstream.has_credential();
             let service = Service::new(
                 upstream,
-                write::Context::new(Arc::new(Catalog::default()), Duration::from_secs(10)),
+                write::Context::new(Arc::default(), Duration::from_secs(10), Metrics::new(&[]).group_commit),
                 Metrics::new(&[]),
                 limits,
                 is_secured,

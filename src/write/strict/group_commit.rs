@@ -14,7 +14,9 @@ use tokio::time::{Instant, timeout};
 
 use super::record::Note;
 use crate::claims::Candidate;
+use crate::metrics::GroupCommit;
 use crate::reply::Times;
+use crate::traces;
 use crate::write::transaction::Refused;
 
 /// So many groups with the same terms are under way at once: while one waits for its majority the servers have time for
@@ -42,8 +44,11 @@ const IDLE_MAX: usize = 256;
 pub type Terms = Arc<[u8]>;
 
 /// The groups of a Keyward.
-#[derive(Debug, Default)]
-pub struct Groups(Mutex<HashMap<Terms, Group>>);
+#[derive(Debug)]
+pub struct Groups {
+    by_terms: Mutex<HashMap<Terms, Group>>,
+    counts: GroupCommit,
+}
 
 /// Those with the same terms.
 #[derive(Debug, Default)]
@@ -154,6 +159,14 @@ impl Size {
 }
 
 impl Groups {
+    /// None yet; what becomes of them is counted in `counts`.
+    pub fn new(counts: GroupCommit) -> Groups {
+        Groups {
+            by_terms: Mutex::default(),
+            counts,
+        }
+    }
+
     /// Waits for a turn; `member` is only asked for if there is something to wait for.
     ///
     /// - Cancel: what was taken along already is inserted nevertheless.
@@ -182,7 +195,7 @@ impl Groups {
             });
             (number, group.patience(), receiver)
         };
-        if let Ok(turn) = timeout(patience, &mut turn).await {
+        if let Ok(turn) = traces::waiting_for_company(timeout(patience, &mut turn)).await {
             return turn.unwrap_or(Turn::Lost);
         }
         match self.leave(&terms, number) {
@@ -203,7 +216,7 @@ impl Groups {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Terms, Group>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_terms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -262,13 +275,22 @@ impl Lead {
         (members, Others(turns))
     }
 
-    /// Takes note of whether the group's transaction came to something.
-    pub fn note(&self, is_something: bool) {
+    /// Takes note of what became of the transaction of a group of `inserts`.
+    pub fn note(&self, done: &Done, inserts: usize) {
+        let counts = &self.groups.counts;
+        match done {
+            Done::Committed(_) => {
+                counts.transactions.inc();
+                counts.inserts.inc_by(inserts as u64);
+            }
+            Done::InDoubt(_) => {}
+            Done::Nothing => counts.failed.inc(),
+        }
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
             let (first, last) = ALONE;
-            group.alone_before = match is_something {
-                true => 0,
-                false => (group.alone_before * 2).clamp(first, last),
+            group.alone_before = match done {
+                Done::Committed(_) | Done::InDoubt(_) => 0,
+                Done::Nothing => (group.alone_before * 2).clamp(first, last),
             };
             group.alone = group.alone_before;
         }
@@ -323,8 +345,15 @@ mod tests {
     use futures_util::poll;
 
     use super::*;
+    use crate::metrics::Metrics;
     use crate::proxy_collection::Owner;
     use crate::reservation::{AttemptId, Token};
+
+    const COMMITTED: Done = Done::Committed(Vec::new());
+
+    fn groups() -> Arc<Groups> {
+        Arc::new(Groups::new(Metrics::new(&[]).group_commit))
+    }
 
     fn terms(name: &str) -> Terms {
         name.as_bytes().into()
@@ -376,7 +405,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_while_others_are_at_it_goes_with_the_next() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let mut first = leads(&groups).await;
         assert!(first[0].take_along().0.is_empty());
         let waiting = [
@@ -397,14 +426,17 @@ mod tests {
         };
         let (members, others) = leads.take_along();
         assert_eq!(members.len(), 1);
-        leads.note(true);
+        leads.note(&COMMITTED, 2);
+        let counts = &groups.counts;
+        let counts = [&counts.transactions, &counts.inserts, &counts.failed];
+        assert_eq!(counts.map(prometheus::IntCounter::get), [1, 2, 0]);
         others.tell(&Done::Committed(vec![7]));
         assert!(matches!(taken.await, Turn::Done(Done::Committed(reply)) if reply == [7]));
     }
 
     #[tokio::test]
     async fn a_leader_that_has_gone_is_followed_by_the_next() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let mut first = leads(&groups).await;
         let (gone, _) = enter(&groups, 0).await;
         let (next, _) = enter(&groups, 0).await;
@@ -419,7 +451,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let mut first = leads(&groups).await;
         let (leader, _) = enter(&groups, 0).await;
         let (taken, _) = enter(&groups, 0).await;
@@ -433,7 +465,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_group_has_an_end() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let mut first = leads(&groups).await;
         let large = MOST.bytes / 2 + 1;
         let waiting = [
@@ -453,17 +485,17 @@ mod tests {
 
     #[tokio::test]
     async fn after_groups_that_came_to_nothing_more_and_more_go_alone() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let (first, _) = ALONE;
         let _other = lead(&groups).await;
         for alone in [first, 2 * first, 4 * first] {
-            lead(&groups).await.note(false);
+            lead(&groups).await.note(&Done::Nothing, 2);
             for _ in 0..alone {
                 assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
             }
         }
-        lead(&groups).await.note(true);
-        lead(&groups).await.note(false);
+        lead(&groups).await.note(&COMMITTED, 2);
+        lead(&groups).await.note(&Done::Nothing, 2);
         for _ in 0..first {
             assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
         }
@@ -472,7 +504,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_for_long_without_being_taken_along() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let mut first = leads(&groups).await;
         let (patient, _) = enter(&groups, 0).await;
         assert!(matches!(patient.await, Turn::Alone));
@@ -483,7 +515,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_transactions_take_long_they_are_waited_for() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         let _first = lead(&groups).await;
         let patience = |groups: &Groups| groups.lock()[&terms("a")].patience();
         assert_eq!(patience(&groups), PATIENCE);
@@ -497,12 +529,12 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_kept_of_those_who_have_been_there() {
-        let groups = Arc::<Groups>::default();
+        let groups = groups();
         drop(leads(&groups).await);
         assert!(groups.lock().is_empty());
         for number in 0..=IDLE_MAX {
             match groups.enter(terms(&number.to_string()), || panic!()).await {
-                Turn::Lead(lead) => lead.note(false),
+                Turn::Lead(lead) => lead.note(&Done::Nothing, 2),
                 turn => panic!("{turn:?}"),
             }
         }

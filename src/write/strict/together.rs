@@ -41,7 +41,7 @@ impl Strict<'_, '_> {
                 }
                 let together = self.attempt_together(load, &members, reservations, upstream);
                 let done = within(TIME_MAX, together).await?;
-                lead.note(!matches!(done, Done::Nothing));
+                lead.note(&done, 1 + members.len());
                 others.tell(&done);
                 done
             }

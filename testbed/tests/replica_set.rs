@@ -24,6 +24,24 @@ fn another_member_takes_over() {
     assert_ne!(second, third);
 }
 
+#[test]
+fn an_emptied_member_copies_the_others() {
+    let set = ReplicaSet::start(3).unwrap();
+    let insert = |id: i32| doc! { "insert": "users", "documents": [{ "_id": id }], "writeConcern": { "w": 3 } };
+    set.run("emptied", insert(1)).unwrap();
+    let primary = set.wait_for_primary().unwrap().address();
+    let member = set.members().iter().find(|member| member.address() != primary).unwrap();
+    member.restart_empty().unwrap();
+    set.wait_until_whole().unwrap();
+    // Acknowledged by all, the emptied one among them.
+    set.run("emptied", insert(2)).unwrap();
+    let count = doc! { "count": "users", "$readPreference": { "mode": "secondary" } };
+    let count = testbed::command::run(&member.address(), "emptied", count).unwrap();
+    assert_eq!(count.get_i32("n").unwrap(), 2);
+    member.kill().unwrap();
+    member.kill().unwrap();
+}
+
 #[tokio::test]
 async fn a_unique_index_is_enforced() {
     let users = ReplicaSet::shared()

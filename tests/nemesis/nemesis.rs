@@ -9,7 +9,7 @@ use std::time::Duration;
 use bson::{Bson, Document, doc};
 use rand::seq::IndexedRandom;
 use rand::{Rng, rngs::StdRng};
-use testbed::process::Process;
+use testbed::process::{Process, ProcessError};
 use testbed::{Cluster, ReplicaSet};
 
 use crate::checker::COLLECTION;
@@ -130,22 +130,35 @@ impl Saboteur {
         }
     }
 
-    /// Does what supervisor and operator do: starts what has ended by itself (a primary that can't step down aborts), and
-    /// where a shard's members don't come together again, starts all of them anew.
+    /// Does what supervisor and operator do: starts what has ended by itself (a primary that can't step down aborts), has
+    /// a member that its own data keep from starting copy the others', and where a shard's members don't come together again,
+    /// starts all of them anew.
     fn mend(&self, shard: &ReplicaSet) {
-        let start = |member: &Process| {
-            if let Err(error) = member.restart() {
+        let starts = |member: &&Process| match member.restart() {
+            Ok(()) => true,
+            Err(error) => {
                 println!("{} doesn't start: {error}", member.name());
+                !matches!(error, ProcessError::Ended { .. })
             }
         };
-        shard.members().iter().for_each(start);
+        let (_, broken): (Vec<_>, Vec<_>) = shard.members().iter().partition(starts);
+        for member in broken {
+            // Only then: it votes again, and knows no more of what it was there for.
+            if shard.wait_for_primary().is_ok() {
+                self.faults
+                    .count("cluster: member that couldn't start emptied".to_owned());
+                member.restart_empty().unwrap();
+            }
+        }
         let Err(error) = shard.wait_until_whole() else { return };
         println!("{} is started anew: {error}", shard.name());
         self.faults.count("cluster: shard that hung started anew".to_owned());
         for member in shard.members() {
             member.kill().unwrap();
         }
-        shard.members().iter().for_each(start);
+        for member in shard.members() {
+            starts(&member);
+        }
         if let Err(error) = shard.wait_until_whole() {
             println!("{} isn't whole yet: {error}", shard.name());
         }

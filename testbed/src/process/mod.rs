@@ -164,6 +164,21 @@ impl Process {
         }
     }
 
+    /// Starts it without any of its data, as a member of a replica set that is to copy the others'. What it is now is killed.
+    ///
+    /// # Errors
+    /// As [`Process::start`]; [`ProcessError::File`] if the data can't be removed.
+    pub fn restart_empty(&self) -> Result<(), ProcessError> {
+        self.kill()?;
+        let file_error = |source| ProcessError::File {
+            path: self.folder.clone(),
+            source,
+        };
+        fs::remove_dir_all(&self.folder).map_err(file_error)?;
+        fs::create_dir(&self.folder).map_err(file_error)?;
+        self.restart()
+    }
+
     /// Starts it again if it isn't running, and doesn't wait until it answers; says whether it wasn't.
     pub(crate) fn restart_unseen(&self) -> Result<bool, ProcessError> {
         let mut child = self.child();
@@ -279,9 +294,13 @@ impl Process {
         let Some(mut child) = self.child().take() else {
             return Ok(());
         };
-        send(&child, signal).map_err(|source| self.system(source))?;
-        // A frozen process takes no SIGTERM before it goes on.
-        send(&child, Signal::SIGCONT).map_err(|source| self.system(source))?;
+        // One that has ended by itself, and was seen to, can't be signalled.
+        let has_ended = child.try_wait().map_err(|source| self.system(source))?.is_some();
+        if !has_ended {
+            send(&child, signal).map_err(|source| self.system(source))?;
+            // A frozen process takes no SIGTERM before it goes on.
+            send(&child, Signal::SIGCONT).map_err(|source| self.system(source))?;
+        }
         child.wait().map_err(|source| self.system(source))?;
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::default_collations::DefaultCollations;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::raw::Element;
-use crate::reply::Times;
+use crate::reply::{Refusal, Times};
 
 /// A protected collection with what its writes need.
 #[derive(Debug, Clone)]
@@ -63,6 +63,15 @@ impl Protected {
     /// Whether its writes hold without any assumption about time.
     pub fn is_strict(&self) -> bool {
         self.strategy() == Strategy::Transaction
+    }
+
+    /// The refusal of a command, `retryable` or not, where nobody is sure of a key of the constraint at this position.
+    pub fn unsure(&self, constraint: usize, retryable: bool) -> Refusal {
+        Refusal::Unsure {
+            namespace: self.namespace.clone(),
+            constraint: self.constraints[constraint].constraint.name().to_owned(),
+            retryable,
+        }
     }
 
     /// The latest cluster times that Keyward's own reads for this collection told.

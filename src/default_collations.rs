@@ -44,9 +44,8 @@ impl DefaultCollations {
         constraints: impl Iterator<Item = &'a Constraint>,
     ) -> Option<OtherCollation> {
         let asked = match collation {
-            // The server takes null for a field that isn't there.
             None => Some(None),
-            Some(element) if matches!(element.kind, ElementType::Null | ElementType::Undefined) => Some(None),
+            Some(element) if element.is_nothing() => Some(None),
             Some(element) => {
                 specification(element).and_then(|specification| resolved_collation(Some(&specification)).ok())
             }

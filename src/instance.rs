@@ -103,7 +103,7 @@ impl Instance {
     /// Waits for the deployment, makes all constraints hold, and begins to serve clients. The admin pages are there from
     /// the beginning and say what is being waited for.
     ///
-    /// Cancel: dropping the future stops whatever has begun; what the cluster holds then is good for the next start.
+    /// - Cancel: dropping the future stops whatever has begun; what the cluster holds then is good for the next start.
     /// # Errors
     /// [`StartError`]; a deployment that doesn't answer (yet) is none, it is waited for.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
@@ -129,10 +129,9 @@ impl Instance {
         }
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
-        let is_secured = upstream.has_credential();
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
-        let writes = writes.with_users(is_secured);
-        let service = Service::new(upstream, writes, metrics, config.limits, is_secured);
+        let writes = writes.with_users(upstream.has_credential());
+        let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls));
         let following = tokio::spawn({
             let service = service.clone();
@@ -172,7 +171,7 @@ impl Instance {
 
     /// Has another configuration hold, or says why not: in the log, in the metrics, and on the admin pages.
     ///
-    /// Cancel: constraints that are new may reserve already, and enforce nothing; only to stop is of use then.
+    /// - Cancel: constraints that are new may reserve already, and enforce nothing; only to stop is of use then.
     pub async fn reload(&mut self, wanted: Result<Config, Problems>, telemetry: &Telemetry) {
         self.reloads.begin();
         let metrics = self.service.metrics.config.clone();

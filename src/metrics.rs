@@ -118,7 +118,7 @@ pub struct GroupCommit {
 pub struct ConstraintMetrics {
     /// Reservations written, takeovers and backfill included.
     pub reservations: IntCounter,
-    /// Reservations given back because their write didn't happen.
+    /// Reservations given back: their write didn't happen, or their document doesn't hold the key any more.
     pub released: IntCounter,
     /// Abandoned reservations taken over.
     pub takeovers: IntCounter,

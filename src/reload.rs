@@ -97,7 +97,7 @@ impl Reloads {
 
 /// Has `wanted` hold where `current` does; `current` is then what holds.
 ///
-/// Cancel: constraints that are new may reserve already, and enforce nothing.
+/// - Cancel: constraints that are new may reserve already, and enforce nothing.
 /// # Errors
 /// [`ReloadError`]; nothing has changed then.
 pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> Result<Changes, ReloadError> {

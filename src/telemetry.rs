@@ -2,7 +2,8 @@
 //! they are on ([`crate::traces`]).
 //!
 //! What is logged follows `log.level`, before which the environment variable `KEYWARD_LOG` goes, so that one process can
-//! be looked into without touching its file ([`Config::load`]). Events carry values as fields; none of them carries a client's documents.
+//! be looked into without touching its file ([`Config::load`]). Events carry values as fields; none of them carries a
+//! client's documents.
 
 use std::io::IsTerminal;
 use std::time::Duration;

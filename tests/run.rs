@@ -252,14 +252,27 @@ fn what_happens_is_counted() {
     assert!(insert(doc! { "a": 1, "b": 1 }).is_ok());
     // `a` is free and reserved; `b` is taken, so `a` is given back.
     assert!(insert(doc! { "a": 2, "b": 1 }).is_err());
+    // Refused by a statement, by one that takes a transaction, and in a client's own.
+    assert!(insert(doc! { "a": 3, "b": 3 }).is_ok());
+    let lsid = doc! { "id": bson::Binary { subtype: bson::spec::BinarySubtype::Uuid, bytes: vec![3; 16] } };
+    let own = doc! { "lsid": lsid, "txnNumber": 1_i64, "startTransaction": true, "autocommit": false };
+    let set = doc! { "update": "counted", "updates": [{ "q": { "a": 3 }, "u": { "$set": { "b": 1 } } }] };
+    let increment = doc! { "findAndModify": "counted", "query": { "a": 3 }, "update": { "$inc": { "b": -2 } } };
+    let mut within = doc! { "insert": "counted", "documents": [{ "a": 4, "b": 1 }] };
+    within.extend(own);
+    for command in [set, increment, within] {
+        let reply = testbed::command::run(&address, "run", command.clone());
+        let is_refused = reply.as_ref().map_or(true, |reply| reply.contains_key("writeErrors"));
+        assert!(is_refused, "{command} {reply:?}");
+    }
     let refused = doc! { "aggregate": "counted", "pipeline": [{ "$out": "counted" }], "cursor": {} };
     assert!(testbed::command::run(&address, "run", refused).is_err());
     testbed::command::run(&address, "run", doc! { "count": "counted" }).unwrap();
     let metrics = get(&admin, "/metrics");
     for series in [
-        "keyward_constraint_reservations_total{constraint=\"run.counted.a_1\"} 2",
-        "keyward_constraint_reservations_total{constraint=\"run.counted.b_1\"} 1",
-        "keyward_constraint_duplicates_total{constraint=\"run.counted.b_1\"} 1",
+        "keyward_constraint_reservations_total{constraint=\"run.counted.a_1\"} 3",
+        "keyward_constraint_reservations_total{constraint=\"run.counted.b_1\"} 2",
+        "keyward_constraint_duplicates_total{constraint=\"run.counted.b_1\"} 4",
         "keyward_constraint_released_total{constraint=\"run.counted.a_1\"} 1",
         "keyward_constraint_in_doubt_total{constraint=\"run.counted.a_1\"} 0",
     ] {

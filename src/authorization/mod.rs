@@ -173,7 +173,7 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;
-        match (refusal(&reply)?, code(&reply)?) {
+        match (refusal(&reply)?, reply.body().whole_number("code")?) {
             (None, _) => return Ok(Known::NoAccessControl),
             (Some(_), Some(UNAUTHORIZED)) => {}
             (Some(reason), _) => return Err(unanswered("refreshSessions", reason)),
@@ -204,21 +204,21 @@ async fn run(
 
 /// Whether the server let the harmless form of a command by. Whatever else it says, it says to the client's own command, too.
 fn is_allowed(reply: &Reply) -> Result<bool, Malformed> {
-    Ok(refusal(reply)?.is_none() || code(reply)?.is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
+    Ok(refusal(reply)?.is_none()
+        || reply
+            .body()
+            .whole_number("code")?
+            .is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
 }
 
 /// What the server says, if it isn't `ok`.
 fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
-    if reply.body().get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+    if reply.body().is_set("ok")? {
         return Ok(None);
     }
     let text = reply.body().get("errmsg")?;
     let text = text.and_then(|text| text.as_string_bytes()).unwrap_or_default();
     Ok(Some(String::from_utf8_lossy(text).into_owned()))
-}
-
-fn code(reply: &Reply) -> Result<Option<i64>, Malformed> {
-    Ok(reply.body().get("code")?.and_then(|code| code.as_whole_number()))
 }
 
 fn unanswered(command: &'static str, reason: String) -> Error {

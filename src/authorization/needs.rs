@@ -64,7 +64,7 @@ impl<'a> Need<'a> {
             }
             Write::Delete(target) => (target, Actions::REMOVE),
             Write::FindAndModify(target) => {
-                let writes = match is_set(body, "remove")? {
+                let writes = match body.is_set("remove")? {
                     true => Actions::REMOVE,
                     false => with_insert(Actions::UPDATE, is_upsert(body)?),
                 };
@@ -142,16 +142,12 @@ fn with_insert(actions: Actions, upserts: bool) -> Actions {
 }
 
 fn is_upsert(statement: Doc<'_>) -> Result<bool, Malformed> {
-    is_set(statement, "upsert")
+    statement.is_set("upsert")
 }
 
 fn bypass(body: Doc<'_>) -> Result<Actions, Malformed> {
-    Ok(match is_set(body, "bypassDocumentValidation")? {
+    Ok(match body.is_set("bypassDocumentValidation")? {
         true => Actions::BYPASS_VALIDATION,
         false => Actions::default(),
     })
-}
-
-fn is_set(document: Doc<'_>, field: &str) -> Result<bool, Malformed> {
-    Ok(document.get(field)?.is_some_and(|value| value.is_truthy()))
 }

@@ -65,7 +65,7 @@ impl Privilege {
         if actions == Actions::default() {
             return Ok(None);
         }
-        let (database, collection) = match resource.get("anyResource")?.is_some_and(|any| any.is_truthy()) {
+        let (database, collection) = match resource.is_set("anyResource")? {
             true => (None, None),
             false => match (resource.get("db")?, resource.get("collection")?) {
                 (Some(database), Some(collection)) => (database.as_string_bytes(), collection.as_string_bytes()),

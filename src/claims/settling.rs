@@ -107,11 +107,11 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
                 releases
                     .entry((constraint, Kind::Release))
                     .or_default()
-                    .push(((index, key), None));
+                    .push((index, key));
             }
         }
     }
-    let mut given_back: BTreeSet<usize> = releases.values().flatten().map(|((index, _), _)| *index).collect();
+    let mut given_back: BTreeSet<usize> = releases.values().flatten().map(|(index, _)| *index).collect();
     for (slot, event, _) in run(protected, lease, candidates, releases).await {
         // It has failed, and is tried again at most: nothing more is reserved.
         given_back.remove(&slot.0);
@@ -122,27 +122,34 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
     }
 }
 
-/// Slots with the token that a takeover expects, by constraint and kind.
-type Round = BTreeMap<(usize, Kind), Vec<(Slot, Option<Token>)>>;
+/// Slots by constraint and kind.
+type Round = BTreeMap<(usize, Kind), Vec<Slot>>;
 
 /// Sorts what the candidates ask for by what can travel together.
 fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
     let mut round = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in std::mem::take(&mut candidate.effects) {
-            let (kind, key, rival) = match effect {
-                Effect::Reserve(key) => (Kind::Reserve, key, None),
-                Effect::Read(key) => (Kind::Read, key, None),
-                Effect::LookUp { key, scope } => (Kind::LookUp(scope), key, None),
+            let (kind, key) = match effect {
+                Effect::Reserve(key) => (Kind::Reserve, key),
+                Effect::Read(key) => (Kind::Read, key),
+                Effect::LookUp { key, scope } => (Kind::LookUp(scope), key),
                 Effect::TakeOver {
                     key,
                     rival,
                     from_absent,
-                } => match from_absent && protected.is_strict() {
-                    true => (Kind::TakeOver, key, Some(rival)),
-                    false => (Kind::Adopt, key, Some(rival)),
-                },
-                Effect::Release(key) => (Kind::Release, key, None),
+                } => {
+                    let read = candidate.rivals.get(&key).map(|read| read.token);
+                    debug_assert_eq!(read, Some(rival), "a takeover follows the read of its rival");
+                    if read != Some(rival) {
+                        candidate.rivals.remove(&key);
+                    }
+                    match from_absent && protected.is_strict() {
+                        true => (Kind::TakeOver, key),
+                        false => (Kind::Adopt, key),
+                    }
+                }
+                Effect::Release(key) => (Kind::Release, key),
                 Effect::Wait { rival } => {
                     count_wait(protected, candidate, rival);
                     awaited.push(rival);
@@ -151,7 +158,7 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                 Effect::Forward => continue,
             };
             let constraint = candidate.keys[key].constraint;
-            round.entry((constraint, kind)).or_default().push(((index, key), rival));
+            round.entry((constraint, kind)).or_default().push((index, key));
         }
     }
     round
@@ -204,8 +211,8 @@ impl Group<'_, '_> {
         self.candidates[slot.0].mark()
     }
 
-    async fn reserve(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
-        let claim = |(slot, _): &(Slot, _)| (self.key(*slot), self.owner(*slot), self.mark(*slot));
+    async fn reserve(self, slots: Vec<Slot>) -> Vec<Answer> {
+        let claim = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.mark(*slot));
         let claims: Vec<_> = slots.iter().map(claim).collect();
         let outcomes = self.proxy().reserve(&claims).await;
         self.answer(slots, outcomes, |key, reserved| match reserved {
@@ -216,8 +223,8 @@ impl Group<'_, '_> {
         })
     }
 
-    async fn read(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
-        let keys: Vec<_> = slots.iter().map(|(slot, _)| self.key(*slot)).collect();
+    async fn read(self, slots: Vec<Slot>) -> Vec<Answer> {
+        let keys: Vec<_> = slots.iter().map(|slot| self.key(*slot)).collect();
         let mut reads = match self.proxy().read(&keys).await {
             Ok(reads) => reads,
             Err(error) => return self.failed(slots, &error),
@@ -233,7 +240,7 @@ impl Group<'_, '_> {
                 };
             }
         }
-        let answer = |((slot, _), read): ((Slot, _), Option<Read>)| {
+        let answer = |(slot, read): (Slot, Option<Read>)| {
             let event = match &read {
                 Some(read) => Event::Found(slot.1, self.rival(slot, read)),
                 None => Event::Vacant(slot.1),
@@ -243,9 +250,8 @@ impl Group<'_, '_> {
         slots.into_iter().zip(reads).map(answer).collect()
     }
 
-    async fn look_up(self, slots: Vec<(Slot, Option<Token>)>, scope: Scope) -> Vec<Answer> {
-        let claim =
-            |(slot, _): &(Slot, _)| Some((self.key(*slot), &self.candidates[slot.0].rivals.get(&slot.1)?.owner));
+    async fn look_up(self, slots: Vec<Slot>, scope: Scope) -> Vec<Answer> {
+        let claim = |slot: &Slot| Some((self.key(*slot), &self.candidates[slot.0].rivals.get(&slot.1)?.owner));
         let claims: Vec<_> = slots.iter().filter_map(claim).collect();
         debug_assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
         let held = self.proxy().look_up(&claims, scope).await;
@@ -255,12 +261,12 @@ impl Group<'_, '_> {
         })
     }
 
-    async fn take_over(self, slots: Vec<(Slot, Option<Token>)>, strictly: bool) -> Vec<Answer> {
+    async fn take_over(self, slots: Vec<Slot>, strictly: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
-        for (slot, seen) in slots {
-            let rival = self.candidates[slot.0].rivals.get(&slot.1);
-            let Some(rival) = rival.filter(|rival| Some(rival.token) == seen) else {
-                debug_assert!(false, "a takeover follows the read of its rival");
+        for slot in slots {
+            let Some(rival) = self.candidates[slot.0].rivals.get(&slot.1) else {
+                // Nothing is known of it: it is read again.
+                answers.push((slot, Event::Changed(slot.1), None));
                 continue;
             };
             let (key, owner, mark) = (self.key(slot), self.owner(slot), self.mark(slot));
@@ -274,7 +280,7 @@ impl Group<'_, '_> {
                 false => self.proxy().take_over(key, rival, owner, mark).await,
             };
             let took = took.map(|took| vec![took]);
-            answers.extend(self.answer(vec![(slot, None)], took, |key, took| match took {
+            answers.extend(self.answer(vec![slot], took, |key, took| match took {
                 TakenOver::Done => Event::TookOver(key),
                 TakenOver::Changed => Event::Changed(key),
                 TakenOver::OwnerHolds => Event::OwnerHolds(key),
@@ -284,7 +290,7 @@ impl Group<'_, '_> {
         answers
     }
 
-    async fn release(self, slots: Vec<(Slot, Option<Token>)>) -> Vec<Answer> {
+    async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
         match self.release_unheld(&slots).await {
             Ok(count) => {
                 self.proxy().metrics.released.inc_by(count as u64);
@@ -294,7 +300,7 @@ impl Group<'_, '_> {
                 // What stays behind is settled after its lease; only who would claim it again is told.
                 let constraint = self.proxy().constraint.name();
                 tracing::warn!(%error, constraint, count = slots.len(), "could not release");
-                let failed = slots.into_iter().map(|(slot, _)| (slot, Event::Failed(slot.1), None));
+                let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.1), None));
                 failed.collect()
             }
         }
@@ -303,16 +309,11 @@ impl Group<'_, '_> {
     /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
     /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now. Only the
     /// shard is asked where it would lie: on another one it is another document, whose reservation this isn't.
-    async fn release_unheld(&self, slots: &[(Slot, Option<Token>)]) -> Result<usize, StoreError> {
-        let claims: Vec<_> = slots
-            .iter()
-            .map(|(slot, _)| (self.key(*slot), self.owner(*slot)))
-            .collect();
+    async fn release_unheld(&self, slots: &[Slot]) -> Result<usize, StoreError> {
+        let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
         let held = self.proxy().look_up(&claims, Scope::Route).await?;
         let unheld = slots.iter().zip(held).filter(|(_, held)| !held);
-        let keys: Vec<_> = unheld
-            .map(|((slot, _), _)| (self.key(*slot), self.mark(*slot)))
-            .collect();
+        let keys: Vec<_> = unheld.map(|(slot, _)| (self.key(*slot), self.mark(*slot))).collect();
         self.proxy().give_back(&keys).await?;
         Ok(keys.len())
     }
@@ -339,7 +340,7 @@ impl Group<'_, '_> {
 
     fn answer<T>(
         &self,
-        slots: Vec<(Slot, Option<Token>)>,
+        slots: Vec<Slot>,
         outcomes: Result<Vec<T>, StoreError>,
         event: impl Fn(usize, T) -> Event,
     ) -> Vec<Answer> {
@@ -347,18 +348,18 @@ impl Group<'_, '_> {
             Ok(outcomes) => {
                 let answers = slots.into_iter().zip(outcomes);
                 answers
-                    .map(|((slot, _), outcome)| (slot, event(slot.1, outcome), None))
+                    .map(|(slot, outcome)| (slot, event(slot.1, outcome), None))
                     .collect()
             }
             Err(error) => self.failed(slots, &error),
         }
     }
 
-    fn failed(&self, slots: Vec<(Slot, Option<Token>)>, error: &StoreError) -> Vec<Answer> {
+    fn failed(&self, slots: Vec<Slot>, error: &StoreError) -> Vec<Answer> {
         tracing::warn!(%error, constraint = self.proxy().constraint.name(), "the cluster gave no sure answer");
         slots
             .into_iter()
-            .map(|(slot, _)| (slot, Event::Failed(slot.1), None))
+            .map(|slot| (slot, Event::Failed(slot.1), None))
             .collect()
     }
 }

@@ -105,7 +105,7 @@ pub fn is_known_command(name: &[u8]) -> bool {
 
 /// Through a load balancer, a driver would need the server's own support for it, which no proxy can stand in for.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
-    if body.get("loadBalanced")?.is_some_and(|flag| flag.is_truthy()) {
+    if body.is_set("loadBalanced")? {
         return Ok(Verdict::Refuse(Refusal::LoadBalanced));
     }
     for field in body.elements() {

@@ -1,9 +1,8 @@
 //! `keyward run`: one [`Instance`] from its start to its end, in the foreground.
 //!
 //! Once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a change of its file, loads the
-//! configuration again. The first SIGTERM or SIGINT lets clients have the
-//! answers they are owed; a second one ends the process at once. Why it didn't start is said on standard error and in
-//! the exit code.
+//! configuration again. The first SIGTERM or SIGINT lets clients have the answers they are owed; a second one ends the
+//! process at once. Why it didn't start is said on standard error and in the exit code.
 
 use std::io::Write as _;
 use std::path::Path;

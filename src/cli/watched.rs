@@ -29,7 +29,7 @@ impl Watched {
 
     /// Ends when it holds something else than when it was last loaded, and the same twice: it might be half written.
     ///
-    /// Cancel: at any time.
+    /// - Cancel: at any time.
     pub(super) async fn changed(&self, interval: Duration) {
         if interval.is_zero() {
             return std::future::pending().await;

@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
-use bson::spec::ElementType;
+use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocument, RawDocumentBuf};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
@@ -139,7 +139,9 @@ impl Key {
             builder.int32("h", self.bucket());
         }
         match (&*self.canonical, self.stored()) {
-            ([DIGEST, digest @ ..], _) => append_digest(builder, digest),
+            ([DIGEST, digest @ ..], _) => {
+                builder.binary(b"k", BinarySubtype::Generic, digest);
+            }
             (_, Some(values)) => {
                 builder.open(ElementType::EmbeddedDocument, b"k");
                 for element in values.elements().flatten() {
@@ -300,14 +302,6 @@ fn with_sort_keys(icu: &Icu, values: Doc<'_>) -> Result<Vec<u8>, Uncomparable> {
     }
     refused?;
     Ok(copy.finish())
-}
-
-fn append_digest(builder: &mut Builder, digest: &[u8]) {
-    let mut value = Vec::with_capacity(digest.len() + 5);
-    value.extend_from_slice(&(digest.len() as i32).to_le_bytes());
-    value.push(0);
-    value.extend_from_slice(digest);
-    builder.append(ElementType::Binary, b"k", &value);
 }
 
 impl PartialEq for Key {

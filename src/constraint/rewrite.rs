@@ -1,8 +1,9 @@
 //! Copies values with the names inside them changed, and with the details gone that an index doesn't keep.
 //!
 //! An index of the server stores a value so that it can be told what it was, but for a few details: the names inside an
-//! array become positions, every NaN becomes the plain one, a Decimal128 of more than 34 digits a
-//! zero, and a DBPointer's namespace ends at its first zero byte. What the server reports of a key, and what a reservation holds, is that. A copy of a copy is the same.
+//! array become positions, every NaN becomes the plain one, a Decimal128 of more than 34 digits a zero, and a DBPointer's
+//! namespace ends at its first zero byte. What the server reports of a key, and what a reservation holds, is that. A copy of
+//! a copy is the same.
 
 use std::borrow::Cow;
 

@@ -71,7 +71,7 @@ pub fn edit(message: &[u8]) -> Result<Edited, Rejection> {
             };
             let frame = draft
                 .frame(header.request_id, header.response_to)
-                .map_err(|_| Rejection::TooShort)?;
+                .map_err(Rejection::from)?;
             Ok(Edited {
                 message: frame.to_vec(),
                 takes_writes: body.takes_writes,

@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter};
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
-use mongodb::{Client, Collection, options::WriteConcern};
+use mongodb::{Client, Collection};
 
 use super::PrepareError;
 use super::position::{ERA_FIELD, PROXY_FIELD};
@@ -71,7 +71,7 @@ impl Definitions {
     /// Those of a database.
     pub(super) fn in_database(client: &Client, database: &str) -> Definitions {
         Definitions {
-            collection: client.database(database).collection("keyward.constraints"),
+            collection: client.database(database).collection(DEFINITIONS),
         }
     }
 
@@ -105,7 +105,7 @@ impl Definitions {
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
-        let found = answered(upsert.write_concern(WriteConcern::majority()).into_future()).await?;
+        let found = answered(upsert.into_future()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
         let state = state(constraint, &found)?;
         let was_complete = proxy.is_some() && found.get(PROXY_FIELD.as_str()) == proxy;
@@ -175,7 +175,7 @@ impl Definitions {
         let first = vec![doc! { "$set": { "strategy": { "$ifNull": ["$strategy", here] } } }];
         let agreed = self.collection.find_one_and_update(id(constraint), first);
         let agreed = agreed.return_document(mongodb::options::ReturnDocument::After);
-        let agreed = answered(agreed.write_concern(WriteConcern::majority()).into_future()).await?;
+        let agreed = answered(agreed.into_future()).await?;
         let there = agreed.as_ref().and_then(|agreed| agreed.get_str("strategy").ok());
         match there {
             Some(there) => check_strategy(constraint, strategy, there),
@@ -204,7 +204,7 @@ impl Definitions {
         let update = self
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
-        let updated = answered(update.write_concern(WriteConcern::majority()).into_future()).await?;
+        let updated = answered(update.into_future()).await?;
         Ok(updated.matched_count == 1)
     }
 
@@ -225,7 +225,7 @@ impl Definitions {
         let update = self
             .collection
             .update_one(doc! { "_id": definition_id(namespace, name) }, update);
-        answered(update.write_concern(WriteConcern::majority()).into_future()).await?;
+        answered(update.into_future()).await?;
         Ok(())
     }
 }
@@ -289,7 +289,10 @@ fn id(constraint: &Constraint) -> Document {
     doc! { "_id": definition_id(constraint.namespace(), constraint.name()) }
 }
 
-/// The `_id` of a constraint's document in `keyward.constraints`.
+/// The collection of each database's constraints' documents.
+pub const DEFINITIONS: &str = "keyward.constraints";
+
+/// The `_id` of a constraint's document in [`DEFINITIONS`].
 pub fn definition_id(namespace: &Namespace, constraint: &str) -> Document {
     doc! { "collection": &namespace.collection, "name": constraint }
 }

@@ -9,8 +9,9 @@
 
 use bson::raw::CStr;
 use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
-use mongodb::{Collection, Database, options::WriteConcern};
+use mongodb::{Collection, Database};
 
+use super::DEFINITIONS;
 use crate::proxy_collection::{StoreError, answered};
 
 /// Where the uuid of the protected collection stands.
@@ -67,7 +68,7 @@ impl Position {
         between: Between,
     ) -> Result<Position, StoreError> {
         let mut position = Position {
-            definitions: database.collection("keyward.constraints"),
+            definitions: database.collection(DEFINITIONS),
             database,
             constraint,
             by: ObjectId::new(),
@@ -119,7 +120,7 @@ impl Position {
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
         let forgotten = doc! { "$set": { ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
         let forgetting = self.definitions.update_one(self.filter(), forgotten);
-        answered(forgetting.write_concern(WriteConcern::majority()).into_future()).await?;
+        answered(forgetting.into_future()).await?;
         Ok(())
     }
 

@@ -3,7 +3,6 @@
 //! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Repeating any
 //! of it, or doing it from several Keywards at once, comes to the same.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
@@ -14,7 +13,7 @@ use tokio::time::Instant;
 use super::PrepareError;
 use crate::constraint::{Constraint, Key, Sharding};
 use crate::namespace::Namespace;
-use crate::proxy_collection::StoreError;
+use crate::upstream::{shard_keys, sharded_collection};
 
 /// How long spreading one proxy collection may take, other Keywards doing the same included.
 const SPREAD_MAX: Duration = Duration::from_secs(120);
@@ -108,26 +107,6 @@ impl Deployment {
     }
 }
 
-/// The paths of the shard keys of those of `namespaces` that are sharded, by `database.collection`.
-///
-/// # Errors
-/// [`StoreError`] if the deployment doesn't say.
-pub async fn shard_keys(
-    client: &Client,
-    namespaces: &[&Namespace],
-) -> Result<HashMap<String, Vec<String>>, StoreError> {
-    let names: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
-    // Newer servers list unsharded collections, too; older ones those that were dropped.
-    let filter = doc! { "_id": { "$in": names }, "dropped": { "$ne": true }, "unsplittable": { "$ne": true } };
-    let collections = client.database("config").collection::<Document>("collections");
-    let entries: Vec<Document> = collections.find(filter).await?.try_collect().await?;
-    let key_of = |entry: Document| {
-        let paths = entry.get_document("key").ok()?.keys().cloned().collect();
-        Some((entry.get_str("_id").ok()?.to_owned(), paths))
-    };
-    Ok(entries.into_iter().filter_map(key_of).collect())
-}
-
 async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), PrepareError> {
     let command = doc! { "create": namespace.collection.as_str() };
     match client.database(&namespace.database).run_command(command).await {
@@ -136,13 +115,6 @@ async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), 
         }
         _ => Ok(()),
     }
-}
-
-async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, PrepareError> {
-    let collections = client.database("config").collection::<Document>("collections");
-    Ok(collections
-        .find_one(doc! { "_id": namespace.to_string(), "dropped": { "$ne": true }, "unsplittable": { "$ne": true } })
-        .await?)
 }
 
 /// Splits at equal steps of `h` and moves one range to each shard, until the chunks lie so.

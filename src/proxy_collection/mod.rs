@@ -185,6 +185,12 @@ impl ProxyCollection {
         }
     }
 
+    /// The error for a client whose document's `key` is taken, which counts as refused.
+    pub async fn refuse(&self, key: &Key) -> DuplicateKey {
+        self.metrics.duplicates.inc();
+        self.duplicate(key).await
+    }
+
     /// The error of a document whose `key` is taken, in the server's bytes; a cluster that doesn't answer costs it no more
     /// than the sort keys it shows.
     pub async fn duplicate(&self, key: &Key) -> DuplicateKey {

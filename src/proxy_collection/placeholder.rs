@@ -16,7 +16,7 @@ use super::find::find_within;
 use super::late::within;
 use super::owner::owner_filter;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
-use crate::constraint::Key;
+use crate::constraint::{DuplicateKey, Key};
 use crate::reservation::Scope;
 
 /// What became of a takeover.
@@ -153,7 +153,7 @@ impl ProxyCollection {
         let reply = self.in_transaction(session, insert).await?;
         if let Some(error) = first_error(&reply) {
             return match error.get_i32("code") {
-                Ok(11_000) => {
+                Ok(DuplicateKey::CODE) => {
                     let paths: Vec<String> = match error.get_document("keyPattern") {
                         Ok(pattern) => pattern.keys().cloned().collect(),
                         Err(_) => return Err(refused(error)),

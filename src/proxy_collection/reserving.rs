@@ -18,6 +18,7 @@ use super::late::within;
 use super::queue::Work;
 use super::sessions::Sessions;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
+use crate::constraint::DuplicateKey;
 use crate::raw::Builder;
 
 /// How long a key is known to be in an open transaction's hands after it was met last.
@@ -39,9 +40,6 @@ pub enum Reserved {
 /// So many reservations, and so many bytes of them, go into one command; the server takes 100,000 and 48 MB.
 const COMMAND_MAX: usize = 20_000;
 const COMMAND_BYTES_MAX: usize = 16 << 20;
-
-/// The server's code for a duplicate key.
-const DUPLICATE_KEY: i32 = 11_000;
 
 /// Writes reservations.
 ///
@@ -238,7 +236,7 @@ fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
         let error = error.as_document()?;
         let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
         *outcomes.get_mut(index)? = match error.get_i32("code").ok()? {
-            DUPLICATE_KEY => Reserved::Taken,
+            DuplicateKey::CODE => Reserved::Taken,
             _ if says_time_up(error) => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");

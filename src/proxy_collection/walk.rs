@@ -1,8 +1,9 @@
 //! Walks reservations from the last `_id` to the first: page by page.
 //!
-//! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a
-//! reply, and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that
-//! was moved has left behind.
+//! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page
+//! is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a reply,
+//! and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that was
+//! moved has left behind.
 
 use bson::raw::{RawBsonRef, RawDocument};
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};

@@ -1,6 +1,6 @@
 //! Builds documents from elements, names and bytes that need not be UTF-8.
 
-use bson::spec::ElementType;
+use bson::spec::{BinarySubtype, ElementType};
 
 use super::{Doc, Element};
 
@@ -96,6 +96,13 @@ impl Builder {
     /// Appends a double.
     pub fn double(&mut self, name: &str, number: f64) -> &mut Self {
         self.append(ElementType::Double, name.as_bytes(), &number.to_le_bytes())
+    }
+
+    /// Appends bytes, of a subtype of the BSON specification.
+    pub fn binary(&mut self, name: &[u8], subtype: BinarySubtype, bytes: &[u8]) -> &mut Self {
+        let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+        let value = [&length.to_le_bytes()[..], &[subtype.into()], bytes].concat();
+        self.append(ElementType::Binary, name, &value)
     }
 
     /// Appends a boolean.

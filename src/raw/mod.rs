@@ -112,6 +112,22 @@ impl<'a> Doc<'a> {
         }
     }
 
+    /// Whether the field `name` is there, and the server would take it for true.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is.
+    pub fn is_set(self, name: &str) -> Result<bool, Malformed> {
+        Ok(self.get(name)?.is_some_and(|element| element.is_truthy()))
+    }
+
+    /// The whole number in the field `name`; nothing if there is none, or something else.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is.
+    pub fn whole_number(self, name: &str) -> Result<Option<i64>, Malformed> {
+        Ok(self.get(name)?.and_then(|element| element.as_whole_number()))
+    }
+
     /// Checks everything down to the last nested document, as the server does on intake.
     ///
     /// # Errors
@@ -248,6 +264,11 @@ impl<'a> Element<'a> {
             }
             _ => None,
         }
+    }
+
+    /// Whether the server takes the field for one that isn't there.
+    pub fn is_nothing(&self) -> bool {
+        matches!(self.kind, ElementType::Null | ElementType::Undefined)
     }
 
     /// Whether the server would take the value for true: a non-zero number, or anything but false, null and undefined.

@@ -125,7 +125,7 @@ impl BulkReply {
         reply: Doc<'_>,
     ) -> Result<(), Malformed> {
         let number = |name| -> Result<i32, Malformed> {
-            let number = reply.get(name)?.and_then(|number| number.as_whole_number());
+            let number = reply.whole_number(name)?;
             Ok(number.and_then(|number| i32::try_from(number).ok()).unwrap_or(0))
         };
         let (n, modified) = (number("n")?, number("nModified")?);

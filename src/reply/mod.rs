@@ -1,4 +1,4 @@
-//! What the client is told: the only place that writes text a client sees.
+//! What the client is told of its writes: replies that Keyward composes, and refusals.
 //!
 //! A reply that Keyward composes has the fields, codes and order of the server's own; a refusal names the constraint or
 //! the collection, and the way out.

@@ -181,7 +181,7 @@ impl WriteReply {
             }
             self.upserted.insert(first + index, id.finish());
         }
-        let modified = reply.get("nModified")?.and_then(|n| n.as_whole_number()).unwrap_or(0);
+        let modified = reply.whole_number("nModified")?.unwrap_or(0);
         self.n_modified += i32::try_from(modified).unwrap_or(0);
         self.add_part(reply)
     }
@@ -266,7 +266,7 @@ fn entries<'a>(array: Option<Element<'a>>) -> Result<Vec<(usize, Doc<'a>)>, Malf
         let Some(entry) = element?.as_document_or_array()? else {
             continue;
         };
-        let index = entry.get("index")?.and_then(|index| index.as_whole_number());
+        let index = entry.whole_number("index")?;
         entries.push((index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0), entry));
     }
     Ok(entries)

@@ -35,11 +35,16 @@ const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
     /// Stands for whoever has written in a transaction that is still open.
-    pub const UNSEEN: Token = Token {
-        attempt: AttemptId([0; 16]),
-        position: 0,
-        operation: None,
-    };
+    pub const UNSEEN: Token = Token::of(AttemptId([0; 16]));
+
+    /// The token of an attempt at one thing, which no driver tries again.
+    pub const fn of(attempt: AttemptId) -> Token {
+        Token {
+            attempt,
+            position: 0,
+            operation: None,
+        }
+    }
 
     /// The token as it stands in a reservation: 20 bytes, or 48 with an operation; numbers little-endian.
     pub fn to_bytes(self) -> Vec<u8> {

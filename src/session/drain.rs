@@ -12,10 +12,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::outline::Outline;
-use super::replies::Owed;
-use crate::classify::{Protection, Verdict, classify};
+use crate::classify::Verdict;
 use crate::raw::Builder;
-use crate::wire::Request;
 
 /// A connection that is as quiet as this isn't one that a driver, told to go elsewhere, is about to use.
 const QUIET: Duration = Duration::from_secs(1);
@@ -56,8 +54,12 @@ impl Drain {
         QUIET.min((self.until - self.begun) / 4)
     }
 
-    /// Whether what begins something new is turned away.
-    pub fn turns_away(&self) -> bool {
+    /// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
+    pub fn turns_away(&self, verdict: &Verdict<'_>, outline: &Outline) -> bool {
+        *verdict == Verdict::Hello || self.is_late() && !outline.goes_on()
+    }
+
+    fn is_late(&self) -> bool {
         Instant::now() >= self.begun + (self.until - self.begun) / 2
     }
 
@@ -103,23 +105,4 @@ pub(crate) async fn draining(stage: &mut watch::Receiver<Stage>) -> Option<Drain
         Stage::Draining(drain) => Some(drain),
         Stage::Serving => None,
     }
-}
-
-/// What [`super::forwarded`] says, but for what is to be turned away.
-pub(super) fn forwarded(
-    drain: &Drain,
-    request: &Request<'_>,
-    outline: &Outline,
-    protection: &impl Protection,
-) -> Option<Option<Owed>> {
-    let verdict = classify(request.parsed.as_ref().ok()?, protection).ok()?;
-    match turns_away(drain, &verdict, outline) {
-        true => None,
-        false => super::forwarded(request, outline, protection),
-    }
-}
-
-/// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
-pub(super) fn turns_away(drain: &Drain, verdict: &Verdict<'_>, outline: &Outline) -> bool {
-    *verdict == Verdict::Hello || drain.turns_away() && !outline.goes_on()
 }

@@ -9,7 +9,7 @@ use super::{End, Requests, Session};
 use crate::raw::Builder;
 use crate::stream::{Incoming, Outgoing};
 use crate::upstream::Connection;
-use crate::wire::{Draft, Envelope, Flags, OpCode, ServerError};
+use crate::wire::{Draft, Envelope, Flags, OpCode, Rejection, ServerError};
 use crate::write::Era;
 
 /// How long a client whose message isn't read to its end has to take the reason.
@@ -93,10 +93,8 @@ pub(super) async fn leave_at_work(mut upstream: Connection, era: Era) {
     drop(era);
 }
 
-async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
-    let reply = envelope
-        .reply(body, reply_id)
-        .map_err(|too_long| End::Command(too_long.into()))?;
+pub(super) async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
+    let reply = envelope.reply(body, reply_id).map_err(Rejection::from)?;
     client.write_pieces([&reply[..]].into_iter()).await.map_err(End::Client)
 }
 

@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::End;
 use super::requests::read_message;
+use super::{End, farewell};
 use crate::limits::Limits;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::tls::{Acceptor, Client, is_handshake};
@@ -130,9 +130,5 @@ async fn tell(client_in: &Incoming, client_out: &mut Outgoing, error: ServerErro
     if !envelope.wants_reply() {
         return Ok(());
     }
-    let reply = envelope.reply(&error.body(), 1).map_err(|_| Rejection::TooShort)?;
-    client_out
-        .write_pieces([&reply[..]].into_iter())
-        .await
-        .map_err(End::Client)
+    farewell::tell(&envelope, &error.body(), 1, client_out).await
 }

@@ -69,8 +69,6 @@ pub struct Service {
     memory: Arc<Memory>,
     /// How many large messages may be unpacked at once.
     unpacking: Semaphore,
-    /// Whether clients have to authenticate.
-    is_secured: bool,
     /// Names this process to drivers.
     process: ObjectId,
     /// How clients' connections are encrypted, if they are.
@@ -78,14 +76,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Serves clients of `upstream`, who have to authenticate if it `is_secured`.
-    pub fn new(
-        upstream: Upstream,
-        writes: write::Context,
-        metrics: Metrics,
-        limits: Limits,
-        is_secured: bool,
-    ) -> Service {
+    /// Serves clients of `upstream`.
+    pub fn new(upstream: Upstream, writes: write::Context, metrics: Metrics, limits: Limits) -> Service {
         let service = Service {
             upstream,
             writes,
@@ -93,7 +85,6 @@ impl Service {
             limits: ArcSwap::from_pointee(limits),
             metrics,
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
-            is_secured,
             process: ObjectId::new(),
             tls: None,
         };
@@ -183,7 +174,7 @@ impl Session {
         mut stage: watch::Receiver<Stage>,
     ) -> Result<(Self, watch::Receiver<Era>), End> {
         let limits = service.limits();
-        let length_max = match service.is_secured {
+        let length_max = match service.upstream.has_credential() {
             true => limits.max_unauthenticated_message_bytes,
             false => MESSAGE_BYTES_MAX,
         };
@@ -316,7 +307,7 @@ impl Session {
 
     /// How long the client's next message may be.
     fn length_max(&self) -> usize {
-        match self.service.is_secured && !self.replies.is_authenticated() {
+        match self.service.upstream.has_credential() && !self.replies.is_authenticated() {
             true => self.limits.max_unauthenticated_message_bytes,
             false => MESSAGE_BYTES_MAX,
         }
@@ -340,10 +331,9 @@ impl Session {
             transactions.begin(transaction, self.replies.is_authenticated());
         }
         let catalog = self.service.writes.catalog();
-        let forwarded = match self.drain {
-            _ if outline.commits() && !self.service.writes.may_commit(outline.transaction) => None,
-            Some(drain) => drain::forwarded(&drain, &request, &outline, &**catalog),
-            None => forwarded(&request, &outline, &**catalog),
+        let forwarded = match outline.commits() && !self.service.writes.may_commit(outline.transaction) {
+            true => None,
+            false => forwarded(&request, &outline, self.drain.as_ref(), &**catalog),
         };
         let is_handshake = matches!(forwarded, Some(Some(Owed { hello: Some(_), .. })));
         let span = match &request.parsed {
@@ -379,8 +369,16 @@ enum Stepped {
 }
 
 /// Whether the request goes on as it came, and the reply that upstream will then owe, if any.
-fn forwarded(request: &Request<'_>, outline: &Outline, protection: &impl Protection) -> Option<Option<Owed>> {
+fn forwarded(
+    request: &Request<'_>,
+    outline: &Outline,
+    drain: Option<&Drain>,
+    protection: &impl Protection,
+) -> Option<Option<Owed>> {
     let verdict = classify(request.parsed.as_ref().ok()?, protection).ok()?;
+    if drain.is_some_and(|drain| drain.turns_away(&verdict, outline)) {
+        return None;
+    }
     let is_hello = match verdict {
         Verdict::Forward => false,
         Verdict::Hello => true,

@@ -297,9 +297,9 @@ fn says_authenticated(message: &[u8]) -> Result<bool, End> {
 
 /// `saslStart` and `saslContinue` say `done: true`; `authenticate` names the user, in a handshake, too.
 fn is_done(body: Doc<'_>) -> Result<bool, crate::raw::Malformed> {
-    let is_ok = body.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    let is_ok = body.is_set("ok")?;
     let within = body.nested("speculativeAuthenticate")?.unwrap_or(body);
-    let is_done = within.get("done")?.is_some_and(|done| done.is_truthy()) || within.get("dbname")?.is_some();
+    let is_done = within.is_set("done")? || within.get("dbname")?.is_some();
     Ok(is_ok && is_done)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
-use super::{Drain, End, Outline, Owed, Requests, Service, Session, drain, forwarded, owed, work_time};
+use super::{Drain, End, Outline, Owed, Requests, Service, Session, forwarded, owed, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::classify::{Verdict, classify};
 use crate::traces::note_outcome;
@@ -87,7 +87,7 @@ async fn serve_one(
         Ok(verdict) => verdict,
         Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
     };
-    if let Some(drain) = drain.filter(|drain| drain::turns_away(drain, &verdict, &outline)) {
+    if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &outline)) {
         commands.turned_away.inc();
         return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
     }
@@ -131,7 +131,7 @@ async fn serve_one(
             }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &outline, &**catalog) {
+        _ => match forwarded(request, &outline, None, &**catalog) {
             Some(reply) => {
                 if outline.may_change_user {
                     rights.forget();
@@ -148,7 +148,7 @@ fn answer(envelope: &Envelope, body: &[u8], reply_id: i32) -> Result<Outcome, En
     if !envelope.wants_reply() {
         return Ok(Outcome::Silence);
     }
-    let reply = envelope.reply(body, reply_id).map_err(upstream_too_long)?;
+    let reply = envelope.reply(body, reply_id).map_err(Rejection::from)?;
     Ok(Outcome::Answer(reply))
 }
 
@@ -161,9 +161,4 @@ fn turn_down(envelope: &Envelope, rejection: &Rejection, reply_id: i32) -> Resul
         }
         Treatment::Answer(_) | Treatment::Ignore => Ok(Outcome::Silence),
     }
-}
-
-/// A reply past the limit ends the connection, as it does on the server.
-fn upstream_too_long(too_long: crate::wire::TooLong) -> End {
-    End::Command(too_long.into())
 }

@@ -48,7 +48,10 @@ impl Session {
             // Whoever reads the message meets it again.
             Ok(Err(Rejection::NestedCompression)) => Ok(()),
             Ok(Err(rejection)) => Err(rejection.into()),
-            Err(_) => Err(End::Stopping),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(End::Stopping),
+            },
         }
     }
 

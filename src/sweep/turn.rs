@@ -11,7 +11,7 @@ use mongodb::options::ReturnDocument;
 use mongodb::{Client, Collection};
 
 use crate::namespace::Namespace;
-use crate::prepare::definition_id;
+use crate::prepare::{DEFINITIONS, definition_id};
 use crate::proxy_collection::{StoreError, answered};
 
 /// How long a turn lasts unless it is renewed, which happens with every page.
@@ -33,7 +33,7 @@ impl<'a> Turn<'a> {
         constraint: &str,
         sweeper: &'a str,
     ) -> Result<Option<Turn<'a>>, StoreError> {
-        let definitions = client.database(&namespace.database).collection("keyward.constraints");
+        let definitions = client.database(&namespace.database).collection(DEFINITIONS);
         let id = definition_id(namespace, constraint);
         let mut turn = Turn {
             definitions,

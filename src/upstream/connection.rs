@@ -152,6 +152,15 @@ impl Connection {
         self.receive().await
     }
 
+    /// The same for a command of one body; gives the reply's body.
+    ///
+    /// # Errors
+    /// As [`Connection::request`].
+    pub async fn run(&mut self, body: &[u8]) -> Result<Vec<u8>, Error> {
+        let reply = self.request(&Draft::of_body(body)).await?;
+        Ok(reply.body().bytes().to_vec())
+    }
+
     /// Sends a command without waiting for its reply, which [`Connection::receive`] fetches later. With
     /// [`Flags::MORE_TO_COME`] there will be none.
     ///

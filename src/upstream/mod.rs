@@ -1,9 +1,11 @@
 //! The deployment behind Keyward: where it is, Keyward's own client of it, and connections for clients.
 //!
-//! Who may be connected to is followed by the driver's own monitoring ([`topology`]), which also resolves
-//! `mongodb+srv`; a client's connection goes to one of those, encrypted as the driver's, and for life ([`Connection`]). Connecting ends after a limit: nobody waits for ever.
+//! Who may be connected to is followed by the driver's own monitoring ([`topology`]), which also resolves `mongodb+srv`; a
+//! client's connection goes to one of those, encrypted as the driver's, and for life ([`Connection`]). Connecting ends after
+//! a limit: nobody waits for ever.
 
 mod connection;
+mod shard_keys;
 mod topology;
 
 use std::io;
@@ -12,12 +14,13 @@ use std::time::Duration;
 
 use mongodb::Client;
 use mongodb::event::EventHandler;
-use mongodb::options::{ClientOptions, ServerAddress, Tls};
+use mongodb::options::{ClientOptions, ServerAddress, Tls, WriteConcern};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, Error, Reply};
+pub use shard_keys::{shard_keys, sharded_collection};
 pub use topology::Targets;
 
 use crate::stream;
@@ -79,6 +82,8 @@ impl Upstream {
         // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it.
         options.selection_criteria = None;
         options.read_concern = None;
+        // Nor may what it writes be rolled back; and no time limit of the URI's ends the wait for that.
+        options.write_concern = Some(WriteConcern::majority());
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
         options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
@@ -179,6 +184,15 @@ impl Upstream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_uri_has_no_say_in_what_may_be_rolled_back() {
+        let uri = "mongodb://a:1/?journal=false&wtimeoutMS=1&readPreference=secondary&readConcernLevel=local";
+        let upstream = Upstream::new(uri).await.unwrap();
+        let client = upstream.client();
+        assert_eq!(client.write_concern(), Some(&WriteConcern::majority()));
+        assert_eq!((client.selection_criteria(), client.read_concern()), (None, None));
+    }
 
     #[tokio::test]
     async fn all_connections_go_to_one_of_several_mongos() {

@@ -8,7 +8,7 @@ use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::constraint::Key;
 use crate::prepare::{Outcome, take_in};
 use crate::proxy_collection::{Owner, Read, Reservation, StoreError, TakenOver};
-use crate::reservation::{AttemptId, Scope, Token};
+use crate::reservation::{Scope, Token};
 use crate::sweep;
 
 /// How long to leave a reservation whose lease may still run.
@@ -47,7 +47,7 @@ impl Verification<'_> {
             constraint: self.position,
             key: key.clone(),
         };
-        let candidate = Candidate::of_held_key(token(attempt), owner.clone(), key);
+        let candidate = Candidate::of_held_key(Token::of(attempt), owner.clone(), key);
         let outcomes = take_in(self.protected, self.settings.lease, attempt, vec![candidate]).await?;
         match outcomes.into_iter().next() {
             Some((_, Outcome::Reserved | Outcome::Gone)) => Ok(Repaired::Yes),
@@ -68,7 +68,7 @@ impl Verification<'_> {
             }
         }
         let under_way = InFlight::default().begin();
-        let token = token(under_way.attempt());
+        let token = Token::of(under_way.attempt());
         let taken = match self.protected.is_strict() {
             // There no lease says that a write can't come any more.
             true => {
@@ -99,14 +99,5 @@ impl Verification<'_> {
             read.is_none_or(|read| !read.reservation.is_same_write(seen))
         };
         Ok(abandoned.iter().zip(left).map(is_gone).collect())
-    }
-}
-
-/// The token of an attempt at one key.
-fn token(attempt: AttemptId) -> Token {
-    Token {
-        attempt,
-        position: 0,
-        operation: None,
     }
 }

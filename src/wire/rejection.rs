@@ -3,6 +3,7 @@
 //! Codes, names and texts are those measured on mongod 6.0.5. The text about a malformed document leaves out the name
 //! of the element that the server adds.
 
+use super::TooLong;
 use crate::raw::Malformed;
 
 /// What is wrong with a message.
@@ -105,6 +106,12 @@ pub struct ServerError {
     pub code_name: &'static str,
     /// The text.
     pub message: String,
+}
+
+impl From<TooLong> for Rejection {
+    fn from(TooLong(bytes): TooLong) -> Self {
+        Rejection::Length(i32::try_from(bytes).unwrap_or(i32::MAX))
+    }
 }
 
 impl Rejection {

@@ -76,6 +76,11 @@ impl<'a> BatchCommand<'a> {
         Self::new(body, vec![body])
     }
 
+    /// The driver's operation that the statement at `position` is, if it can be retried.
+    pub fn operation(&self, position: usize) -> Option<Operation> {
+        self.retry.as_ref().map(|retry| retry.operation(position))
+    }
+
     fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, Refusal> {
         let field = |name| body.get(name).map_err(malformed);
         Ok(BatchCommand {
@@ -121,7 +126,7 @@ fn command_name(body: Doc<'_>) -> String {
 fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
     let field = |name| {
         let field = body.get(name).map_err(malformed)?;
-        Ok::<_, Refusal>(field.filter(|field| !is_nothing(field)))
+        Ok::<_, Refusal>(field.filter(|field| !field.is_nothing()))
     };
     let Some(txn_number) = field("txnNumber")? else {
         return Ok(None);
@@ -173,14 +178,9 @@ pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     array.elements().map(number).collect::<Option<Vec<_>>>().ok_or(wrong)
 }
 
-/// The server takes null for a field that isn't there.
-pub fn is_nothing(element: &Element<'_>) -> bool {
-    matches!(element.kind, ElementType::Null | ElementType::Undefined)
-}
-
 /// The server refuses what is no boolean.
 fn is_ordered(ordered: Element<'_>) -> bool {
-    is_nothing(&ordered) || ordered.is_truthy()
+    ordered.is_nothing() || ordered.is_truthy()
 }
 
 /// The client's limit, zero meaning none. It doesn't go on as it came, so what the server would refuse is refused here.

@@ -13,15 +13,15 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 use tokio::time::Instant;
 
+use super::BackOff;
 use super::conclusion::{Case, Conclusion};
 use super::forward::{self, Fate, ForwardError};
 use super::image::{self, Seen};
 use super::lease_left::LeaseLeft;
 use super::narrow;
 use super::plain::Plain;
-use super::reserve::{Reserved, reserve};
+use super::reserve::{Claimed, reserve};
 use super::transaction::Refused;
-use super::{BackOff, count_in_doubt};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
 use crate::proxy_collection::{Reservation, StoreError};
 use crate::raw::{Doc, Malformed};
@@ -122,14 +122,14 @@ async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) 
     let reserving = reserve(case.context, case.protected, &mut candidate, case.deadline);
     let (reserved, given_up) = join(reserving, reservations(case, &seen, old)).await;
     let tried = match reserved {
-        Reserved::Held => write(case, &own, &seen, given_up, &mut candidate, upstream).await,
+        Claimed::Held => write(case, &own, &seen, given_up, &mut candidate, upstream).await,
         // It is this document that holds the key by now.
-        Reserved::Duplicate(key) if candidate.is_its_own_rival(key) => Ok(Tried::Again),
-        Reserved::Duplicate(_) => refused(case, upstream).await,
-        Reserved::Unsure(key) => Ok(Tried::Concluded(Conclusion::Refused(
+        Claimed::Duplicate(key) if candidate.is_its_own_rival(key) => Ok(Tried::Again),
+        Claimed::Duplicate(_) => refused(case, upstream).await,
+        Claimed::Unsure(key) => Ok(Tried::Concluded(Conclusion::Refused(
             case.unsure(candidate.keys[key].constraint),
         ))),
-        Reserved::TimeLimit => Ok(Tried::Concluded(Conclusion::Refused(Refusal::TimeLimit))),
+        Claimed::TimeLimit => Ok(Tried::Concluded(Conclusion::Refused(Refusal::TimeLimit))),
     };
     give_back(case.protected, case.context.lease, std::slice::from_mut(&mut candidate)).await;
     tried
@@ -169,7 +169,7 @@ async fn write(
 
 fn in_doubt(case: &Case<'_>, candidate: &mut Candidate<'_>) {
     candidate.step(&Event::InDoubt);
-    count_in_doubt(case.protected, candidate);
+    case.context.note_in_doubt(case.protected, candidate);
 }
 
 /// Gives up what the document doesn't hold any more, and what it didn't come to hold.

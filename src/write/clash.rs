@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::moves::Clash;
-use super::reserve::{Reserved, reserve};
+use super::reserve::{Claimed, reserve};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, give_back};
 use crate::reservation::Token;
@@ -30,26 +30,19 @@ pub enum Resolved {
 /// Resolves `clash`, waiting until `deadline` for whoever is at the key.
 pub async fn resolve(context: &Context, protected: &Protected, clash: &Clash, deadline: Instant) -> Resolved {
     let under_way = context.in_flight.begin();
-    let token = Token {
-        attempt: under_way.attempt(),
-        position: 0,
-        operation: None,
-    };
+    let token = Token::of(under_way.attempt());
     let key = clash.key.clone();
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), clash.owner.clone(), vec![key]);
     let resolved = match reserve(context, protected, &mut candidate, deadline).await {
-        Reserved::Held => {
+        Claimed::Held => {
             candidate.withdraw();
             Resolved::Cleared
         }
         // The very document has come to hold it: tried again, the statement finds it so.
-        Reserved::Duplicate(key) if candidate.is_its_own_rival(key) => Resolved::Cleared,
-        Reserved::Duplicate(_) => {
-            protected.constraints[clash.key.constraint].metrics.duplicates.inc();
-            Resolved::Duplicate
-        }
-        Reserved::Unsure(_) => Resolved::Unsure,
-        Reserved::TimeLimit => Resolved::TimeLimit,
+        Claimed::Duplicate(key) if candidate.is_its_own_rival(key) => Resolved::Cleared,
+        Claimed::Duplicate(_) => Resolved::Duplicate,
+        Claimed::Unsure(_) => Resolved::Unsure,
+        Claimed::TimeLimit => Resolved::TimeLimit,
     };
     give_back(protected, context.lease, std::slice::from_mut(&mut candidate)).await;
     resolved

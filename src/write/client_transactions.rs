@@ -18,7 +18,6 @@ use super::era::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::upstream::Connection;
-use crate::wire::Draft;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
 const MEMORY: Duration = Duration::from_secs(3600);
@@ -176,23 +175,16 @@ pub async fn end_if_open(body: Doc<'_>, upstream: &mut Connection) -> Result<Opt
     append_fields(&mut command, body, &API)?;
     command.string("$db", b"keyward");
     let command = command.finish();
-    let reply = upstream.request(&Draft::of_body(&command)).await?;
-    let reply = reply.body();
-    Ok(match is_not_open(reply)? {
+    let reply = upstream.run(&command).await?;
+    Ok(match is_not_open(Doc::new(&reply)?)? {
         true => None,
         // Told by the driver from the label that the transaction can be run again, a client would do so though it may be committed.
-        false => Some(
-            Refused {
-                body: reply.bytes().to_vec(),
-            }
-            .in_doubt(true)
-            .body,
-        ),
+        false => Some(Refused { body: reply }.in_doubt(true).body),
     })
 }
 
 fn is_not_open(reply: Doc<'_>) -> Result<bool, Malformed> {
-    let code = reply.get("code")?.and_then(|code| code.as_whole_number());
+    let code = reply.whole_number("code")?;
     Ok(code.is_some_and(|code| NOT_OPEN.contains(&code)))
 }
 

@@ -64,14 +64,6 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn token(&self) -> Token {
-        Token {
-            attempt: AttemptId(rand::random()),
-            position: 0,
-            operation: None,
-        }
-    }
-
     /// Brings the statement to its end outside any transaction of the client's.
     ///
     /// # Errors
@@ -200,9 +192,10 @@ impl Case<'_> {
     /// Has the statement evaluated; what is concluded is there to be committed.
     async fn evaluate(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
         let documents_max = self.context.documents_max();
+        let token = Token::of(AttemptId(rand::random()));
         let evaluated = self
             .statement
-            .evaluate(self.protected, self.token(), documents_max, transaction, upstream)
+            .evaluate(self.protected, token, documents_max, transaction, upstream)
             .await?;
         Ok(match evaluated {
             Evaluated::Done(reply) => Attempted::Concluded(Conclusion::Reply(reply)),
@@ -226,7 +219,10 @@ impl Case<'_> {
             .commit_until_known(upstream)
             .await
             .map_err(|failure| match failure {
-                Failure::InDoubt(refused) => Failure::InDoubt(refused.in_doubt(self.operation.is_some())),
+                Failure::InDoubt(refused) => {
+                    self.context.note_lost();
+                    Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
+                }
                 failure => failure,
             })
     }
@@ -259,11 +255,7 @@ impl Case<'_> {
 
     /// The refusal where nobody is sure of a key of the constraint at this position.
     pub fn unsure(&self, constraint: usize) -> Refusal {
-        Refusal::Unsure {
-            namespace: self.protected.namespace.clone(),
-            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
-            retryable: self.operation.is_some(),
-        }
+        self.protected.unsure(constraint, self.operation.is_some())
     }
 
     /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts

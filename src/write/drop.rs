@@ -29,7 +29,6 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, dropped_database};
 use crate::reservation::Scope;
 use crate::upstream::Connection;
-use crate::wire::Draft;
 
 /// At most so many reservations of one constraint are settled with a drop; others wait for their lease.
 const SETTLED_MAX: i64 = 100_000;
@@ -66,11 +65,11 @@ async fn drop_with(
         true => settled(context, protected).await,
         false => Vec::new(),
     };
-    let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
+    let reply = upstream.run(body.bytes()).await?;
     release(protected, &settled).await;
     // It was dropped with its shard key: made again, it isn't sharded.
     context.renew_shard_keys().await;
-    Ok(reply.body().bytes().to_vec())
+    Ok(reply)
 }
 
 /// Drops every collection of `database` but Keyward's own, by the client's command `body`; gives the reply.
@@ -85,8 +84,7 @@ pub async fn drop_database(
 ) -> Result<Vec<u8>, ForwardError> {
     if body.get("autocommit")?.is_some() {
         // Never served in a transaction: the server says so.
-        let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
-        return Ok(reply.body().bytes().to_vec());
+        return Ok(upstream.run(body.bytes()).await?);
     }
     match drop_all(context, database, body, upstream).await {
         Ok(times) => Ok(dropped_database(database, &times)),
@@ -113,10 +111,10 @@ async fn drop_all(
         let protected = context.catalog().protected(database, &name).cloned();
         let reply = match protected {
             Some(protected) => drop_with(context, &protected, &rights, Doc::new(&command)?, upstream).await?,
-            None => request(&command, upstream).await?,
+            None => upstream.run(&command).await?,
         };
         times.advance(times_of(&reply));
-        match Doc::new(&reply)?.get("code")?.and_then(|code| code.as_whole_number()) {
+        match Doc::new(&reply)?.whole_number("code")? {
             // Somebody else dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
             Some(_) => return Err(Failure::Refused(Refused { body: reply })),
@@ -124,9 +122,7 @@ async fn drop_all(
     }
     // What the server keeps for the others goes with them, or is empty; some of it can't be dropped.
     for name in systems {
-        times.advance(times_of(
-            &request(&drop_command(database, &name, body)?, upstream).await?,
-        ));
+        times.advance(times_of(&upstream.run(&drop_command(database, &name, body)?).await?));
     }
     Ok(times)
 }
@@ -143,7 +139,7 @@ async fn names(
     let mut command = finished(list, database, body)?;
     let mut names = Vec::new();
     loop {
-        let reply = request(&command, upstream).await?;
+        let reply = upstream.run(&command).await?;
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
         if answer.nested("cursor")?.is_none() {
@@ -174,11 +170,6 @@ fn finished(mut command: Builder, database: &[u8], body: Doc<'_>) -> Result<Vec<
     append_fields(&mut command, body, &API)?;
     command.string("$db", database);
     Ok(command.finish())
-}
-
-async fn request(command: &[u8], upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
-    let reply = upstream.request(&Draft::of_body(command)).await?;
-    Ok(reply.body().bytes().to_vec())
 }
 
 fn times_of(reply: &[u8]) -> Times {

@@ -71,8 +71,8 @@ impl Context {
         self.note_unseen();
     }
 
-    /// Notes that the connection has broken on which a write's reply was to come: nobody can tell how long the server is at
-    /// work on it. It is given as long as a transaction.
+    /// Notes that the connection has broken on which a write's reply was to come, or that the reply doesn't say what became of it:
+    /// nobody can tell how long the server is at work on it. It is given as long as a transaction.
     pub fn note_lost(&self) {
         self.note_unseen();
     }

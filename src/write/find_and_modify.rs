@@ -28,7 +28,7 @@ pub async fn find_and_modify(
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
     let body = command.body;
-    let is_upsert = body.get("upsert")?.is_some_and(|upsert| upsert.is_truthy());
+    let is_upsert = body.is_set("upsert")?;
     if !is_upsert && !touches(command, &protected.paths())? {
         return Ok(Served::Untouched);
     }
@@ -45,7 +45,7 @@ pub async fn find_and_modify(
         command,
         index: 0,
         statement,
-        operation: command.retry.as_ref().map(|retry| retry.operation(0)),
+        operation: command.operation(0),
         deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
     };
     let conclusion = match Transaction::of_client(body)? {
@@ -63,12 +63,12 @@ pub async fn find_and_modify(
 fn touches(command: &BatchCommand<'_>, paths: &[&str]) -> Result<bool, Malformed> {
     match command.body.get("update")? {
         Some(update) => may_touch(&update, paths),
-        None => Ok(command.body.get("remove")?.is_some_and(|remove| remove.is_truthy())),
+        None => Ok(command.body.is_set("remove")?),
     }
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {
-    let duplicate = protected.constraints[key.constraint].duplicate(&key.key).await;
+    let duplicate = protected.constraints[key.constraint].refuse(&key.key).await;
     let mut reply = Builder::new();
     duplicate.append_to_command_error(PREFIX, &mut reply);
     protected.times().append_to(&mut reply);

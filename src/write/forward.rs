@@ -105,7 +105,7 @@ pub async fn statements(
     positions: std::ops::Range<usize>,
     upstream: &mut Connection,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    let body = part_of_body(command, list, positions.clone(), None)?.finish();
+    let body = part_of_body(command, list, positions.clone())?.finish();
     let documents = command.documents[positions]
         .iter()
         .map(|statement| statement.bytes())
@@ -120,7 +120,7 @@ pub async fn statements(
     };
     let reply = upstream.request(&draft).await?;
     let body = reply.body();
-    let is_ok = body.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    let is_ok = body.is_set("ok")?;
     Ok((body.bytes().to_vec(), is_ok))
 }
 
@@ -159,21 +159,17 @@ pub async fn statement(
     time: Option<Duration>,
     upstream: &mut Connection,
 ) -> Result<Sent, ForwardError> {
-    let terms = Some(Terms { time });
     let (body, sequences) = match kind.list() {
         Some(list) => {
             let sequence = OutSequence {
                 name: list.as_bytes(),
                 documents: vec![own],
             };
-            (
-                part_of_body(command, list, std::iter::once(index), terms)?,
-                vec![sequence],
-            )
+            let part = part_of_body(command, list, std::iter::once(index))?.finish();
+            (for_a_majority(Doc::new(&part)?, time)?, vec![sequence])
         }
-        None => (with_terms(Doc::new(own)?, terms)?, Vec::new()),
+        None => (for_a_majority(Doc::new(own)?, time)?, Vec::new()),
     };
-    let body = body.finish();
     let draft = Draft {
         sequences,
         ..Draft::of_body(&body)
@@ -187,10 +183,8 @@ pub async fn statement(
 }
 
 fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
-    let code_of =
-        |error: Doc<'_>| Ok::<_, Malformed>(error.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0));
-    if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
-        let code = code_of(reply)?;
+    if !reply.is_set("ok")? {
+        let code = reply.whole_number("code")?.unwrap_or(0);
         return Ok(match REFUSED_BEFORE_EXECUTION.contains(&code) || is_refused(code) {
             true => Fate::NotApplied { whole: true },
             false => Fate::InDoubt { whole: true },
@@ -201,13 +195,13 @@ fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
         .map(|errors| errors.nested("0"))
         .transpose()?;
     if let Some(error) = first_error.flatten() {
-        return Ok(match is_refused(code_of(error)?) {
+        return Ok(match is_refused(error.whole_number("code")?.unwrap_or(0)) {
             true => Fate::NotApplied { whole: false },
             false => Fate::InDoubt { whole: false },
         });
     }
     let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
-    let matched = counts.get("n")?.and_then(|n| n.as_whole_number()).unwrap_or(0);
+    let matched = counts.whole_number("n")?.unwrap_or(0);
     Ok(match matched {
         0 => Fate::Missed,
         _ => Fate::Applied {
@@ -219,15 +213,9 @@ fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
 /// The client's body without its documents, fit for this part.
 fn body(command: &BatchCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
     let positions = candidates.iter().map(|candidate| candidate.position);
-    let mut body = part_of_body(command, "documents", positions, None)?;
+    let mut body = part_of_body(command, "documents", positions)?;
     body.int32("maxTimeMS", milliseconds(time));
     Ok(body.finish())
-}
-
-/// Terms on which a statement goes on instead of the client's: for a majority, and with this limit.
-#[derive(Debug, Clone, Copy)]
-struct Terms {
-    time: Option<Duration>,
 }
 
 /// The client's body without its batch `list`, of which the part at `positions` is sent beside it.
@@ -235,7 +223,6 @@ fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
     positions: impl Iterator<Item = usize>,
-    terms: Option<Terms>,
 ) -> Result<Builder, Malformed> {
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
@@ -256,7 +243,7 @@ fn part_of_body(
             // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
             b"apiStrict" if numbers.is_some() => {}
             // Whether a document was refused must be known, to give its keys back.
-            b"writeConcern" if command.unacknowledged && terms.is_none() => {
+            b"writeConcern" if command.unacknowledged => {
                 part.open(ElementType::EmbeddedDocument, b"writeConcern")
                     .int32("w", 1)
                     .close();
@@ -269,14 +256,11 @@ fn part_of_body(
     if let Some(numbers) = numbers {
         part.int32s("stmtIds", numbers);
     }
-    with_terms(Doc::new(&part.finish())?, terms)
+    Ok(part)
 }
 
-/// The command, on other terms if there are any.
-fn with_terms(command: Doc<'_>, terms: Option<Terms>) -> Result<Builder, Malformed> {
-    let Some(Terms { time }) = terms else {
-        return Ok(Builder::from_document(command.bytes()));
-    };
+/// The command, for a majority, and with `time` for its limit if there is one.
+fn for_a_majority(command: Doc<'_>, time: Option<Duration>) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
     for element in command.elements() {
         let element = element?;
@@ -300,7 +284,7 @@ fn with_terms(command: Doc<'_>, terms: Option<Terms>) -> Result<Builder, Malform
     if let Some(time) = time {
         with.int32("maxTimeMS", milliseconds(time));
     }
-    Ok(with)
+    Ok(with.finish())
 }
 
 fn milliseconds(time: Duration) -> i32 {
@@ -310,9 +294,9 @@ fn milliseconds(time: Duration) -> i32 {
 /// Reads what a reply says about each of `count` documents.
 fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
     let body = reply.bytes().to_vec();
-    let ok = reply.get("ok")?.is_some_and(|ok| ok.is_truthy());
+    let ok = reply.is_set("ok")?;
     if !ok {
-        let code = reply.get("code")?.and_then(|code| code.as_whole_number()).unwrap_or(0);
+        let code = reply.whole_number("code")?.unwrap_or(0);
         let outcome = match REFUSED_BEFORE_EXECUTION.contains(&code) {
             true => Outcome::NotApplied(None),
             false => Outcome::InDoubt(None),
@@ -329,14 +313,14 @@ fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErro
         let Some(error) = error?.as_document_or_array()? else {
             continue;
         };
-        let number = |name| Ok::<_, Malformed>(error.get(name)?.and_then(|value| value.as_whole_number()));
-        let index = number("index")?
+        let index = error
+            .whole_number("index")?
             .and_then(|index| usize::try_from(index).ok())
             .unwrap_or(usize::MAX);
         let Some(outcome) = outcomes.get_mut(index) else {
             continue;
         };
-        let code = number("code")?.unwrap_or(0);
+        let code = error.whole_number("code")?.unwrap_or(0);
         let error = Some(WriteError::from_server(error)?);
         let (is, of_the_rest) = match is_refused(code) {
             true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),

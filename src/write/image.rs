@@ -13,7 +13,6 @@ use crate::constraint::KeyError;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::upstream::Connection;
-use crate::wire::Draft;
 
 /// So many bytes of `_id`s go into one query: half of what a command may have.
 const IDS_BYTES_MAX: usize = 8 << 20;
@@ -21,7 +20,7 @@ const IDS_BYTES_MAX: usize = 8 << 20;
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The document's `_id` as an element, for queries.
+    /// The document `{_id}`, for queries.
     pub id: Vec<u8>,
     /// Its `_id` and route.
     pub owner: Owner,
@@ -198,13 +197,11 @@ async fn one(
 ) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
     append_fields(&mut command, body, &API)?;
     command.string("$db", protected.namespace.database.as_bytes());
-    let command = command.finish();
-    let reply = upstream.request(&Draft::of_body(&command)).await?;
-    let reply = reply.body();
-    if !reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
-        return Ok(Err(reply.bytes().to_vec()));
+    let reply = upstream.run(&command.finish()).await?;
+    if !Doc::new(&reply)?.is_set("ok")? {
+        return Ok(Err(reply));
     }
-    let first = cursor::batch(reply)?.into_iter().next();
+    let first = cursor::batch(Doc::new(&reply)?)?.into_iter().next();
     Ok(Ok(first.map(|document| document.bytes().to_vec())))
 }
 
@@ -243,10 +240,7 @@ pub fn by_ids<'i>(ids: impl Iterator<Item = &'i [u8]>) -> Result<Vec<u8>, Malfor
 
 /// The top-level fields that keys and routes are made of.
 fn append_projection(command: &mut Builder, protected: &Protected) {
-    let of_constraints = protected.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
-    let paths = of_constraints
-        .chain(protected.shard_key.iter().map(String::as_str))
-        .chain(["_id"]);
+    let paths = protected.paths().into_iter().chain(["_id"]);
     let mut roots: Vec<&str> = paths.map(|path| path.split('.').next().unwrap_or(path)).collect();
     roots.sort_unstable();
     roots.dedup();

@@ -16,7 +16,7 @@ use super::lease_left::LeaseLeft;
 use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
 use super::strict::Strict;
 use super::transaction::Failure;
-use super::{BackOff, Context, count_in_doubt};
+use super::{BackOff, Context};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
 use crate::constraint::KeyError;
@@ -165,8 +165,14 @@ impl<'a> Insert<'a, '_> {
         let Some(part) = strict.insert_at_once(&all, upstream).await? else {
             return Ok(());
         };
-        for key in pending.drain(..).flat_map(|candidate| candidate.keys) {
-            self.protected.constraints[key.constraint].metrics.reservations.inc();
+        for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
+            if let Outcome::InDoubt(_) = outcome {
+                self.context.note_in_doubt(self.protected, &candidate);
+                continue;
+            }
+            for key in &candidate.keys {
+                self.protected.constraints[key.constraint].metrics.reservations.inc();
+            }
         }
         self.take_part(part, std::iter::empty())
     }
@@ -179,7 +185,7 @@ impl<'a> Insert<'a, '_> {
             let token = Token {
                 attempt: self.attempt.attempt(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.command.retry.as_ref().map(|retry| retry.operation(position)),
+                operation: self.command.operation(position),
             };
             let error = match Candidate::new(self.protected, token, self.command.documents[position].bytes()) {
                 Ok(candidate) => {
@@ -283,13 +289,13 @@ impl<'a> Insert<'a, '_> {
             Ok(part) => {
                 let body = part.body.clone();
                 self.take_part(part, ready)?;
-                self.give_back_what_has_moved(pending, &body).await
+                self.settle_what_was_done_before(pending, &body).await
             }
             Err(error) => {
-                let protected = self.protected;
+                let (context, protected) = (self.context, self.protected);
                 ready.for_each(|candidate| {
                     candidate.step(&Event::InDoubt);
-                    count_in_doubt(protected, candidate);
+                    context.note_in_doubt(protected, candidate);
                 });
                 Err(error)
             }
@@ -297,7 +303,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     /// What the server had done before may have changed its keys since.
-    async fn give_back_what_has_moved(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
+    async fn settle_what_was_done_before(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
         let done = positions_done_before(self.command, forwarded.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
@@ -328,7 +334,7 @@ impl<'a> Insert<'a, '_> {
             };
             candidate.step(&event);
             match event {
-                Event::InDoubt => count_in_doubt(self.protected, candidate),
+                Event::InDoubt => self.context.note_in_doubt(self.protected, candidate),
                 Event::Lost => candidate.since = None,
                 _ => {}
             }
@@ -351,11 +357,11 @@ impl<'a> Insert<'a, '_> {
                     let is_there = candidate.is_its_own_rival(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.protected.constraints[*constraint];
-                    proxy.metrics.duplicates.inc();
+                    let refused = proxy.refuse(key).await;
                     // The very document is there: the server checks `_id` first.
                     let error = match is_there {
                         true => WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id),
-                        false => WriteError::duplicate(&proxy.duplicate(key).await),
+                        false => WriteError::duplicate(&refused),
                     };
                     self.error(candidate.position, error);
                 }
@@ -405,11 +411,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     fn unsure(&self, constraint: usize) -> Refusal {
-        Refusal::Unsure {
-            namespace: self.protected.namespace.clone(),
-            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
-            retryable: self.command.retry.is_some(),
-        }
+        self.protected.unsure(constraint, self.command.retry.is_some())
     }
 
     fn into_body(mut self) -> Result<Vec<u8>, Malformed> {

@@ -50,11 +50,7 @@ async fn run(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, Failure> {
-    let token = Token {
-        attempt: AttemptId(rand::random()),
-        position: 0,
-        operation: None,
-    };
+    let token = Token::of(AttemptId(rand::random()));
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut images = Vec::with_capacity(command.documents.len());
     for document in &command.documents {
@@ -177,7 +173,7 @@ pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {
-    WriteError::duplicate(&protected.constraints[key.constraint].duplicate(&key.key).await)
+    WriteError::duplicate(&protected.constraints[key.constraint].refuse(&key.key).await)
 }
 
 /// The reply of a batch that was undone at `position`; as natively, what stands before it is counted.

@@ -47,7 +47,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use crate::catalog::{Catalog, Protected};
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
-use crate::classify::Write;
+use crate::classify::{Target, Write};
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 use crate::reply::{Refusal, Times};
@@ -124,6 +124,22 @@ impl Context {
         self.documents_max.load(Ordering::Relaxed)
     }
 
+    /// The protected collection that a write is about: looked up once, for all that follows. Its constraints may have gone since
+    /// the message was classified.
+    fn protected(&self, target: &Target<'_>) -> Result<Arc<Protected>, Refusal> {
+        let catalog = self.catalog.load();
+        let protected = catalog.protected(target.database, target.collection).cloned();
+        protected.ok_or(Refusal::ConstraintsChanged)
+    }
+
+    /// Takes note of a write of unknown outcome: its reservations stay, and it may take effect yet.
+    fn note_in_doubt(&self, protected: &Protected, candidate: &Candidate<'_>) {
+        self.note_lost();
+        for ConstrainedKey { constraint, .. } in &candidate.keys {
+            protected.constraints[*constraint].metrics.in_doubt.inc();
+        }
+    }
+
     /// The constraints that hold now.
     pub fn catalog(&self) -> Guard<Arc<Catalog>> {
         self.catalog.load()
@@ -170,15 +186,21 @@ async fn carry_out(
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
-    let target = match write {
-        Write::Insert(target)
-        | Write::Update(target)
-        | Write::Delete(target)
-        | Write::FindAndModify(target)
-        | Write::Drop(target) => target,
+    let (target, kind) = match write {
+        Write::Insert(target) => (target, None),
+        Write::Update(target) => (target, Some(Kind::Update)),
+        Write::Delete(target) => (target, Some(Kind::Delete)),
+        Write::FindAndModify(target) => (target, Some(Kind::FindAndModify)),
         Write::BulkWrite => {
             let reply = Box::pin(bulk::bulk_write(context, message, upstream)).await;
             return reply.map(Served::Reply);
+        }
+        Write::Drop(target) => {
+            let reply = match context.protected(target) {
+                Ok(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
+                Err(refusal) => refusal.body(&Times::default()),
+            };
+            return Ok(Served::Reply(reply));
         }
         Write::DropDatabase { database } => {
             let reply = drop::drop_database(context, database, message.body, upstream).await;
@@ -189,65 +211,38 @@ async fn carry_out(
             return reply.map(Served::Reply);
         }
     };
-    // The constraint may have gone since the message was classified; the catalog is taken once for all that follows.
-    let protected = context
-        .catalog
-        .load()
-        .protected(target.database, target.collection)
-        .cloned();
-    let Some(protected) = protected else {
-        return Ok(Served::Reply(Refusal::ConstraintsChanged.body(&Times::default())));
-    };
-    if matches!(write, Write::Drop(_)) {
-        let reply = drop::drop_collection(context, &protected, message.body, upstream).await;
-        return reply.map(Served::Reply);
-    }
-    let kind = match write {
-        Write::Insert(_) => None,
-        Write::Update(_) => Some(Kind::Update),
-        Write::Delete(_) => Some(Kind::Delete),
-        _ => Some(Kind::FindAndModify),
+    let protected = match context.protected(target) {
+        Ok(protected) => protected,
+        Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
     if let Some(reply) = unusual::objection(message, kind, upstream).await? {
         return Ok(Served::Reply(reply));
     }
-    let command = match write {
-        Write::Insert(_) => BatchCommand::parse(message, "documents"),
-        Write::Update(_) => BatchCommand::parse(message, "updates"),
-        Write::Delete(_) => BatchCommand::parse(message, "deletes"),
-        _ => BatchCommand::single(message.body),
+    let command = match kind.map_or(Some("documents"), Kind::list) {
+        Some(list) => BatchCommand::parse(message, list),
+        None => BatchCommand::single(message.body),
     };
     let command = match command {
         Ok(command) => command,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
-    if let Some(kind) = kind {
-        for own in &command.documents {
-            if !kind.can_read_query(*own)? {
-                let refusal = Refusal::WrongType(kind.query_name());
-                return Ok(Served::Reply(refusal.body(&Times::default())));
+    let Some(kind) = kind else {
+        let reply = match Transaction::of_client(command.body)? {
+            Some(transaction) => {
+                insert_within::insert_within(context, &protected, &command, transaction, upstream).await
             }
+            None => insert::insert(context, &protected, &command, upstream).await,
+        };
+        return reply.map(Served::Reply);
+    };
+    for own in &command.documents {
+        if !kind.can_read_query(*own)? {
+            let refusal = Refusal::WrongType(kind.query_name());
+            return Ok(Served::Reply(refusal.body(&Times::default())));
         }
     }
-    match write {
-        Write::Insert(_) => {
-            let reply = match Transaction::of_client(command.body)? {
-                Some(transaction) => {
-                    insert_within::insert_within(context, &protected, &command, transaction, upstream).await
-                }
-                None => insert::insert(context, &protected, &command, upstream).await,
-            };
-            reply.map(Served::Reply)
-        }
-        Write::Update(_) => modify::modify(context, &protected, &command, Kind::Update, upstream).await,
-        Write::Delete(_) => modify::modify(context, &protected, &command, Kind::Delete, upstream).await,
-        _ => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
-    }
-}
-
-/// Counts the reservations that a write of unknown outcome leaves.
-fn count_in_doubt(protected: &Protected, candidate: &Candidate<'_>) {
-    for ConstrainedKey { constraint, .. } in &candidate.keys {
-        protected.constraints[*constraint].metrics.in_doubt.inc();
+    match kind {
+        Kind::Update | Kind::Delete => modify::modify(context, &protected, &command, kind, upstream).await,
+        Kind::FindAndModify => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
     }
 }

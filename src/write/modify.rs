@@ -73,7 +73,7 @@ fn touches(kind: Kind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> 
     if kind == Kind::Delete {
         return Ok(true);
     }
-    if own.get("upsert")?.is_some_and(|upsert| upsert.is_truthy()) {
+    if own.is_set("upsert")? {
         return Ok(true);
     }
     match own.get("u")? {
@@ -157,9 +157,9 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                 body: self.command.body,
                 own,
                 is_single: is_single(self.kind, own)?,
-                is_upsert: own.get("upsert")?.is_some_and(|upsert| upsert.is_truthy()),
+                is_upsert: own.is_set("upsert")?,
             },
-            operation: self.command.retry.as_ref().map(|retry| retry.operation(index)),
+            operation: self.command.operation(index),
             deadline: self.deadline,
         })
     }
@@ -174,7 +174,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
             }
             Conclusion::Failed(body) => self.failed = Some(body),
             Conclusion::Duplicate(key) => {
-                let duplicate = self.protected.constraints[key.constraint].duplicate(&key.key).await;
+                let duplicate = self.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             Conclusion::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
@@ -219,8 +219,8 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
 
 fn is_single(kind: Kind, own: Doc<'_>) -> Result<bool, Malformed> {
     Ok(match kind {
-        Kind::Update => !own.get("multi")?.is_some_and(|multi| multi.is_truthy()),
-        Kind::Delete => own.get("limit")?.is_some_and(|limit| limit.is_truthy()),
+        Kind::Update => !own.is_set("multi")?,
+        Kind::Delete => own.is_set("limit")?,
         Kind::FindAndModify => true,
     })
 }

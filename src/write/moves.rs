@@ -210,9 +210,10 @@ fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
         let Some(error) = error?.as_document_or_array()? else {
             continue;
         };
-        let number = |name| Ok::<_, Malformed>(error.get(name)?.and_then(|value| value.as_whole_number()));
-        if number("code")? == Some(DuplicateKey::CODE.into()) {
-            return Ok(number("index")?.and_then(|index| usize::try_from(index).ok()));
+        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
+            return Ok(error
+                .whole_number("index")?
+                .and_then(|index| usize::try_from(index).ok()));
         }
     }
     Ok(None)

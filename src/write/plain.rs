@@ -52,7 +52,7 @@ impl<'a> Plain<'a> {
         let update = match statement.kind {
             Kind::Delete => return Ok(Some(Plain::Removal)),
             Kind::Update => statement.own.get("u")?,
-            Kind::FindAndModify => match statement.own.get("remove")?.is_some_and(|remove| remove.is_truthy()) {
+            Kind::FindAndModify => match statement.own.is_set("remove")? {
                 true => return Ok(Some(Plain::Removal)),
                 false => statement.own.get("update")?,
             },

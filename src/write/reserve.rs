@@ -9,7 +9,7 @@ use crate::reservation::{Ended, Event, NotHeld};
 
 /// How a candidate's attempt at its keys ended; keys by their position among the candidate's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserved {
+pub enum Claimed {
     /// All are its own now.
     Held,
     /// A document holds this one.
@@ -26,22 +26,22 @@ pub async fn reserve(
     protected: &Protected,
     candidate: &mut Candidate<'_>,
     deadline: Instant,
-) -> Reserved {
+) -> Claimed {
     let mut back_off = BackOff::default();
     loop {
         let awaited = settle(protected, context.lease, std::slice::from_mut(candidate)).await;
         match candidate.attempt.ended() {
-            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return Reserved::Duplicate(key),
-            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Reserved::Unsure(key),
+            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return Claimed::Duplicate(key),
+            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Claimed::Unsure(key),
             _ => {}
         }
         let Some(rival) = awaited.first() else {
-            return Reserved::Held;
+            return Claimed::Held;
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             candidate.withdraw();
-            return Reserved::TimeLimit;
+            return Claimed::TimeLimit;
         }
         context
             .in_flight

@@ -17,7 +17,6 @@ use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::upstream::Connection;
-use crate::wire::Draft;
 
 /// Which of `candidates`, statements of a retryable insert, the server did before; by position.
 ///
@@ -57,8 +56,8 @@ async fn ask(
     upstream: &mut Connection,
 ) -> Result<HashSet<usize>, ForwardError> {
     let body = question(protected, command, candidates, concern)?;
-    let reply = upstream.request(&Draft::of_body(&body)).await?;
-    positions_done_before(command, candidates.iter().copied(), reply.body()).map_err(Into::into)
+    let reply = upstream.run(&body).await?;
+    positions_done_before(command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
 }
 
 /// The positions of those of `candidates` that a reply says were done before.

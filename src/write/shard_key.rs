@@ -8,11 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Context, ForwardError};
-use crate::prepare::shard_keys;
 use crate::proxy_collection::answered;
 use crate::raw::Doc;
-use crate::upstream::Connection;
-use crate::wire::Draft;
+use crate::upstream::{Connection, shard_keys};
 
 /// How often to look for shard keys that were changed past this Keyward.
 const EVERY: Duration = Duration::from_secs(10);
@@ -20,7 +18,7 @@ const EVERY: Duration = Duration::from_secs(10);
 impl Context {
     /// Looks again and again.
     ///
-    /// Cancel: at any time.
+    /// - Cancel: at any time.
     pub async fn follow_shard_keys(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -50,7 +48,7 @@ impl Context {
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
 pub async fn reshape(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
-    let reply = upstream.request(&Draft::of_body(body.bytes())).await?;
+    let reply = upstream.run(body.bytes()).await?;
     context.renew_shard_keys().await;
-    Ok(reply.body().bytes().to_vec())
+    Ok(reply)
 }

@@ -10,7 +10,6 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::batch_command::is_nothing;
 use super::image::{self, Image, Selection};
 use super::moves::{Clash, Impossible, Moves};
 use super::narrow::{both, equality, is_fickle, nothing, pin};
@@ -47,7 +46,7 @@ impl Kind {
     /// [`Malformed`] if it isn't BSON.
     pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
         Ok(match own.get(self.query_name())? {
-            Some(query) if is_nothing(&query) => self == Kind::FindAndModify,
+            Some(query) if query.is_nothing() => self == Kind::FindAndModify,
             Some(query) => query.kind == ElementType::EmbeddedDocument,
             None => self == Kind::FindAndModify,
         })
@@ -122,7 +121,7 @@ impl<'a> Statement<'a> {
         ];
         Ok(Selection {
             query: self.query()?,
-            options: options.map(|option| option.filter(|option| !is_nothing(option))),
+            options: options.map(|option| option.filter(|option| !option.is_nothing())),
             is_single: self.is_single,
         })
     }
@@ -322,7 +321,7 @@ impl<'a> Statement<'a> {
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Vec<Image>, Failure> {
-        let collation = self.own.get("collation")?.filter(|option| !is_nothing(option));
+        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
         let is_collated = protected.is_collated || collation.is_some();
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
         if ids_are_unique && !is_collated || selected.is_empty() {
@@ -383,7 +382,7 @@ fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malf
 /// How many documents a reply says it was about.
 fn counted(reply: Doc<'_>) -> Result<i64, Malformed> {
     let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
-    Ok(counts.get("n")?.and_then(|n| n.as_whole_number()).unwrap_or(0))
+    Ok(counts.whole_number("n")?.unwrap_or(0))
 }
 
 /// The `_id` that an upsert inserted, as a document `{_id}`.

@@ -4,12 +4,12 @@
 //! It runs as the client's user. `startTransaction`, and what may stand only beside it, goes with whatever command is
 //! sent first.
 
-use bson::spec::ElementType;
+use bson::spec::{BinarySubtype, ElementType};
 
 use super::{BackOff, ForwardError};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
-use crate::upstream::Connection;
+use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
 /// An open transaction.
@@ -43,6 +43,12 @@ pub enum Failure {
 pub struct Refused {
     /// The reply's body.
     pub body: Vec<u8>,
+}
+
+impl From<upstream::Error> for Failure {
+    fn from(error: upstream::Error) -> Self {
+        Failure::Forward(error.into())
+    }
 }
 
 impl From<Malformed> for Failure {
@@ -123,11 +129,9 @@ impl Transaction {
     pub fn own(body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
         let (session, number) = upstream.next_transaction(session_of_retryable(body)?);
-        let mut id = vec![16, 0, 0, 0, 4];
-        id.extend_from_slice(&session);
         fields
             .open(ElementType::EmbeddedDocument, b"lsid")
-            .append(ElementType::Binary, b"id", &id)
+            .binary(b"id", BinarySubtype::Uuid, &session)
             .close();
         fields.int64("txnNumber", number).boolean("autocommit", false);
         append_fields(&mut fields, body, &API)?;
@@ -232,7 +236,7 @@ impl Transaction {
     pub async fn receive(upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let reply = reply.body();
-        match reply.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+        match reply.is_set("ok")? {
             true => Ok(reply.bytes().to_vec()),
             false => {
                 let refused = Refused {

@@ -199,6 +199,44 @@ fn a_constraint_that_comes_under_load_misses_nothing() {
     assert_eq!(code, Some(0), "{findings}");
 }
 
+/// What waits for company when a constraint comes goes in under the old constraints, and is waited for.
+#[test]
+fn a_constraint_that_comes_while_inserts_travel_together_misses_none() {
+    const INSERTERS: usize = 24;
+    let database = "reload_together";
+    drop_database(database);
+    let keyward = Keyward::start(&settings(database, &["email"], ""));
+    let together = || keyward.metric("keyward_group_commit_inserts_total");
+    let stop = AtomicBool::new(false);
+    let outcome = thread::scope(|scope| {
+        for inserter in 0..INSERTERS {
+            let (keyward, stop) = (&keyward, &stop);
+            scope.spawn(move || {
+                let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
+                for n in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let name = format!("{inserter}-{n}");
+                    let document = user(name.as_str(), &format!("{name}@x"), &name);
+                    let insert = doc! { "insert": "users", "documents": [document] };
+                    let inserted = connection.run(database, insert).unwrap();
+                    assert_eq!(inserted.get_i32("n").unwrap(), 1, "{inserted}");
+                }
+            });
+        }
+        keyward.until("groups", || together() > 2 * INSERTERS as u64);
+        let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
+        let at = together();
+        keyward.until("more groups", || together() > at + 2 * INSERTERS as u64);
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    });
+    assert_eq!(outcome["outcome"], "applied", "{outcome}");
+    let (code, findings) = keyward.verify();
+    assert_eq!(code, Some(0), "{findings}");
+}
+
 #[test]
 fn a_constraint_that_documents_violate_is_refused_and_the_others_hold() {
     let database = "reload_violated";
@@ -286,10 +324,8 @@ fn a_reload_that_takes_away_what_decides_the_strategy_is_refused() {
     assert_eq!(outcome["outcome"], "refused", "{outcome}");
     assert!(outcome["error"].as_str().unwrap().contains("strategy"), "{outcome}");
     assert_eq!(keyward.insert(database, user(2, "b@x", "1")), Err(11000));
-    assert_eq!(
-        keyward.reload(&settings(database, &["email"], ""))["outcome"],
-        "applied"
-    );
+    let outcome = keyward.reload(&settings(database, &["email"], ""));
+    assert_eq!(outcome["outcome"], "applied", "{outcome}");
 }
 
 /// The documents were taken in while a server still changed one, for a client that had gone.
@@ -344,7 +380,7 @@ fn what_a_client_has_left_at_work_is_waited_for() {
 /// Taken for another constraint under the same name, it was there twice, and every update of a key waited for itself.
 #[test]
 fn a_strategy_that_is_stated_makes_no_other_constraint() {
-    let database = "reload_strategy";
+    let database = "reload_stated";
     for collation in [doc! {}, doc! { "collation": { "locale": "en", "strength": 2 } }] {
         drop_database(database);
         let mut create = doc! { "create": "users" };
@@ -400,6 +436,25 @@ fn what_a_broken_connection_has_left_at_work_is_waited_for() {
             .is_err()
     );
     wait_until(&is_lost);
+    keyward.rewrite(&settings(&["email", "phone"]));
+    keyward.send(Signal::SIGHUP);
+    keyward.until("the wait", || {
+        keyward.log().contains("nor a write whose reply was lost")
+    });
+    assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
+}
+
+/// A commit that the server doesn't tell the outcome of may take effect yet.
+#[test]
+fn what_nobody_knows_the_outcome_of_is_waited_for() {
+    let database = "reload_in_doubt";
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &set.uri());
+    let keyward = Keyward::start(&settings(&["email"]));
+    let unknown = doc! { "failCommands": ["commitTransaction"], "errorCode": 11602 };
+    let unknown = set.fail_point("failCommand", "alwaysOn", unknown).unwrap();
+    assert_eq!(keyward.insert(database, user(1, "a@x", "1")), Err(11602));
+    drop(unknown);
     keyward.rewrite(&settings(&["email", "phone"]));
     keyward.send(Signal::SIGHUP);
     keyward.until("the wait", || {

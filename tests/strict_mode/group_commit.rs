@@ -16,7 +16,7 @@ use testbed::{Cluster, ReplicaSet};
 use crate::forwarder::{Forwarder, send, wait_until};
 use crate::one_replica_set::{assert_agreement, plain, retryable, user};
 use crate::retries::behind;
-use crate::support::Keyward;
+use crate::support::{Keyward, shard_on_two};
 use crate::{EMAIL, insert, keyward, users, write_errors};
 
 const CLIENTS: i32 = 40;
@@ -64,6 +64,14 @@ async fn transactions(client: &Client, which: &str) -> i64 {
     let admin = client.database("admin");
     let status = admin.run_command(doc! { "serverStatus": 1 }).await.unwrap();
     status.get_document("transactions").unwrap().get_i64(which).unwrap()
+}
+
+fn counted(keyward: &Keyward, name: &str) -> usize {
+    let metrics = keyward.metrics();
+    let count = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    count.unwrap().parse().unwrap()
 }
 
 fn assert_inserted(command: &Document, reply: &io::Result<Document>) {
@@ -128,13 +136,7 @@ async fn few_transactions_insert_what_many_send() {
         let time = reply.as_ref().unwrap().get_timestamp("operationTime").unwrap();
         assert!(time > known(id), "{time} {}", known(id));
     }
-    let counted = |name: &str| {
-        let metrics = keyward.metrics();
-        let count = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        count.unwrap().parse::<usize>().unwrap()
-    };
+    let counted = |name: &str| counted(&keyward, name);
     let groups: Vec<usize> = documents_of_each_transaction(std::slice::from_ref(&client), database).await;
     assert!(counted("keyward_group_commit_transactions_total") <= groups.len());
     let together = counted("keyward_group_commit_inserts_total");
@@ -315,6 +317,57 @@ async fn documents_of_several_shards_go_in_together() {
     crate::assert_agreement(cluster, database, "email").await;
 }
 
+/// The same on shards, one of which commits for all.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_a_group_on_shards_each_retry_finds_out() {
+    let database = "group_commit_unknown_shards";
+    let cluster = Cluster::start().unwrap();
+    let users = format!("{database}.users");
+    shard_on_two(&cluster, &users, doc! { "region": 1 }, doc! { "region": "m" });
+    let shards: Vec<Client> = cluster.shards().iter().map(ReplicaSet::client).collect();
+    let coordinate = "coordinateCommitTransaction";
+    let error = doc! { "code": 11602, "codeName": "InterruptedDueToReplStateChange", "errmsg": "so it is" };
+    let said = [
+        doc! { "errorCode": 11602, "failCommands": [coordinate, "commitTransaction"] },
+        // To a shard's own commit the coordinator wouldn't take this for an answer, ever.
+        doc! { "writeConcernError": error, "failCommands": [coordinate] },
+    ];
+    for (round, said) in said.into_iter().enumerate() {
+        let mut data = doc! { "failInternalCommands": true, "blockConnection": true, "blockTimeMS": BLOCKED_MS / 10 };
+        data.extend(said);
+        let fail = |shard: &ReplicaSet| shard.fail_point("failCommand", "alwaysOn", data.clone()).unwrap();
+        let mut all = on_shards();
+        for (id, command) in (round as i32 * CLIENTS..).zip(&mut all) {
+            let users = command.get_array_mut("documents").unwrap();
+            let user = users[0].as_document_mut().unwrap();
+            user.extend(doc! { "_id": id, "email": format!("{id}@x") });
+        }
+        let keyward = keyward(&cluster, database, "60s", &[EMAIL]);
+        let always: Vec<FailPoint> = cluster.shards().iter().map(fail).collect();
+        let mut in_doubt = 0;
+        for (command, reply) in all.iter().zip(send_all(&keyward, database, &all)) {
+            match reply.as_ref().unwrap().get_i32("code") {
+                Ok(code) => {
+                    assert_eq!(code, 11602, "{reply:?}");
+                    let labels = reply.as_ref().unwrap().get_array("errorLabels").unwrap();
+                    assert_eq!(labels, &["RetryableWriteError".into()], "{reply:?}");
+                    in_doubt += 1;
+                }
+                Err(_) => assert_inserted(command, &reply),
+            }
+        }
+        // What is all on one shard needs no coordinator.
+        let all_of_them = if round == 0 { CLIENTS } else { 1 };
+        assert!(in_doubt >= all_of_them, "{in_doubt}");
+        drop(always);
+        assert_all_inserted(&all, &send_all(&keyward, database, &all));
+        crate::assert_agreement(&cluster, database, "email").await;
+    }
+    let documents = documents_of_each_transaction(&shards, database).await;
+    assert_eq!(documents.iter().sum::<usize>(), 2 * CLIENTS as usize);
+    assert!(documents.len() < 2 * CLIENTS as usize, "{documents:?}");
+}
+
 /// Who leads loses its connection, with the transaction open: those whom it took along are told as if it had been theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_leaders_connection_all_are_lost_and_come_again() {
@@ -327,6 +380,8 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     let replies = send_behind_the_first(cluster, &forwarder, &keyward, database, &all);
     wait_until(&lost);
     assert!(replies.iter().filter(|reply| reply.is_err()).count() > 1);
+    // The next ones go alone.
+    assert_eq!(counted(&keyward, "keyward_group_commit_failed_total"), 1);
     let again = Instant::now();
     assert_all_inserted(&all, &send_all(&keyward, database, &all));
     // The retry of who led ends it, on all shards.

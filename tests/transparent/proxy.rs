@@ -36,13 +36,11 @@ impl Proxy {
         let (stage, stages) = watch::channel(Stage::Serving);
         let (address, server) = runtime.block_on(async {
             let upstream = Upstream::new(upstream).await.unwrap();
-            let is_secured = upstream.has_credential();
             let service = Service::new(
                 upstream,
                 write::Context::new(Arc::default(), Duration::from_secs(10), Metrics::new(&[]).group_commit),
                 Metrics::new(&[]),
                 limits,
-                is_secured,
             );
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();

@@ -47,7 +47,7 @@ pub async fn bulk_write(
         let body = body(&bulk, run.clone(), time_ms)?;
         let part = part(context, &bulk, run.clone(), &body, upstream).await?;
         let answer = Doc::new(&part)?;
-        if !answer.get("ok")?.is_some_and(|ok| ok.is_truthy()) {
+        if !answer.is_set("ok")? {
             return Ok(part);
         }
         // The first error ends a transaction, and so the command, ordered or not.

@@ -6,6 +6,7 @@
 //! done, and each goes on alone, as it would have without company.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ const MOST: Size = Size {
 };
 const MOST_OF_ONE: Size = Size {
     items: 50,
-    bytes: 1 << 16,
+    bytes: 1 << 14,
 };
 /// Who has waited for so long, or for twice as long as the last transaction took, without being taken along goes on alone:
 /// another's connection may be stuck.
@@ -105,13 +106,14 @@ pub enum Done {
     Nothing,
 }
 
-/// The lead of a transaction. When it is dropped, who waits gets its turn.
+/// The lead of a transaction. When it is dropped, or has taken too long, who waits gets its turn.
 #[derive(Debug)]
 pub struct Lead {
     groups: Arc<Groups>,
     terms: Terms,
     others: Vec<Waiting>,
     since: Instant,
+    is_passed_on: bool,
 }
 
 /// Those who were taken along, and wait to be told.
@@ -262,6 +264,7 @@ impl Lead {
             terms: terms.clone(),
             others,
             since: Instant::now(),
+            is_passed_on: false,
         }
     }
 
@@ -273,6 +276,19 @@ impl Lead {
             .map(|waiting| (waiting.member, waiting.turn))
             .unzip();
         (members, Others(turns))
+    }
+
+    /// Waits for the transaction; others no longer than their patience lasts: a shard may never answer, and it may be none of
+    /// theirs.
+    pub async fn during<T>(&mut self, transaction: impl Future<Output = T>) -> T {
+        let mut transaction = pin!(transaction);
+        match timeout(PATIENCE_MAX, transaction.as_mut()).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.pass_on();
+                transaction.await
+            }
+        }
     }
 
     /// Takes note of what became of the transaction of a group of `inserts`.
@@ -295,20 +311,12 @@ impl Lead {
             group.alone = group.alone_before;
         }
     }
-}
 
-impl Others {
-    /// Tells them.
-    pub fn tell(self, done: &Done) {
-        for turn in self.0 {
-            // Whoever has gone meanwhile doesn't want to know.
-            let _ = turn.send(Turn::Done(done.clone()));
+    /// Who waits gets its turn, once.
+    fn pass_on(&mut self) {
+        if std::mem::replace(&mut self.is_passed_on, true) {
+            return;
         }
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
         let next = {
             let mut groups = self.groups.lock();
             let Some(group) = groups.get_mut(&self.terms) else {
@@ -336,209 +344,21 @@ impl Drop for Lead {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::borrow::Cow;
-    use std::task::Poll;
-
-    use futures_util::future::{BoxFuture, FutureExt};
-    use futures_util::poll;
-
-    use super::*;
-    use crate::metrics::Metrics;
-    use crate::proxy_collection::Owner;
-    use crate::reservation::{AttemptId, Token};
-
-    const COMMITTED: Done = Done::Committed(Vec::new());
-
-    fn groups() -> Arc<Groups> {
-        Arc::new(Groups::new(Metrics::new(&[]).group_commit))
-    }
-
-    fn terms(name: &str) -> Terms {
-        name.as_bytes().into()
-    }
-
-    fn member(bytes: usize) -> Member {
-        let token = Token {
-            attempt: AttemptId(rand::random()),
-            position: 0,
-            operation: None,
-        };
-        let owner = Owner {
-            id: bson::RawBson::Int32(1),
-            route: None,
-        };
-        let document = Cow::Owned(vec![0; bytes]);
-        Member {
-            candidates: vec![Candidate::of_keys(token, document, owner, Vec::new())],
-            note: None,
-            time: Times::default(),
+impl Others {
+    /// Tells them.
+    pub fn tell(self, done: &Done) {
+        for turn in self.0 {
+            // Whoever has gone meanwhile doesn't want to know.
+            let _ = turn.send(Turn::Done(done.clone()));
         }
-    }
-
-    /// Enters, and waits as far as there is something to wait for.
-    async fn enter(groups: &Arc<Groups>, bytes: usize) -> (BoxFuture<'static, Turn>, Option<Turn>) {
-        let groups = groups.clone();
-        let mut turn = async move { groups.enter(terms("a"), || member(bytes)).await }.boxed();
-        match poll!(turn.as_mut()) {
-            Poll::Ready(now) => (turn, Some(now)),
-            Poll::Pending => (turn, None),
-        }
-    }
-
-    /// Has the most groups under way that there may be.
-    async fn leads(groups: &Arc<Groups>) -> Vec<Lead> {
-        let mut leads = Vec::new();
-        for _ in 0..AT_ONCE {
-            leads.push(lead(groups).await);
-        }
-        leads
-    }
-
-    async fn lead(groups: &Arc<Groups>) -> Lead {
-        match enter(groups, 0).await.1 {
-            Some(Turn::Lead(lead)) => lead,
-            turn => panic!("{turn:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn who_comes_while_others_are_at_it_goes_with_the_next() {
-        let groups = groups();
-        let mut first = leads(&groups).await;
-        assert!(first[0].take_along().0.is_empty());
-        let waiting = [
-            enter(&groups, 0).await,
-            enter(&groups, 0).await,
-            enter(&groups, 0).await,
-        ];
-        let [(leader, None), (gone, None), (taken, None)] = waiting else {
-            panic!("somebody didn't wait");
-        };
-        // Other terms, other groups.
-        let other = groups.enter(terms("b"), || panic!("nobody is there")).await;
-        assert!(matches!(other, Turn::Lead(_)));
-        drop(gone);
-        drop(first.pop());
-        let Turn::Lead(mut leads) = leader.await else {
-            panic!("nobody leads");
-        };
-        let (members, others) = leads.take_along();
-        assert_eq!(members.len(), 1);
-        leads.note(&COMMITTED, 2);
-        let counts = &groups.counts;
-        let counts = [&counts.transactions, &counts.inserts, &counts.failed];
-        assert_eq!(counts.map(prometheus::IntCounter::get), [1, 2, 0]);
-        others.tell(&Done::Committed(vec![7]));
-        assert!(matches!(taken.await, Turn::Done(Done::Committed(reply)) if reply == [7]));
-    }
-
-    #[tokio::test]
-    async fn a_leader_that_has_gone_is_followed_by_the_next() {
-        let groups = groups();
-        let mut first = leads(&groups).await;
-        let (gone, _) = enter(&groups, 0).await;
-        let (next, _) = enter(&groups, 0).await;
-        drop(first.pop());
-        // It had its turn, and never took it.
-        drop(gone);
-        assert!(matches!(next.await, Turn::Lead(_)));
-        // As many as before may be under way.
-        let _last = lead(&groups).await;
-        assert!(enter(&groups, 0).await.1.is_none());
-    }
-
-    #[tokio::test]
-    async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
-        let groups = groups();
-        let mut first = leads(&groups).await;
-        let (leader, _) = enter(&groups, 0).await;
-        let (taken, _) = enter(&groups, 0).await;
-        drop(first.pop());
-        let Turn::Lead(mut leads) = leader.await else {
-            panic!("nobody leads");
-        };
-        drop(leads.take_along());
-        assert!(matches!(taken.await, Turn::Lost));
-    }
-
-    #[tokio::test]
-    async fn a_group_has_an_end() {
-        let groups = groups();
-        let mut first = leads(&groups).await;
-        let large = MOST.bytes / 2 + 1;
-        let waiting = [
-            enter(&groups, large).await,
-            enter(&groups, 0).await,
-            enter(&groups, large).await,
-        ];
-        let [(leader, _), _, (rest, _)] = waiting;
-        drop(first.pop());
-        let Turn::Lead(mut leads) = leader.await else {
-            panic!("nobody leads");
-        };
-        assert_eq!(leads.take_along().0.len(), 1);
-        drop(leads);
-        assert!(matches!(rest.await, Turn::Lead(_)));
-    }
-
-    #[tokio::test]
-    async fn after_groups_that_came_to_nothing_more_and_more_go_alone() {
-        let groups = groups();
-        let (first, _) = ALONE;
-        let _other = lead(&groups).await;
-        for alone in [first, 2 * first, 4 * first] {
-            lead(&groups).await.note(&Done::Nothing, 2);
-            for _ in 0..alone {
-                assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
-            }
-        }
-        lead(&groups).await.note(&COMMITTED, 2);
-        lead(&groups).await.note(&Done::Nothing, 2);
-        for _ in 0..first {
-            assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
-        }
-        lead(&groups).await;
-    }
-
-    #[tokio::test]
-    async fn nobody_waits_for_long_without_being_taken_along() {
-        let groups = groups();
-        let mut first = leads(&groups).await;
-        let (patient, _) = enter(&groups, 0).await;
-        assert!(matches!(patient.await, Turn::Alone));
-        drop(first.pop());
-        // It isn't waited for, nor inserted, any more.
-        assert!(lead(&groups).await.take_along().0.is_empty());
-    }
-
-    #[tokio::test]
-    async fn where_transactions_take_long_they_are_waited_for() {
-        let groups = groups();
-        let _first = lead(&groups).await;
-        let patience = |groups: &Groups| groups.lock()[&terms("a")].patience();
-        assert_eq!(patience(&groups), PATIENCE);
-        for (took, waits) in [(2, 4..5), (60, 5..6), (0, 0..1)] {
-            let mut slow = lead(&groups).await;
-            slow.since -= Duration::from_secs(took);
-            drop(slow);
-            assert!(waits.contains(&patience(&groups).as_secs()), "{took}");
-        }
-    }
-
-    #[tokio::test]
-    async fn nothing_is_kept_of_those_who_have_been_there() {
-        let groups = groups();
-        drop(leads(&groups).await);
-        assert!(groups.lock().is_empty());
-        for number in 0..=IDLE_MAX {
-            match groups.enter(terms(&number.to_string()), || panic!()).await {
-                Turn::Lead(lead) => lead.note(&Done::Nothing, 2),
-                turn => panic!("{turn:?}"),
-            }
-        }
-        drop(lead(&groups).await);
-        assert!(groups.lock().is_empty());
     }
 }
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.pass_on();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -108,7 +108,7 @@ impl<'a, 'c> Strict<'a, 'c> {
             protected,
             command,
             groups: &context.groups,
-            first: command.retry.as_ref().map(|retry| retry.operation(first)),
+            first: command.operation(first),
             deadline,
             give_up: deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
@@ -291,18 +291,13 @@ impl<'a, 'c> Strict<'a, 'c> {
     }
 
     fn statement(&self, position: usize) -> Option<i32> {
-        let retry = self.command.retry.as_ref()?;
-        Some(retry.operation(position).statement)
+        Some(self.command.operation(position)?.statement)
     }
 
     fn unsure(&self, these: &[&Candidate<'_>]) -> Refusal {
         let key = these.iter().find_map(|candidate| candidate.keys.first());
         let constraint = key.map_or(0, |key| key.constraint);
-        Refusal::Unsure {
-            namespace: self.protected.namespace.clone(),
-            constraint: self.protected.constraints[constraint].constraint.name().to_owned(),
-            retryable: self.command.retry.is_some(),
-        }
+        self.protected.unsure(constraint, self.command.retry.is_some())
     }
 
     fn load<'s>(&self, these: &[&'s Candidate<'s>]) -> Result<Load<'s>, Malformed> {
@@ -486,7 +481,7 @@ fn first_error(reply: Doc<'_>) -> Result<Option<(usize, WriteError)>, Malformed>
         let Some(error) = error?.as_document_or_array()? else {
             continue;
         };
-        let index = error.get("index")?.and_then(|index| index.as_whole_number());
+        let index = error.whole_number("index")?;
         let index = index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0);
         if first.as_ref().is_none_or(|(before, _)| index < *before) {
             first = Some((index, WriteError::from_server(error)?));

@@ -1,6 +1,6 @@
 //! The reservations of documents that are about to be inserted, inside the inserting transaction: checked, or written.
 
-use bson::spec::ElementType;
+use bson::spec::{BinarySubtype, ElementType};
 
 use super::super::cursor;
 use super::pipeline::Step;
@@ -9,7 +9,6 @@ use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::Key;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Token;
 
 /// So many keys, and so many bytes of them, go into one command.
 const KEYS_MAX: usize = 1_000;
@@ -22,7 +21,7 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
         let mut command = Builder::new();
         command.string("find", collection.collection.as_bytes());
         let ids = chunk.iter().map(|(_, key)| key.reservation_id().into_bytes());
-        let tokens = chunk.iter().map(|(candidate, _)| binary(candidate.attempt.token()));
+        let tokens = chunk.iter().map(|(candidate, _)| candidate.attempt.token().to_bytes());
         command
             .open(ElementType::EmbeddedDocument, b"filter")
             .open(ElementType::EmbeddedDocument, b"_id")
@@ -31,7 +30,7 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
         command
             .open(ElementType::EmbeddedDocument, b"token")
             .array("$in", tokens, |array, index, token| {
-                array.append(ElementType::Binary, index.as_bytes(), &token);
+                array.binary(index.as_bytes(), BinarySubtype::Generic, &token);
             })
             .close()
             .close();
@@ -143,13 +142,4 @@ pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Resul
     lost.sort_unstable();
     lost.dedup();
     Ok(lost)
-}
-
-/// The value of a binary element, as [`crate::proxy_collection`] writes tokens.
-fn binary(token: Token) -> Vec<u8> {
-    let token = token.to_bytes();
-    let mut value = i32::try_from(token.len()).unwrap_or(i32::MAX).to_le_bytes().to_vec();
-    value.push(0);
-    value.extend(token);
-    value
 }

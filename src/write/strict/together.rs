@@ -37,11 +37,13 @@ impl Strict<'_, '_> {
             Turn::Lead(mut lead) => {
                 let (members, others) = lead.take_along();
                 if members.is_empty() {
-                    return self.attempt_alone(these, reservations, upstream).await;
+                    return lead.during(self.attempt_alone(these, reservations, upstream)).await;
                 }
                 let together = self.attempt_together(load, &members, reservations, upstream);
-                let done = within(TIME_MAX, together).await?;
-                lead.note(&done, 1 + members.len());
+                let done = lead.during(within(TIME_MAX, together)).await;
+                // Who is lost has the next ones go alone, too: what it hangs on may be none of their shards.
+                lead.note(done.as_ref().unwrap_or(&Done::Nothing), 1 + members.len());
+                let done = done?;
                 others.tell(&done);
                 done
             }

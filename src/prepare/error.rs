@@ -1,0 +1,121 @@
+//! Why constraints can't be made to hold, and what there is to do about it.
+
+use super::Reports;
+use crate::constraint::proxy_collection;
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
+
+/// Why a constraint can't be made to hold.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The cluster didn't do as it was asked.
+    #[error("the cluster: {0}")]
+    Store(#[from] StoreError),
+    /// The same constraint stands in the cluster with another definition.
+    #[error(
+        "unique constraint {name} on {namespace} is defined otherwise in the cluster: here {here}, there {there}; give the \
+         changed constraint another name, or drop the old one"
+    )]
+    OtherDefinition {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// The definition in the configuration.
+        here: String,
+        /// The definition in the cluster.
+        there: String,
+    },
+    /// Another constraint has its reservations where this one's would lie.
+    #[error(
+        "unique constraint {name} on {namespace} would have its reservations in {place}, where those of unique constraint \
+         {other} lie; give it another name",
+        place = proxy_collection(namespace, name)
+    )]
+    SamePlace {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// The other one's name and collection.
+        other: String,
+    },
+    /// Other Keywards make the constraint's writes and reservations one in another way.
+    #[error(
+        "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
+         `strategy: transaction` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
+         that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
+         `strategy` of {{_id: {{collection: \"{}\", name: \"{name}\"}}}} in {}.keyward.constraints with the shell, and start",
+        namespace.collection, namespace.database
+    )]
+    OtherStrategy {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// What it is here.
+        here: &'static str,
+        /// What it is in the cluster.
+        there: String,
+    },
+    /// The reservations that are there hold sort keys of another ICU4X: in them, equal strings may look different.
+    #[error(
+        "unique constraint {name} on {namespace} has reservations with the sort keys of another version ({difference}); go on \
+         with the Keyward that made them, or give the constraint another name, so that its reservations are made anew from \
+         the documents"
+    )]
+    OtherSortKeys {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// What makes sort keys here, and what made those that are there.
+        difference: String,
+    },
+    /// A proxy collection isn't as Keyward makes one: in it, equal keys could be two, or different ones the same.
+    #[error(
+        "the proxy collection {0} isn't as Keyward makes one: it {1}; stop every Keyward that uses it, drop it, and start"
+    )]
+    NotOurs(Namespace, &'static str),
+    /// A view, or a time series.
+    #[error("{0} is a view or a time series, which can have no unique constraint")]
+    NoCollection(Namespace),
+    /// Upstream is a server by itself, which has neither transactions nor retryable writes.
+    #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
+    Standalone,
+    /// Upstream is one shard: Keyward would see nothing of what the others hold.
+    #[error("upstream is a shard of a cluster, and constraints would hold on it alone; name the cluster's mongos")]
+    Shard,
+    /// The constraint's collation, or the collection's, can't be had.
+    #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
+    Collation {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Documents that are there already violate the constraint.
+    #[error("{0}")]
+    Duplicates(Reports),
+    /// The documents that are there aren't all taken in yet.
+    #[error(
+        "unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first"
+    )]
+    NotEnforced {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+    },
+    /// The chunks of a proxy collection couldn't be spread in time.
+    #[error("the chunks of {0} could not be spread over the shards: {1}")]
+    NotSpread(Namespace, String),
+}
+
+impl From<mongodb::error::Error> for PrepareError {
+    fn from(error: mongodb::error::Error) -> Self {
+        PrepareError::Store(error.into())
+    }
+}

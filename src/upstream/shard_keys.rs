@@ -1,0 +1,39 @@
+//! What the cluster's own catalog (`config.collections`) says of sharded collections.
+
+use std::collections::HashMap;
+
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::Client;
+use mongodb::error::Error;
+
+use crate::namespace::Namespace;
+
+/// The paths of the shard keys of those of `namespaces` that are sharded, by `database.collection`.
+///
+/// # Errors
+/// [`Error`] if the deployment doesn't say.
+pub async fn shard_keys(client: &Client, namespaces: &[&Namespace]) -> Result<HashMap<String, Vec<String>>, Error> {
+    let names: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
+    let collections = client.database("config").collection::<Document>("collections");
+    let entries: Vec<Document> = collections.find(sharded(&names)).await?.try_collect().await?;
+    let key_of = |entry: Document| {
+        let paths = entry.get_document("key").ok()?.keys().cloned().collect();
+        Some((entry.get_str("_id").ok()?.to_owned(), paths))
+    };
+    Ok(entries.into_iter().filter_map(key_of).collect())
+}
+
+/// The catalog's entry of a collection, if it is sharded.
+///
+/// # Errors
+/// [`Error`] if the deployment doesn't say.
+pub async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, Error> {
+    let collections = client.database("config").collection::<Document>("collections");
+    collections.find_one(sharded(&[namespace.to_string()])).await
+}
+
+/// Newer servers list unsharded collections, too; older ones those that were dropped.
+fn sharded(names: &[String]) -> Document {
+    doc! { "_id": { "$in": names }, "dropped": { "$ne": true }, "unsplittable": { "$ne": true } }
+}

@@ -309,13 +309,22 @@ impl Group<'_, '_> {
     /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
     /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now. Only the
     /// shard is asked where it would lie: on another one it is another document, whose reservation this isn't.
+    ///
+    /// One that seems to hold its key may have given it up, in a transaction that is committed on the key's shard already: then
+    /// the one who looks again waits until its own shard has committed, too.
     async fn release_unheld(&self, slots: &[Slot]) -> Result<usize, StoreError> {
-        let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
-        let held = self.proxy().look_up(&claims, Scope::Route).await?;
-        let unheld = slots.iter().zip(held).filter(|(_, held)| !held);
-        let keys: Vec<_> = unheld.map(|(slot, _)| (self.key(*slot), self.mark(*slot))).collect();
+        let (held, mut unheld) = self.split_by_held(slots, Scope::Route).await?;
+        unheld.extend(self.split_by_held(&held, Scope::Fenced).await?.1);
+        let keys: Vec<_> = unheld.iter().map(|slot| (self.key(*slot), self.mark(*slot))).collect();
         self.proxy().give_back(&keys).await?;
         Ok(keys.len())
+    }
+
+    /// The slots whose candidates' documents hold their keys, and the others.
+    async fn split_by_held(&self, slots: &[Slot], scope: Scope) -> Result<(Vec<Slot>, Vec<Slot>), StoreError> {
+        let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
+        let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
+        Ok(slots.iter().partition(|_| held.next().unwrap_or(true)))
     }
 
     fn rival(&self, slot: Slot, read: &Read) -> Rival {

@@ -12,6 +12,7 @@ mod forwarder;
 #[path = "../native_index/generate/mod.rs"]
 #[allow(dead_code)]
 mod generate;
+mod half_committed;
 mod large;
 mod meanwhile;
 mod namesakes;

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use bson::{Document, doc};
@@ -139,6 +140,13 @@ fn a_reload_that_is_refused_enforces_none_of_its_constraints() {
     assert_eq!(next.insert(database, user(4, "late@x", "4")), Err(11000));
 }
 
+/// What goes on as long as the first lives, so that it ends with a test that fails, too.
+fn under_way() -> (Arc<()>, Weak<()>) {
+    let load = Arc::new(());
+    let goes_on = Arc::downgrade(&load);
+    (load, goes_on)
+}
+
 /// Writers of every kind go on while a constraint comes: none of what they write escapes it, and those that were there
 /// hold all the time.
 #[test]
@@ -153,16 +161,14 @@ fn a_constraint_that_comes_under_load_misses_nothing() {
         .run(database, doc! { "insert": "users", "documents": before })
         .unwrap();
     keyward.insert(database, user("held", "held@x", "held")).unwrap();
-    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let written = AtomicUsize::new(0);
     let outcome = thread::scope(|scope| {
+        let (_load, goes_on) = under_way();
         for writer in 0..8 {
-            let (keyward, stop, written) = (&keyward, &stop, &written);
+            let (keyward, goes_on, written) = (&keyward, goes_on.clone(), &written);
             scope.spawn(move || {
                 let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
-                for n in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
+                for n in (0..).take_while(|_| goes_on.strong_count() > 0) {
                     let name = format!("w{writer}-{n}");
                     let document = user(name.as_str(), &format!("{name}@x"), &name);
                     let insert = doc! { "insert": "users", "documents": [document] };
@@ -185,7 +191,6 @@ fn a_constraint_that_comes_under_load_misses_nothing() {
         let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
         let at = written.load(Ordering::Relaxed);
         keyward.until("more load", || written.load(Ordering::Relaxed) > at + 40);
-        stop.store(true, Ordering::Relaxed);
         outcome
     });
     assert_eq!(outcome["outcome"], "applied", "{outcome}");
@@ -207,16 +212,13 @@ fn a_constraint_that_comes_while_inserts_travel_together_misses_none() {
     drop_database(database);
     let keyward = Keyward::start(&settings(database, &["email"], ""));
     let together = || keyward.metric("keyward_group_commit_inserts_total");
-    let stop = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
+        let (_load, goes_on) = under_way();
         for inserter in 0..INSERTERS {
-            let (keyward, stop) = (&keyward, &stop);
+            let (keyward, goes_on) = (&keyward, goes_on.clone());
             scope.spawn(move || {
                 let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
-                for n in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
+                for n in (0..).take_while(|_| goes_on.strong_count() > 0) {
                     let name = format!("{inserter}-{n}");
                     let document = user(name.as_str(), &format!("{name}@x"), &name);
                     let insert = doc! { "insert": "users", "documents": [document] };
@@ -229,7 +231,6 @@ fn a_constraint_that_comes_while_inserts_travel_together_misses_none() {
         let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
         let at = together();
         keyward.until("more groups", || together() > at + 2 * INSERTERS as u64);
-        stop.store(true, Ordering::Relaxed);
         outcome
     });
     assert_eq!(outcome["outcome"], "applied", "{outcome}");

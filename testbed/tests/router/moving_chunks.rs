@@ -2,9 +2,8 @@
 //! or repeats a document. Counted on the shards themselves at the end.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
@@ -20,6 +19,9 @@ const CLIENTS: u64 = 32;
 const ROUNDS: usize = 40;
 const KEYS: i32 = 100;
 const MOVES_MIN: usize = 10;
+/// So many moves in a row aren't given up by chance.
+const GIVEN_UP_MAX: usize = 200;
+const CLEAN_UP_MAX: Duration = Duration::from_secs(120);
 
 /// What one client was told has happened.
 #[derive(Default)]
@@ -182,22 +184,25 @@ fn increment() -> Document {
 
 /// Waits until no shard has copies left of what has moved away.
 async fn cleaned_up(cluster: &Cluster) {
+    let deadline = Instant::now() + CLEAN_UP_MAX;
     for shard in cluster.shards() {
         let waiting = shard
             .direct_client()
             .unwrap()
             .database("config")
             .collection::<Document>("rangeDeletions");
-        while waiting.count_documents(doc! {}).await.unwrap() > 0 {
+        while let Some(range) = waiting.find_one(doc! {}).await.unwrap() {
+            assert!(Instant::now() < deadline, "{} still has {range}", shard.name());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Moves chunks until told to stop, but a few times at least.
-fn move_chunks(cluster: &Cluster, stop: &AtomicBool, moved: &AtomicUsize) {
+/// Moves chunks as long as clients are at work, but a few times at least.
+fn move_chunks(cluster: &Cluster, at_work: &Weak<()>) {
     let mut random = StdRng::seed_from_u64(CLIENTS);
-    while !stop.load(Ordering::Relaxed) || moved.load(Ordering::Relaxed) < MOVES_MIN {
+    let (mut moved, mut given_up) = (0, 0);
+    while at_work.strong_count() > 0 || moved < MOVES_MIN {
         let collection = if random.random() {
             "moving.inserts"
         } else {
@@ -206,7 +211,11 @@ fn move_chunks(cluster: &Cluster, stop: &AtomicBool, moved: &AtomicUsize) {
         let to = if random.random() { "shard0" } else { "shard1" };
         // Under load a move may be given up, which must do no harm either.
         let made = cluster.move_chunk(collection, doc! { "k": random.random_range(0..KEYS) }, to);
-        moved.fetch_add(usize::from(made.is_ok()), Ordering::Relaxed);
+        match made {
+            Ok(()) => (moved, given_up) = (moved + 1, 0),
+            Err(_) if given_up < GIVEN_UP_MAX => given_up += 1,
+            Err(error) => panic!("after {moved} moves: {error}"),
+        }
     }
 }
 
@@ -224,10 +233,11 @@ async fn nothing_is_lost_or_doubled() {
         .await
         .unwrap();
 
-    let (stop, moved) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    // Dropped by a test that fails, too, which waits for the mover.
+    let at_work = Arc::new(());
     let mover = {
-        let (cluster, stop, moved) = (Arc::clone(&cluster), Arc::clone(&stop), Arc::clone(&moved));
-        tokio::task::spawn_blocking(move || move_chunks(&cluster, &stop, &moved))
+        let (cluster, at_work) = (Arc::clone(&cluster), Arc::downgrade(&at_work));
+        tokio::task::spawn_blocking(move || move_chunks(&cluster, &at_work))
     };
     let workers = (0..CLIENTS).map(|number| Worker::new(number, client.clone()).work());
     let mut told = Told::default();
@@ -237,7 +247,7 @@ async fn nothing_is_lost_or_doubled() {
             *told.increments.entry(key).or_default() += increments;
         }
     }
-    stop.store(true, Ordering::Relaxed);
+    drop(at_work);
     mover.await.unwrap();
     cleaned_up(&cluster).await;
 

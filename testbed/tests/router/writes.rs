@@ -284,6 +284,27 @@ async fn a_retried_batch_takes_effect_once() {
     assert_eq!(collection.count_documents(doc! {}).await.unwrap(), 5);
 }
 
+/// The shard that a document has moved to remembers, too, what was done to it.
+#[tokio::test]
+async fn a_retry_after_a_move_counts_once() {
+    let cluster = Cluster::shared();
+    let collection = by_k("retried_after_a_move");
+    collection.insert_one(doc! { "_id": 1, "k": 1 }).await.unwrap();
+    let mut connection = Connection::open(&cluster.router_address()).unwrap();
+    let increment = doc! { "q": { "_id": 1 }, "u": { "$inc": { "n": 1 } } };
+    let lsid = doc! { "id": bson::Uuid::new() };
+    let update = doc! { "update": "c", "updates": [increment], "lsid": lsid, "txnNumber": 1_i64 };
+    for shard in cluster.shards().iter().chain(cluster.shards()) {
+        let reply = connection.run("retried_after_a_move", update.clone()).unwrap();
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+        assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+        cluster
+            .move_chunk("retried_after_a_move.c", doc! { "k": 1 }, shard.name())
+            .unwrap();
+    }
+    assert_eq!(collection.count_documents(doc! { "n": 1 }).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn a_new_shard_key_moves_the_document() {
     let cluster = Cluster::shared();

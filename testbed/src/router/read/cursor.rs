@@ -153,6 +153,10 @@ pub async fn get_more(operation: &Operation) -> Result<Vec<u8>, Failure> {
     };
     if finished {
         operation.router.cursors.remove(id);
+        if answer.is_err() {
+            // What other shards still have open would keep copies of chunks that have moved away.
+            kill_source(operation, id, &source).await;
+        }
     }
     answer
 }
@@ -237,7 +241,11 @@ pub async fn kill(operation: &Operation) -> Result<Vec<u8>, Failure> {
 }
 
 async fn kill_source(operation: &Operation, id: i64, source: &Source) {
-    let collection = operation.command.text("killCursors").unwrap_or_default();
+    let collection = operation
+        .command
+        .text("killCursors")
+        .or(operation.command.text("collection"));
+    let collection = collection.unwrap_or_default();
     match source {
         Source::Shard { host, .. } => kill_on(operation, host, collection, id).await,
         // There is no command for it: the server drops it when it has been idle.

@@ -108,8 +108,8 @@ pub async fn first_reply(
     namespace: &str,
     size: usize,
 ) -> Result<Vec<u8>, Failure> {
-    let batch = merged.next_batch(operation, Some(size)).await?;
-    let over = merged.is_exhausted() || operation.command.flag("singleBatch", false);
+    let batch = merged.next_batch(operation, Some(size)).await;
+    let over = batch.is_err() || merged.is_exhausted() || operation.command.flag("singleBatch", false);
     let id = if over { 0 } else { operation.router.cursors.new_id() };
     if over {
         merged.kill(operation).await;
@@ -121,7 +121,7 @@ pub async fn first_reply(
     }
     Ok(cursor_reply(
         "firstBatch",
-        &batch,
+        &batch?,
         id,
         namespace,
         operation.at_cluster_time,

@@ -32,6 +32,9 @@ impl Batch<'_> {
         for (group, answer) in groups.iter().zip(answers) {
             answered.push((group, self.read_answer(group, answer)?));
         }
+        if broadcast {
+            drop_echoes(&mut answered);
+        }
         let mut stale = None;
         let first_error = outcome.first_error();
         for (group, answer) in &answered {
@@ -124,6 +127,14 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// Whether the shard hasn't done it now, but knows that it was done before.
+    fn is_from_memory(&self) -> bool {
+        match self {
+            Answer::Reply(reply) => reply.get("retriedStmtIds").is_some(),
+            _ => false,
+        }
+    }
+
     /// How many documents it says were written.
     pub fn n(&self) -> i64 {
         match self {
@@ -131,6 +142,18 @@ impl Answer {
             _ => 0,
         }
     }
+}
+
+/// With a chunk a shard also takes over the memory of what was done to its documents, and answers for it: where another
+/// shard says the same, one of them counts.
+fn drop_echoes(answered: &mut Vec<(&Group, Answer)>) {
+    answered.sort_by_key(|(_, answer)| answer.is_from_memory());
+    let mut is_found = false;
+    answered.retain(|(_, answer)| {
+        let is_echo = is_found && answer.is_from_memory();
+        is_found |= answer.n() > 0;
+        !is_echo
+    });
 }
 
 /// The write errors of a reply: index within the group, and the element.

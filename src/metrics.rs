@@ -111,6 +111,8 @@ pub struct GroupCommit {
     pub inserts: IntCounter,
     /// Transactions that came to nothing: each insert goes alone then.
     pub failed: IntCounter,
+    /// Transactions of which nobody knows what became: each insert's connection was closed.
+    pub lost: IntCounter,
 }
 
 /// The metrics of one constraint.
@@ -223,6 +225,10 @@ impl Metrics {
                 failed: make.counter(
                     "group_commit_failed_total",
                     "Transactions with strict inserts of several clients that came to nothing.",
+                ),
+                lost: make.counter(
+                    "group_commit_lost_total",
+                    "Transactions with strict inserts of several clients of which nobody knows what became.",
                 ),
             },
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),

@@ -235,7 +235,7 @@ async fn enforce(
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.unseen_end() {
             tracing::info!(
-                "waiting until no transaction from before can be open any more, nor a write whose reply was lost"
+                "waiting until no transaction from before can be open any more, nor a write whose outcome nobody knows"
             );
             sleep_until(end).await;
         }

@@ -142,6 +142,7 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                     let read = candidate.rivals.get(&key).map(|read| read.token);
                     debug_assert_eq!(read, Some(rival), "a takeover follows the read of its rival");
                     if read != Some(rival) {
+                        // Nothing was decided about that one: it is read again.
                         candidate.rivals.remove(&key);
                     }
                     match from_absent && protected.is_strict() {
@@ -265,7 +266,6 @@ impl Group<'_, '_> {
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
             let Some(rival) = self.candidates[slot.0].rivals.get(&slot.1) else {
-                // Nothing is known of it: it is read again.
                 answers.push((slot, Event::Changed(slot.1), None));
                 continue;
             };
@@ -290,41 +290,39 @@ impl Group<'_, '_> {
         answers
     }
 
-    async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
-        match self.release_unheld(&slots).await {
-            Ok(count) => {
-                self.proxy().metrics.released.inc_by(count as u64);
-                Vec::new()
-            }
-            Err(error) => {
-                // What stays behind is settled after its lease; only who would claim it again is told.
-                let constraint = self.proxy().constraint.name();
-                tracing::warn!(%error, constraint, count = slots.len(), "could not release");
-                let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.1), None));
-                failed.collect()
-            }
-        }
-    }
-
     /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
     /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now. Only the
     /// shard is asked where it would lie: on another one it is another document, whose reservation this isn't.
     ///
     /// One that seems to hold its key may have given it up, in a transaction that is committed on the key's shard already: then
-    /// the one who looks again waits until its own shard has committed, too.
-    async fn release_unheld(&self, slots: &[Slot]) -> Result<usize, StoreError> {
-        let (held, mut unheld) = self.split_by_held(slots, Scope::Route).await?;
-        unheld.extend(self.split_by_held(&held, Scope::Fenced).await?.1);
-        let keys: Vec<_> = unheld.iter().map(|slot| (self.key(*slot), self.mark(*slot))).collect();
-        self.proxy().give_back(&keys).await?;
-        Ok(keys.len())
+    /// a linearizable look waits until its own shard has committed, too. Nothing else waits for that.
+    async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
+        let (held, mut failed) = self.release_unheld(slots, Scope::Route).await;
+        failed.extend(self.release_unheld(held, Scope::Fenced).await.1);
+        failed
     }
 
-    /// The slots whose candidates' documents hold their keys, and the others.
-    async fn split_by_held(&self, slots: &[Slot], scope: Scope) -> Result<(Vec<Slot>, Vec<Slot>), StoreError> {
-        let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
-        let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
-        Ok(slots.iter().partition(|_| held.next().unwrap_or(true)))
+    /// The slots whose documents hold their keys, and those that it failed for.
+    async fn release_unheld(&self, slots: Vec<Slot>, scope: Scope) -> (Vec<Slot>, Vec<Answer>) {
+        let released = async {
+            let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
+            let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
+            let (held, unheld): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| held.next().unwrap_or(true));
+            let keys: Vec<_> = unheld.iter().map(|slot| (self.key(*slot), self.mark(*slot))).collect();
+            self.proxy().give_back(&keys).await?;
+            self.proxy().metrics.released.inc_by(keys.len() as u64);
+            Ok::<_, StoreError>(held)
+        };
+        match released.await {
+            Ok(held) => (held, Vec::new()),
+            Err(error) => {
+                // What stays behind is settled after its lease; only who would claim it again is told.
+                let constraint = self.proxy().constraint.name();
+                tracing::warn!(%error, constraint, count = slots.len(), "could not release");
+                let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.1), None));
+                (Vec::new(), failed.collect())
+            }
+        }
     }
 
     fn rival(&self, slot: Slot, read: &Read) -> Rival {

@@ -82,7 +82,8 @@ impl Upstream {
         // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it.
         options.selection_criteria = None;
         options.read_concern = None;
-        // Nor may what it writes be rolled back; and no time limit of the URI's ends the wait for that.
+        // Nor may what it writes be rolled back, but where a command says its own concern; no time limit of the URI's ends the
+        // wait for that.
         options.write_concern = Some(WriteConcern::majority());
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());

@@ -71,8 +71,9 @@ impl Context {
         self.note_unseen();
     }
 
-    /// Notes that the connection has broken on which a write's reply was to come, or that the reply doesn't say what became of it:
-    /// nobody can tell how long the server is at work on it. It is given as long as a transaction.
+    /// Notes that the connection has broken on which a write's reply was to come, or that a protected write's reply doesn't say what
+    /// became of it: nobody can tell how long the server is at work on it. It is given as long as a transaction. What a reply
+    /// says that only passes through is looked at by nobody.
     pub fn note_lost(&self) {
         self.note_unseen();
     }

@@ -166,8 +166,9 @@ impl<'a> Insert<'a, '_> {
             return Ok(());
         };
         for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
+            // With its reservations it is there as a whole, or not at all.
             if let Outcome::InDoubt(_) = outcome {
-                self.context.note_in_doubt(self.protected, &candidate);
+                self.context.note_lost();
                 continue;
             }
             for key in &candidate.keys {
@@ -357,11 +358,13 @@ impl<'a> Insert<'a, '_> {
                     let is_there = candidate.is_its_own_rival(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.protected.constraints[*constraint];
-                    let refused = proxy.refuse(key).await;
                     // The very document is there: the server checks `_id` first.
                     let error = match is_there {
-                        true => WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id),
-                        false => WriteError::duplicate(&refused),
+                        true => {
+                            proxy.metrics.duplicates.inc();
+                            WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id)
+                        }
+                        false => WriteError::duplicate(&proxy.refuse(key).await),
                     };
                     self.error(candidate.position, error);
                 }

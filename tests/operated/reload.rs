@@ -440,7 +440,7 @@ fn what_a_broken_connection_has_left_at_work_is_waited_for() {
     keyward.rewrite(&settings(&["email", "phone"]));
     keyward.send(Signal::SIGHUP);
     keyward.until("the wait", || {
-        keyward.log().contains("nor a write whose reply was lost")
+        keyward.log().contains("nor a write whose outcome nobody knows")
     });
     assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
 }
@@ -459,7 +459,7 @@ fn what_nobody_knows_the_outcome_of_is_waited_for() {
     keyward.rewrite(&settings(&["email", "phone"]));
     keyward.send(Signal::SIGHUP);
     keyward.until("the wait", || {
-        keyward.log().contains("nor a write whose reply was lost")
+        keyward.log().contains("nor a write whose outcome nobody knows")
     });
     assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
 }

@@ -381,7 +381,8 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     wait_until(&lost);
     assert!(replies.iter().filter(|reply| reply.is_err()).count() > 1);
     // The next ones go alone.
-    assert_eq!(counted(&keyward, "keyward_group_commit_failed_total"), 1);
+    assert_eq!(counted(&keyward, "keyward_group_commit_lost_total"), 1);
+    assert_eq!(counted(&keyward, "keyward_group_commit_failed_total"), 0);
     let again = Instant::now();
     assert_all_inserted(&all, &send_all(&keyward, database, &all));
     // The retry of who led ends it, on all shards.

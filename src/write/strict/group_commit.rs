@@ -1,7 +1,7 @@
 //! Group commit: what several clients insert goes in by one transaction, where it would have gone in by one for each.
 //!
-//! What arrives while transactions are under way waits, for no timer: when one of them ends, the first who waits leads the next one on
-//! its own connection, and takes the others along. Only those travel together for whom the server would do just the
+//! What arrives while transactions are under way waits until one of them ends: the first who waits leads the next one on its own
+//! connection, and takes the others along. Only those travel together for whom the server would do just the
 //! same: one user's, with the same options. If anything is in the way of a single document, nothing of the group is
 //! done, and each goes on alone, as it would have without company.
 
@@ -20,8 +20,8 @@ use crate::reply::Times;
 use crate::traces;
 use crate::write::transaction::Refused;
 
-/// So many groups with the same terms are under way at once: while one waits for its majority the servers have time for
-/// others, and where they have time for all nobody waits.
+/// So many groups with the same terms are under way at once, and those that hang: while one waits for its majority the servers
+/// have time for others, and where they have time for all nobody waits.
 const AT_ONCE: usize = 4;
 /// So many documents and keys, and so many bytes, go into one group; a part of that is what one client may bring.
 const MOST: Size = Size {
@@ -36,7 +36,7 @@ const MOST_OF_ONE: Size = Size {
 /// another's connection may be stuck.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
-/// After a group that came to nothing so many go alone, twice as many after the next one, and so on, up to the last.
+/// After a group that came to nothing, or hangs, so many go alone, twice as many after the next one, and so on, up to the last.
 const ALONE: (u32, u32) = (16, 1024);
 /// Terms that nobody waits for are forgotten when there are more than so many.
 const IDLE_MAX: usize = 256;
@@ -106,14 +106,15 @@ pub enum Done {
     Nothing,
 }
 
-/// The lead of a transaction. When it is dropped, or has taken too long, who waits gets its turn.
+/// The lead of a transaction. When it is dropped who waits gets its turn.
 #[derive(Debug)]
 pub struct Lead {
     groups: Arc<Groups>,
     terms: Terms,
     others: Vec<Waiting>,
     since: Instant,
-    is_passed_on: bool,
+    /// It has taken too long, and is counted among those under way no more.
+    hangs: bool,
 }
 
 /// Those who were taken along, and wait to be told.
@@ -227,6 +228,12 @@ impl Group {
         self.under_way == 0 && self.waiting.is_empty()
     }
 
+    fn have_the_next_go_alone(&mut self) {
+        let (first, last) = ALONE;
+        self.alone_before = (self.alone_before * 2).clamp(first, last);
+        self.alone = self.alone_before;
+    }
+
     fn patience(&self) -> Duration {
         (2 * self.took).clamp(PATIENCE, PATIENCE_MAX)
     }
@@ -264,7 +271,7 @@ impl Lead {
             terms: terms.clone(),
             others,
             since: Instant::now(),
-            is_passed_on: false,
+            hangs: false,
         }
     }
 
@@ -278,16 +285,31 @@ impl Lead {
         (members, Others(turns))
     }
 
-    /// Waits for the transaction; others no longer than their patience lasts: a shard may never answer, and it may be none of
-    /// theirs.
+    /// Waits for the transaction. Who wasn't taken along does so no longer than its patience lasts: a shard may never answer, and
+    /// it may be none of theirs.
     pub async fn during<T>(&mut self, transaction: impl Future<Output = T>) -> T {
         let mut transaction = pin!(transaction);
         match timeout(PATIENCE_MAX, transaction.as_mut()).await {
             Ok(done) => done,
             Err(_) => {
-                self.pass_on();
+                self.stand_aside();
                 transaction.await
             }
+        }
+    }
+
+    /// Whoever waits goes alone, and so do the next ones: what this one hangs on would hold up most groups that they could make.
+    fn stand_aside(&mut self) {
+        self.hangs = true;
+        let mut groups = self.groups.lock();
+        let Some(group) = groups.get_mut(&self.terms) else {
+            return;
+        };
+        group.under_way -= 1;
+        group.have_the_next_go_alone();
+        for waiting in self.others.drain(..).chain(group.waiting.drain(..)) {
+            // Whoever has gone meanwhile doesn't want to know.
+            let _ = waiting.turn.send(Turn::Alone);
         }
     }
 
@@ -303,20 +325,23 @@ impl Lead {
             Done::Nothing => counts.failed.inc(),
         }
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
-            let (first, last) = ALONE;
-            group.alone_before = match done {
-                Done::Committed(_) | Done::InDoubt(_) => 0,
-                Done::Nothing => (group.alone_before * 2).clamp(first, last),
-            };
-            group.alone = group.alone_before;
+            match done {
+                Done::Committed(_) | Done::InDoubt(_) => (group.alone, group.alone_before) = (0, 0),
+                Done::Nothing => group.have_the_next_go_alone(),
+            }
         }
     }
 
-    /// Who waits gets its turn, once.
-    fn pass_on(&mut self) {
-        if std::mem::replace(&mut self.is_passed_on, true) {
-            return;
+    /// Takes note that nobody knows what became of the transaction of a group: what it was lost by may be none of their shards.
+    pub fn note_lost(&self) {
+        self.groups.counts.lost.inc();
+        if let Some(group) = self.groups.lock().get_mut(&self.terms) {
+            group.have_the_next_go_alone();
         }
+    }
+
+    /// Who waits gets its turn.
+    fn pass_on(&mut self) {
         let next = {
             let mut groups = self.groups.lock();
             let Some(group) = groups.get_mut(&self.terms) else {
@@ -356,7 +381,9 @@ impl Others {
 
 impl Drop for Lead {
     fn drop(&mut self) {
-        self.pass_on();
+        if !self.hangs {
+            self.pass_on();
+        }
     }
 }
 

@@ -41,9 +41,8 @@ impl Strict<'_, '_> {
                 }
                 let together = self.attempt_together(load, &members, reservations, upstream);
                 let done = lead.during(within(TIME_MAX, together)).await;
-                // Who is lost has the next ones go alone, too: what it hangs on may be none of their shards.
-                lead.note(done.as_ref().unwrap_or(&Done::Nothing), 1 + members.len());
-                let done = done?;
+                let done = done.inspect_err(|_| lead.note_lost())?;
+                lead.note(&done, 1 + members.len());
                 others.tell(&done);
                 done
             }

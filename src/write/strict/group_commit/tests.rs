@@ -178,14 +178,33 @@ async fn nobody_waits_for_long_without_being_taken_along() {
 #[tokio::test]
 async fn a_transaction_that_never_ends_is_not_waited_for() {
     let groups = groups();
-    let mut stuck = leads(&groups).await.pop().unwrap();
-    let _other = lead(&groups).await;
-    let stuck = stuck.during(std::future::pending::<()>());
-    let mut stuck = std::pin::pin!(stuck);
-    assert!(poll!(stuck.as_mut()).is_pending());
-    tokio::time::sleep(PATIENCE_MAX).await;
-    assert!(poll!(stuck.as_mut()).is_pending());
-    assert_eq!(groups.lock()[&terms("a")].under_way, 1);
+    let mut all = leads(&groups).await;
+    let mut stuck = all.pop().unwrap();
+    {
+        let stuck = stuck.during(std::future::pending::<()>());
+        let mut stuck = std::pin::pin!(stuck);
+        assert!(poll!(stuck.as_mut()).is_pending());
+        let before = groups.lock()[&terms("a")].took;
+        let sleeping = tokio::time::sleep(PATIENCE_MAX - PATIENCE / 2);
+        sleeping.await;
+        let (waiting, None) = enter(&groups, 0).await else {
+            panic!("it didn't wait");
+        };
+        tokio::time::sleep(PATIENCE / 2).await;
+        assert!(poll!(stuck.as_mut()).is_pending());
+        // Those who waited, and the next ones, don't do so with it, nor with each other.
+        assert!(matches!(waiting.now_or_never(), Some(Turn::Alone)));
+        for _ in 0..ALONE.0 {
+            assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
+        }
+        let groups = groups.lock();
+        let group = &groups[&terms("a")];
+        assert_eq!((group.under_way, group.took), (AT_ONCE - 1, before));
+    }
+    // Another one may be under way instead, once.
+    drop(stuck);
+    let _instead = lead(&groups).await;
+    assert!(enter(&groups, 0).await.1.is_none());
 }
 
 #[tokio::test]

@@ -3,7 +3,9 @@
 //! A statement that can't touches no path of any constraint, nor of the shard key (a reservation's route), and inserts
 //! nothing; it is forwarded as it came. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
 //! `a.b` are one path. But what is set behind a numbered position may make elements that weren't there, each of which gives
-//! every key below the array a value, be it null: that counts as if the whole array was set.
+//! every key below the array a value, be it null: that counts as if the whole array was set. A pipeline's dotted field
+//! replaces whatever is no document on its way by one, the scalars of an array among them: `{$set: {"a.c": 1}}` makes
+//! `[{c: 1}]` of `[5]`, and only the second has an `a.b` that is null. That counts as if the first name was set.
 
 use bson::spec::ElementType;
 
@@ -56,7 +58,10 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &[&str]) -> Result<bool, Malform
             let operator = operator?;
             let fields = operator.as_document_or_array()?;
             let touched = match (operator.name, fields) {
-                (b"$set" | b"$addFields", Some(fields)) => any(fields, |field| overlaps_any(field.name, paths))?,
+                (b"$set" | b"$addFields", Some(fields)) => {
+                    any(fields, |field| overlaps_any(first_name(field.name), paths))?
+                }
+                // It takes away, and leaves what is no document as it is.
                 (b"$unset", Some(fields)) => any(fields, |field| {
                     field.as_string_bytes().is_none_or(|path| overlaps_any(path, paths))
                 })?,
@@ -95,6 +100,11 @@ pub fn reached<'p>(operator: &[u8], path: &'p [u8]) -> &'p [u8] {
     path
 }
 
+/// What a pipeline may change where it sets `path`: all that stands below the first name.
+fn first_name(path: &[u8]) -> &[u8] {
+    path.split(|byte| *byte == b'.').next().unwrap_or(path)
+}
+
 /// Whether `path` overlaps with any of the others.
 pub fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
     paths.iter().any(|other| overlap(path, other.as_bytes()))
@@ -131,7 +141,8 @@ mod tests {
             bson!({ "$set": { "accounts.$[a].balance": 1, "accounts.$[].log.0.at": 1 } }),
             bson!({ "$unset": { "accounts.0.balance": 1 }, "$pull": { "accounts.0.tags": 1 } }),
             bson!({ "$set": { "log.0.at": 1, "account.1": 1 } }),
-            bson!([{ "$set": { "accounts.balance": 1 } }]),
+            bson!([{ "$set": { "account.balance": 1 } }, { "$unset": "accounts.balance" }]),
+            bson!({ "$set": { "accounts.balance": 1 } }),
             bson!({ "$set": { "emails": 1 } }),
             bson!([{ "$set": { "name": "$email" } }, { "$unset": ["x", "y.z"] }, { "$unset": "z" }]),
         ] {
@@ -152,6 +163,8 @@ mod tests {
             bson!({}),
             bson!({ "$unknown": { "name": 1 } }),
             bson!([{ "$set": { "status": 1 } }]),
+            bson!([{ "$set": { "accounts.balance": 1 } }]),
+            bson!([{ "$addFields": { "accounts.log.last.at": 1 } }]),
             bson!([{ "$replaceWith": "$x" }]),
             bson!([{ "$project": { "name": 1 } }]),
             bson!([{ "$unset": ["email"] }]),

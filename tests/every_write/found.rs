@@ -1,6 +1,6 @@
 //! Sequences that once differed, each as short as it became, and those that no generator would hit upon.
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 
 use crate::generate::Step;
 use crate::{Schema, start};
@@ -11,7 +11,12 @@ fn same(name: &str, indexes: &[Document], steps: Vec<Step>) {
         let name: Vec<String> = key.iter().map(|(path, order)| format!("{path}_{order}")).collect();
         doc! { "key": key.clone(), "name": name.join("_") }
     });
-    let schema = Schema::new("found", name, named.collect());
+    same_with(name, named.collect(), steps);
+}
+
+/// The same with the whole definitions of the indexes.
+fn same_with(name: &str, indexes: Vec<Document>, steps: Vec<Step>) {
+    let schema = Schema::new("found", name, indexes);
     let keyward = start(std::slice::from_ref(&schema));
     let mut pair = schema.pair(&keyward);
     if let Err(difference) = pair.run(&steps) {
@@ -182,4 +187,48 @@ fn what_is_set_behind_the_end_of_an_array_may_be_a_duplicate() {
         modify(3, doc! { "$push": { "i.2.y": 5 } }),
     ];
     same(name, &[doc! { "i.x": 1 }], steps);
+}
+
+/// It was let through: a pipeline makes documents of an array's scalars, and only in those there is something missing.
+#[test]
+fn a_pipeline_that_makes_documents_of_scalars_may_move_one_into_a_filter() {
+    let outside = || bson::bson!([5]);
+    let filters = [
+        doc! { "t.b": Bson::Null },
+        doc! { "t.b": { "$lte": Bson::Null } },
+        doc! { "t": { "$type": "object" } },
+    ];
+    for (number, filter) in filters.into_iter().enumerate() {
+        let name = &format!("into_a_filter_{number}");
+        let at = |id: i32| doc! { "_id": id, "region": crate::generate::region(id) };
+        let holding = |id: i32, a: i32, t: Bson| {
+            let mut document = at(id);
+            document.extend(doc! { "a": a, "t": t });
+            document
+        };
+        let inside = || doc! {};
+        let by = |id: i32, stage: Document| {
+            Step::Command(doc! { "update": name, "updates": [{ "q": at(id), "u": [stage] }] })
+        };
+        let modify = |id: i32, stage: Document| {
+            Step::Command(doc! { "findAndModify": name, "query": at(id), "update": [stage] })
+        };
+        let steps = vec![
+            Step::Command(insert(
+                name,
+                vec![holding(1, 1, outside()), holding(2, 1, inside().into())],
+            )),
+            by(1, doc! { "$set": { "t.c": 1 } }),
+            by(1, doc! { "$addFields": { "t.c.d.e": 1 } }),
+            modify(1, doc! { "$set": { "t.c": 1 } }),
+            by(1, doc! { "$unset": "t.c" }),
+            // The first one goes in, and is in the way of the others.
+            Step::Command(insert(name, vec![holding(3, 2, outside()), holding(4, 2, outside())])),
+            by(3, doc! { "$set": { "t.c.d": 1 } }),
+            modify(4, doc! { "$set": { "t.c.d": 1 } }),
+            Step::Command(insert(name, vec![holding(6, 2, inside().into())])),
+        ];
+        let index = doc! { "key": { "a": 1 }, "name": "a_1", "partialFilterExpression": filter };
+        same_with(name, vec![index], steps);
+    }
 }

@@ -79,12 +79,20 @@ fn index(rng: &mut StdRng) -> Document {
         0..=2 => {
             index.insert("sparse", true);
         }
-        3..=5 => {
+        3..=6 => {
             let filters = [
                 doc! { "s": "on" },
                 doc! { "n": { "$gt": 1 } },
                 doc! { "b": { "$exists": true } },
                 doc! { "a": { "$type": "number" } },
+                // Of what stands below arrays of scalars, and of documents that are made of those.
+                doc! { "t.u": Bson::Null },
+                doc! { "t.u": { "$in": [Bson::Null, 1] } },
+                doc! { "t.u.v": { "$lte": Bson::Null } },
+                doc! { "t": { "$type": "int" } },
+                doc! { "t": { "$type": "object" } },
+                doc! { "c.d": { "$exists": true } },
+                doc! { "i.x": { "$type": ["null", "double"] } },
             ];
             index.insert("partialFilterExpression", filters.choose(rng).unwrap().clone());
         }
@@ -441,7 +449,7 @@ impl Generator {
     }
 
     fn pipeline(&mut self) -> Vec<Document> {
-        match self.rng.random_range(0..7) {
+        match self.rng.random_range(0..12) {
             0 => vec![doc! { "$set": { "a": "$b" } }],
             1 => vec![doc! { "$set": { "a": { "$cond": [{ "$isNumber": "$a" }, { "$add": ["$a", 1] }, 1] } } }],
             2 => vec![doc! { "$unset": "a" }, doc! { "$set": { "b": "$$v" } }],
@@ -450,8 +458,20 @@ impl Generator {
             5 => vec![
                 doc! { "$set": { "t": { "$concatArrays": [{ "$cond": [{ "$isArray": "$t" }, "$t", []] }, ["$$v"]] } } },
             ],
+            6 => vec![doc! { "$set": { self.below_a_parent(): "$$v" } }],
+            7 => vec![doc! { "$addFields": { self.below_a_parent(): { "w": "$n" }, "n": 1 } }],
+            8 => vec![doc! { "$unset": ["t.w", "c.d"] }],
+            9 => vec![doc! { "$project": { "c.e": 0, "t.u": 0 } }],
+            10 => vec![doc! { "$replaceRoot": { "newRoot": { "$mergeObjects": ["$$ROOT", { "t": ["$$v", "$b"] }] } } }],
             _ => vec![doc! { "$set": { "a": "$$v" } }],
         }
+    }
+
+    /// A field whose parents a pipeline makes: of what is missing, of a scalar, of an array's scalars.
+    fn below_a_parent(&mut self) -> &'static str {
+        ["t.w", "t.w", "t.u.w", "c.e", "c.e.f", "i.z", "b.k"]
+            .choose(&mut self.rng)
+            .unwrap()
     }
 
     fn fields(&mut self) -> Document {

@@ -30,6 +30,7 @@ use crate::raw::{Doc, Malformed};
 pub use self::canonical::id_identity;
 pub use self::collation::{Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
+pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub(crate) use self::text::bytes_of_hex;
 
@@ -179,6 +180,17 @@ impl Constraint {
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         let of_filter = self.filter.iter().flat_map(Filter::paths);
         self.fields.iter().map(|field| field.path.as_str()).chain(of_filter)
+    }
+
+    /// The partial filter's tests of types, each with whether `document` meets it: equal values may differ in them.
+    ///
+    /// # Errors
+    /// [`Malformed`] if `document` is.
+    pub fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
+        match &self.filter {
+            Some(filter) => filter.type_tests(document),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The keys that `document` holds, in index order, no two of them equal; none if the index leaves it out.

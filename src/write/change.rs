@@ -298,12 +298,16 @@ async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forwa
 /// The statement for the very document with the very values that keys are made of.
 fn pinned(case: &Case<'_>, plain: &Plain<'_>, seen: &Seen) -> Result<Vec<u8>, Malformed> {
     let query = narrow::pin(case.statement.query()?.unwrap_or(Doc::empty()), &seen.image)?;
-    let constraints = case.protected.constraints.iter().map(|proxy| &proxy.constraint);
-    let paths: Vec<&str> = constraints
-        .filter(|constraint| constraint.paths().any(|path| plain.touches(path)))
-        .flat_map(|constraint| constraint.paths())
-        .collect();
-    let query = narrow::unchanged(Doc::new(&query)?, Doc::new(&seen.document)?, &paths)?;
+    let document = Doc::new(&seen.document)?;
+    let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
+    for proxy in &case.protected.constraints {
+        if proxy.constraint.paths().any(|path| plain.touches(path)) {
+            paths.extend(proxy.constraint.paths());
+            type_tests.extend(proxy.constraint.type_tests(document)?);
+        }
+    }
+    let query = narrow::unchanged(Doc::new(&query)?, document, &paths)?;
+    let query = narrow::of_same_types(Doc::new(&query)?, &type_tests)?;
     case.statement.with_query(&query)
 }
 

@@ -3,6 +3,7 @@
 use bson::spec::ElementType;
 
 use super::image::Image;
+use crate::constraint::TypeTest;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// `query`, and no other document than `image`: its `_id` and shard key, beside the query's own conditions so that a
@@ -131,6 +132,32 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
     with_expression(query, &condition.finish())
 }
 
+/// `query`, for documents that meet those of `tests` that were met, and no other of them. An expression's `$eq` takes 1 for
+/// 1.0, which a filter's `$type` doesn't: somebody may change one into the other, and the document is in the filter, or out.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malformed> {
+    if tests.is_empty() {
+        return Ok(query.bytes().to_vec());
+    }
+    let mut narrowed = Builder::new();
+    narrowed.open(ElementType::Array, b"$and").document("0", query);
+    for (position, TypeTest { query, is_met }) in (1..).zip(tests) {
+        let (test, position) = (Doc::new(query)?, position.to_string());
+        match is_met {
+            true => narrowed.document(&position, test),
+            false => narrowed
+                .open(ElementType::EmbeddedDocument, position.as_bytes())
+                .open(ElementType::Array, b"$nor")
+                .document("0", test)
+                .close()
+                .close(),
+        };
+    }
+    Ok(narrowed.finish())
+}
+
 /// `query`, for no document at all: a retryable statement that was carried out before is answered as it was then, any
 /// other does nothing.
 ///
@@ -247,6 +274,26 @@ mod tests {
         assert_eq!(pinned(doc! { "name": "x" }), by_name);
         let crossed = doc! { "$and": [{ "_id": { "$eq": 1 } }, { "_id": { "$gt": 0 }, "region": "b" }] };
         assert_eq!(pinned(doc! { "_id": { "$gt": 0 }, "region": "b" }), crossed);
+    }
+
+    #[test]
+    fn types_are_compared_where_a_filter_tests_them() {
+        let of_same_types = |tests: &[(Document, bool)]| {
+            let query = doc! { "_id": 1 }.to_vec().unwrap();
+            let test = |(query, is_met): &(Document, bool)| TypeTest {
+                query: query.to_vec().unwrap(),
+                is_met: *is_met,
+            };
+            let tests: Vec<TypeTest> = tests.iter().map(test).collect();
+            let bytes = of_same_types(Doc::new(&query).unwrap(), &tests).unwrap();
+            Document::from_reader(bytes.as_slice()).unwrap()
+        };
+        assert_eq!(of_same_types(&[]), doc! { "_id": 1 });
+        let (is_int, is_text) = (doc! { "n": { "$type": [16] } }, doc! { "s.t": { "$type": [2] } });
+        assert_eq!(
+            of_same_types(&[(is_int.clone(), true), (is_text.clone(), false)]),
+            doc! { "$and": [{ "_id": 1 }, is_int, { "$nor": [is_text] }] }
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod namesakes;
 mod odd_values;
 mod open_transaction;
 mod opposites;
+mod other_types;
 mod refused_again;
 mod reservations;
 mod retries;

@@ -12,7 +12,7 @@ use bson::{Document, spec::ElementType};
 use super::SpecError;
 use super::canonical::Uncomparable;
 use super::collation::Collation;
-use crate::raw::Doc;
+use crate::raw::{Builder, Doc, Malformed};
 
 /// A partial filter, checked.
 #[derive(Debug, Clone)]
@@ -67,6 +67,15 @@ struct Types {
     kinds: Vec<ElementType>,
 }
 
+/// A filter's test of types, and what it says of one document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeTest {
+    /// The test as a query.
+    pub query: Vec<u8>,
+    /// Whether the document meets it.
+    pub is_met: bool,
+}
+
 impl Filter {
     /// Checks and takes a `partialFilterExpression` of an index with this collation.
     ///
@@ -87,6 +96,17 @@ impl Filter {
         paths
     }
 
+    /// The tests of types, each with whether `document` meets it. Everything else that a filter asks has the same answer for
+    /// values that are equal; these tell 1 from 1.0, and a string from a symbol.
+    ///
+    /// # Errors
+    /// [`Malformed`] if `document` is.
+    pub(super) fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
+        let mut tests = Vec::new();
+        self.root.collect_type_tests(document, &mut tests)?;
+        Ok(tests)
+    }
+
     /// Whether `document` matches.
     pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
         self.root.matches(document)
@@ -99,5 +119,37 @@ impl Expression {
             Expression::And(parts) | Expression::Or(parts) => parts.iter().for_each(|part| part.collect_paths(paths)),
             Expression::Test(path, _) => paths.push(path),
         }
+    }
+
+    fn collect_type_tests(&self, document: Doc<'_>, tests: &mut Vec<TypeTest>) -> Result<(), Malformed> {
+        match self {
+            Expression::And(parts) | Expression::Or(parts) => {
+                for part in parts {
+                    part.collect_type_tests(document, tests)?;
+                }
+            }
+            Expression::Test(path, Test::Type(types)) => {
+                let is_met = match self.matches(document) {
+                    Err(Uncomparable::Malformed(malformed)) => return Err(malformed),
+                    // A type is found out without comparing anything.
+                    met => met.unwrap_or_default(),
+                };
+                let query = types.query(path);
+                tests.push(TypeTest { query, is_met });
+            }
+            Expression::Test(..) => {}
+        }
+        Ok(())
+    }
+}
+
+impl Types {
+    /// The test of what `path` leads to.
+    fn query(&self, path: &str) -> Vec<u8> {
+        let mut query = Builder::new();
+        query.open(ElementType::EmbeddedDocument, path.as_bytes());
+        query.int32s("$type", self.kinds.iter().map(|kind| i32::from(*kind as u8 as i8)));
+        query.close();
+        query.finish()
     }
 }

@@ -11,11 +11,12 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::upstream::{Connection, Reply};
 use crate::wire::{Draft, OpMsg, OutSequence};
 
-/// What the server answers to the harmless form of an upserting `findAndModify`, once rights are no question any more: an
-/// array can't be an `_id`.
-pub const OF_WHO_MAY: [i64; 2] = [
+/// What the server answers to the harmless form of a `findAndModify`, once rights are no question any more: an array can't be
+/// an `_id`, and a query that no document meets names no shard.
+pub const OF_WHO_MAY: [i64; 3] = [
     53, // InvalidIdField
     54, // NotSingleValueField
+    61, // ShardKeyNotFound
 ];
 
 /// What would make the command part of something, or make it wait, or count the statements that are gone.
@@ -92,7 +93,8 @@ fn document() -> Vec<u8> {
     document.finish()
 }
 
-/// A query that no document meets.
+/// A query that no document meets, and that needs none to be looked at. A router that knows it for false may ask all shards or
+/// none: nothing that a shard remembers is asked for here.
 fn nothing() -> Vec<u8> {
     let mut query = Builder::new();
     query

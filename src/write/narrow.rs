@@ -161,11 +161,15 @@ pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malf
 /// `query`, for no document at all: a retryable statement that was carried out before is answered as it was then, any
 /// other does nothing.
 ///
+/// It asks for a document without an `_id`. A condition that is false by itself, as `{$expr: false}` is, won't do: a router
+/// that knows it for false puts it in the place of the whole query, finds no shard key in that, and asks none of the shards
+/// what it remembers.
+///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
 pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut never = Builder::new();
-    never.open(ElementType::Array, b"$and").boolean("0", false);
+    append_comparison(&mut never, "_id", None);
     with_expression(query, &never.finish())
 }
 
@@ -237,7 +241,8 @@ fn append_comparison(condition: &mut Builder, path: &str, value: Option<Element<
     condition.close();
 }
 
-fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
+/// Asks for `value` at `path`.
+pub fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
     query
         .open(ElementType::EmbeddedDocument, path)
         .append(value.kind, b"$eq", value.value)
@@ -294,6 +299,21 @@ mod tests {
             of_same_types(&[(is_int.clone(), true), (is_text.clone(), false)]),
             doc! { "$and": [{ "_id": 1 }, is_int, { "$nor": [is_text] }] }
         );
+    }
+
+    #[test]
+    fn what_matches_nothing_names_what_the_query_names() {
+        let nothing = |query: Document| {
+            let bytes = nothing(Doc::new(&query.to_vec().unwrap()).unwrap()).unwrap();
+            Document::from_reader(bytes.as_slice()).unwrap()
+        };
+        let never = doc! { "$eq": [{ "$type": "$_id" }, "missing"] };
+        assert_eq!(
+            nothing(doc! { "_id": 1, "region": "a" }),
+            doc! { "_id": 1, "region": "a", "$expr": never.clone() }
+        );
+        let own = doc! { "$expr": true, "_id": 1 };
+        assert_eq!(nothing(own.clone()), doc! { "$and": [own], "$expr": never });
     }
 
     #[test]

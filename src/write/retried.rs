@@ -11,6 +11,7 @@ use bson::spec::ElementType;
 
 use super::ForwardError;
 use super::batch_command::BatchCommand;
+use super::narrow::{append_equal, nothing};
 use super::transaction::append_fields;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
@@ -130,31 +131,21 @@ fn question(
     question.open(ElementType::Array, b"deletes");
     for (place, candidate) in candidates.iter().enumerate() {
         question.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
-        question.open(ElementType::EmbeddedDocument, b"q");
         // Where the document was inserted, a shard knows of it.
+        let mut place = Builder::new();
         if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
-            question
-                .open(ElementType::EmbeddedDocument, b"_id")
-                .append(id.kind, b"$eq", id.value)
-                .close();
+            append_equal(&mut place, b"_id", &id);
         }
         if let Some(route) = &candidate.owner.route {
             for value in Doc::new(route.as_bytes())?.elements() {
                 let value = value?;
                 if value.name != b"_id" {
-                    question
-                        .open(ElementType::EmbeddedDocument, value.name)
-                        .append(value.kind, b"$eq", value.value)
-                        .close();
+                    append_equal(&mut place, value.name, &value);
                 }
             }
         }
-        let nothing = Doc::empty();
-        question
-            .open(ElementType::Array, b"$nor")
-            .document("0", nothing)
-            .close();
-        question.close().int32("limit", 1).close();
+        let never = nothing(Doc::new(&place.finish())?)?;
+        question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
     question.open(ElementType::EmbeddedDocument, b"writeConcern");

@@ -1,4 +1,5 @@
-//! `findAndModify`: on the one shard that the query's shard key names; elsewhere `mongos` 6.0 refuses it, and so does this.
+//! `findAndModify`: on the one shard that the query's shard key names; elsewhere `mongos` 6.0 refuses it, and so does this. But
+//! what can't be met is answered by nothing, as by the newest.
 
 use bson::spec::ElementType;
 
@@ -7,7 +8,7 @@ use super::error::{Failure, code, refuse};
 use super::operation::{Access, Operation, ShardCommand};
 use super::raw::{Builder, Doc};
 use super::reply::Reply;
-use super::routing::{Routing, exact_point};
+use super::routing::{Routing, exact_point, is_never_met};
 use super::transaction_end::{abort_participants, begin_own, commit_own};
 use super::write::{Change, Changed, is_simple, move_document};
 
@@ -36,6 +37,11 @@ async fn send(operation: &Operation, namespace: &str) -> Result<Reply, Failure> 
     let mut attempts = Attempts::new(operation, namespace);
     loop {
         let routing = attempts.routing_for_write().await?;
+        if let Routing::Sharded(_) = routing
+            && is_for_nothing(operation)
+        {
+            return Ok(Reply::new(reply_for_nothing(operation).into()));
+        }
         let shard = target(operation, &routing)?;
         let command = ShardCommand {
             version: routing.version(&shard),
@@ -66,6 +72,25 @@ fn target(operation: &Operation, routing: &Routing) -> Result<String, Failure> {
             "Query for sharded findAndModify must contain the shard key",
         ),
     }
+}
+
+/// Whether no document can meet the query: the newest `mongos` folds that before it looks for a shard key, looks for the
+/// document on all shards and finds none.
+fn is_for_nothing(operation: &Operation) -> bool {
+    let query = operation.command.nested("query").unwrap_or_else(Doc::empty);
+    !operation.command.flag("upsert", false) && is_never_met(query)
+}
+
+fn reply_for_nothing(operation: &Operation) -> Vec<u8> {
+    let mut body = Builder::new();
+    body.open(ElementType::EmbeddedDocument, b"lastErrorObject");
+    body.int32("n", 0);
+    if !operation.command.flag("remove", false) {
+        body.boolean("updatedExisting", false);
+    }
+    body.close();
+    body.append(ElementType::Null, b"value", &[]).double("ok", 1.0);
+    body.finish()
 }
 
 /// Runs the command again, in a transaction under its own number.

@@ -284,6 +284,50 @@ async fn a_retried_batch_takes_effect_once() {
     assert_eq!(collection.count_documents(doc! {}).await.unwrap(), 5);
 }
 
+/// What no document can meet, whatever it holds, loses its shard key: no shard is asked, so none answers from its memory.
+#[tokio::test]
+async fn a_query_that_is_false_by_itself_asks_no_shard() {
+    let database = "false_by_itself";
+    let collection = by_k(database);
+    collection.insert_one(doc! { "_id": 1, "k": 1 }).await.unwrap();
+    let mut connection = Connection::open(&Cluster::shared().router_address()).unwrap();
+    let lsid = doc! { "id": bson::Uuid::new() };
+    let falsehoods = [
+        (doc! { "$nor": [{}] }, false),
+        (doc! { "$expr": { "$and": [false] } }, false),
+        (doc! { "n": { "$in": [] } }, false),
+        (doc! { "$expr": { "$eq": [{ "$type": "$_id" }, "missing"] } }, true),
+    ];
+    let increment = doc! { "$inc": { "n": 1 } };
+    let update = |query: Document| doc! { "update": "c", "updates": [{ "q": query, "u": increment.clone() }] };
+    let modify = |query: Document| doc! { "findAndModify": "c", "query": query, "update": increment.clone() };
+    let mut run = |mut command: Document, number: i64| {
+        command.extend(doc! { "lsid": lsid.clone(), "txnNumber": number });
+        connection.run(database, command).unwrap()
+    };
+    let place = doc! { "_id": 1, "k": 1 };
+    assert_eq!(run(update(place.clone()), 1).get_i32("n").unwrap(), 1);
+    for (falsehood, is_asked) in &falsehoods {
+        let mut query = place.clone();
+        query.extend(falsehood.clone());
+        let reply = run(update(query), 1);
+        assert_eq!(
+            reply.get_i32("n").unwrap(),
+            i32::from(*is_asked),
+            "{falsehood}: {reply}"
+        );
+        assert_eq!(reply.contains_key("retriedStmtIds"), *is_asked, "{falsehood}: {reply}");
+    }
+    assert!(run(modify(place.clone()), 2).get_document("value").is_ok());
+    for (falsehood, is_asked) in &falsehoods {
+        let mut query = place.clone();
+        query.extend(falsehood.clone());
+        let reply = run(modify(query), 2);
+        assert_eq!(reply.get_document("value").is_ok(), *is_asked, "{falsehood}: {reply}");
+    }
+    assert_eq!(collection.count_documents(doc! { "n": 2 }).await.unwrap(), 1);
+}
+
 /// The shard that a document has moved to remembers, too, what was done to it.
 #[tokio::test]
 async fn a_retry_after_a_move_counts_once() {

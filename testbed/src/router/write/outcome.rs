@@ -45,6 +45,11 @@ impl Outcome {
         self.settled.contains(&index)
     }
 
+    /// Notes that nothing is left to do for a statement, and that it changed nothing.
+    pub fn settle(&mut self, index: usize) {
+        self.settled.insert(index);
+    }
+
     /// Fails a statement that was never sent.
     pub fn refuse(&mut self, index: usize, error: &ServerError) {
         let mut element = Builder::new();

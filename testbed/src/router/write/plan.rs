@@ -54,6 +54,10 @@ impl Batch<'_> {
                 (Ok(Target::One(shard)), Some(group)) if group.shard == shard && bytes + size <= GROUP_BYTES_MAX => {
                     group.members.push(*index);
                 }
+                (Ok(Target::Nowhere), _) => {
+                    outcome.settle(*index);
+                    continue;
+                }
                 (Ok(Target::Several(shards)), None) => return self.broadcast(routing, shards, *index),
                 (Err(error), None) => {
                     outcome.refuse(*index, &error);
@@ -84,6 +88,7 @@ impl Batch<'_> {
                         groups.insert(shard, (group, size));
                     }
                 },
+                Ok(Target::Nowhere) => outcome.settle(*index),
                 Ok(Target::Several(shards)) => several = several.or(Some((shards, *index))),
                 Err(error) => outcome.refuse(*index, &error),
             }

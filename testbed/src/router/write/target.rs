@@ -1,4 +1,5 @@
-//! Where one statement goes, by the rules and with the errors of `mongos` 6.0.
+//! Where one statement goes, by the rules and with the errors of `mongos` 6.0; but what can't be met goes nowhere, as with the
+//! newest.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::{Batch, Kind};
 use crate::router::display::display;
 use crate::router::error::{ServerError, code};
 use crate::router::raw::{Builder, Doc, Element};
-use crate::router::routing::{Collection, KeyValue, Routing, exact_point, has_exact_id, key_ranges};
+use crate::router::routing::{Collection, KeyValue, Routing, exact_point, has_exact_id, is_never_met, key_ranges};
 
 /// The shards of one statement.
 #[derive(Debug)]
@@ -19,6 +20,9 @@ pub enum Target {
     One(Arc<str>),
     /// Several: a multi-document write, or one that names an `_id` but no shard key.
     Several(Vec<Arc<str>>),
+    /// None: no document can meet its query. The newest `mongos` folds that before it looks for a shard key, looks for the
+    /// document on all shards and finds none; what a shard remembers of the statement it doesn't come to hear.
+    Nowhere,
 }
 
 /// Targets a statement. An insert without `_id` gets one here, as the shards must all agree on it.
@@ -37,6 +41,13 @@ pub fn target(batch: &mut Batch<'_>, routing: &Routing, index: usize) -> Result<
     let statement = Doc::new(&batch.statements[index])?;
     let query = document(statement, "q")?.unwrap_or_else(Doc::empty);
     let simple = is_simple(document(statement, "collation")?, collection.collation.as_deref());
+    let is_single = match batch.kind {
+        Kind::Delete => truthy(statement, "limit")?,
+        _ => !truthy(statement, "multi")? && !truthy(statement, "upsert")?,
+    };
+    if is_single && is_never_met(query) {
+        return Ok(Target::Nowhere);
+    }
     match batch.kind {
         Kind::Delete => target_delete(&owners, statement, query, simple),
         _ => target_update(&owners, statement, query, simple),

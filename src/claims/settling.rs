@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use bson::Timestamp;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::time::Instant;
 
 use super::{Candidate, ConstrainedKey};
 use crate::catalog::Protected;
 use crate::constraint::Key;
-use crate::proxy_collection::{Mark, Owner, ProxyCollection, Read, Reserved, StoreError, TakenOver};
+use crate::proxy_collection::{Mark, Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
 use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
 use crate::traces::{Step, asking};
 
@@ -32,7 +31,7 @@ enum Kind {
 }
 
 /// What came back for a slot: an event, and the reservation that was read, if any.
-type Answer = (Slot, Event, Option<Read>);
+type Answer = (Slot, Event, Option<Reservation>);
 
 /// Runs every candidate's effects until each may be forwarded, waits for a rival, or has ended.
 ///
@@ -54,7 +53,7 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
                 candidate.since = Some(candidate.since.map_or(asked, |since| since.min(asked)));
             }
             if let Some(read) = read {
-                candidate.meet(slot.1, read.reservation);
+                candidate.meet(slot.1, read);
             }
             if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.rivals.get(&slot.1)) {
                 let ConstrainedKey { constraint, key } = &candidate.keys[slot.1];
@@ -226,22 +225,11 @@ impl Group<'_, '_> {
 
     async fn read(self, slots: Vec<Slot>) -> Vec<Answer> {
         let keys: Vec<_> = slots.iter().map(|slot| self.key(*slot)).collect();
-        let mut reads = match self.proxy().read(&keys).await {
+        let reads = match self.proxy().read(&keys).await {
             Ok(reads) => reads,
             Err(error) => return self.failed(slots, &error),
         };
-        for (key, read) in keys.iter().zip(&mut reads) {
-            let is_expired = |read: &Read| age(read, self.lease) == Age::Expired;
-            // Only its own shard knows how old it is; where that matters.
-            let is_doubtful = |read: &Read| !read.is_own_time && !read.reservation.lease.is_zero() && is_expired(read);
-            if read.as_ref().is_some_and(is_doubtful) {
-                *read = match self.proxy().read_alone(key).await {
-                    Ok(alone) => alone,
-                    Err(error) => return self.failed(slots, &error),
-                };
-            }
-        }
-        let answer = |(slot, read): (Slot, Option<Read>)| {
+        let answer = |(slot, read): (Slot, Option<Reservation>)| {
             let event = match &read {
                 Some(read) => Event::Found(slot.1, self.rival(slot, read)),
                 None => Event::Vacant(slot.1),
@@ -325,23 +313,18 @@ impl Group<'_, '_> {
         }
     }
 
-    fn rival(&self, slot: Slot, read: &Read) -> Rival {
-        let reservation = &read.reservation;
-        Rival {
-            token: reservation.token,
-            same_owner: reservation.owner == *self.owner(slot),
-            has_route: reservation.owner.route.is_some(),
-            age: self.age(slot, read),
-        }
-    }
-
-    /// By its shard's clock, or by how long this process has seen it there: an idle shard's clock stands still for
-    /// seconds.
-    fn age(&self, slot: Slot, read: &Read) -> Age {
+    fn rival(&self, slot: Slot, read: &Reservation) -> Rival {
         let before = self.candidates[slot.0].rivals.get(&slot.1);
-        match before.filter(|before| before.is_same_write(&read.reservation)) {
-            Some(before) if !before.may_be_in_flight(self.lease) => Age::Expired,
-            _ => age(read, self.lease),
+        // It may have been there for longer than this read says.
+        let first_seen = before.filter(|before| before.is_same_write(read)).unwrap_or(read);
+        Rival {
+            token: read.token,
+            same_owner: read.owner == *self.owner(slot),
+            has_route: read.owner.route.is_some(),
+            age: match self.proxy().is_over(first_seen, self.lease) {
+                true => Age::Expired,
+                false => Age::InLease,
+            },
         }
     }
 
@@ -368,43 +351,5 @@ impl Group<'_, '_> {
             .into_iter()
             .map(|slot| (slot, Event::Failed(slot.1), None))
             .collect()
-    }
-}
-
-/// Whether the reservation's lease is over, by its shard's clock; `lease` is this Keyward's, and its writer may have
-/// another: in doubt it is in flight. One that never was in flight has none to run.
-pub fn age(read: &Read, lease: Duration) -> Age {
-    match read.reservation.lease.is_zero() {
-        true => Age::Expired,
-        false => age_at(read.reservation.at, read.now, lease.max(read.reservation.lease)),
-    }
-}
-
-/// Whether a reservation written `at` is older than `lease` by `now`.
-///
-/// Both times are the cluster time of the reservation's own shard, whole seconds rounded down; so the difference must
-/// exceed the lease for a whole lease to have passed.
-fn age_at(at: Timestamp, now: Timestamp, lease: Duration) -> Age {
-    let elapsed = u64::from(now.time.saturating_sub(at.time));
-    match elapsed > lease.as_secs_f64().ceil() as u64 {
-        true => Age::Expired,
-        false => Age::InLease,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lease_is_over_only_once_it_has_passed_whole() {
-        let at = Timestamp {
-            time: 100,
-            increment: 9,
-        };
-        let age_at = |time| age_at(at, Timestamp { time, increment: 0 }, Duration::from_secs(30));
-        assert_eq!(age_at(90), Age::InLease);
-        assert_eq!(age_at(130), Age::InLease);
-        assert_eq!(age_at(131), Age::Expired);
     }
 }

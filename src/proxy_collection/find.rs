@@ -1,7 +1,7 @@
 //! Reads with Keyward's own user, on primaries, that also tell the cluster time at which they were answered.
 //!
-//! The driver's usual cursors hide `operationTime`, which says how old a reservation is by its own shard's clock, and give
-//! up on documents with text that isn't UTF-8; so the replies are taken as bytes.
+//! The driver's usual cursors hide `operationTime`, which clients have to be told of and [`super::watch`] brings to all shards,
+//! and give up on documents with text that isn't UTF-8; so the replies are taken as bytes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -20,6 +20,7 @@ mod sessions;
 mod snapshot;
 mod sort_keys;
 mod walk;
+mod watch;
 mod writing;
 mod young;
 
@@ -43,14 +44,14 @@ use find::Finder;
 use holders::Holders;
 use outlook::Outlook;
 use queue::{Queue, Work};
-use reading::{Reading, find_keys, key_of, now_of};
+use reading::{Reading, find_keys, key_of};
 use reserving::Reserving;
 use sessions::Sessions;
+use watch::Watch;
 use writing::{PATIENCE_MS, write};
 
 pub use late::answered;
 pub use placeholder::TakenOver;
-pub use reading::Read;
 pub use reservation::{Mark, Owner, Reservation};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
@@ -111,6 +112,8 @@ pub struct ProxyCollection {
     /// Only where the constraint has a collation.
     sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
+    /// For how long reservations have been there.
+    watch: Arc<Watch>,
     /// How long to wait for the answer to a command.
     limit: Duration,
     finder: Finder,
@@ -118,7 +121,7 @@ pub struct ProxyCollection {
 
 impl ProxyCollection {
     /// The proxy collection of `constraint`, through `client`; what is reserved here may be in flight for `lease`.
-    /// Needs a tokio runtime for its queue.
+    /// Needs a tokio runtime for its tasks.
     pub fn new(
         client: &Client,
         constraint: Arc<Constraint>,
@@ -136,6 +139,7 @@ impl ProxyCollection {
         let limit = late::limit(lease);
         let sessions = Sessions::new(client);
         let finder = Finder::new(sessions.clone(), &database, limit);
+        let watch = Watch::start(finder.clone(), namespace.collection.clone(), lease);
         let reserving = Reserving::new(sessions.clone(), database.clone(), namespace.collection.clone(), limit);
         ProxyCollection {
             client: client.clone(),
@@ -157,6 +161,7 @@ impl ProxyCollection {
             }),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
+            watch: Arc::new(watch),
             lease,
             limit,
             finder,
@@ -234,7 +239,7 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer for some of them.
-    pub async fn read(&self, keys: &[&Key]) -> Result<Vec<Option<Read>>, StoreError> {
+    pub async fn read(&self, keys: &[&Key]) -> Result<Vec<Option<Reservation>>, StoreError> {
         let reads = async {
             let mut reads = Vec::with_capacity(keys.len());
             for keys in keys.chunks(KEYS_MAX) {
@@ -248,17 +253,10 @@ impl ProxyCollection {
         asking(Step::Read, &self.constraint, keys.len(), reads).await
     }
 
-    /// Reads the reservation of `key` by a command of its own, which tells its own shard's time.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn read_alone(&self, key: &Key) -> Result<Option<Read>, StoreError> {
-        let reading = Reading {
-            finder: self.finder.clone(),
-            name: self.reservations.name().to_owned(),
-            constraint: self.constraint.clone(),
-        };
-        reading.run(vec![key.clone()]).await.pop().unwrap_or(Ok(None))
+    /// Whether the lease of a reservation that was read is over: this process knows that it has been there for longer. `lease` is
+    /// this Keyward's, and its writer may have another. One that never was in flight has none to run.
+    pub fn is_over(&self, reservation: &Reservation, lease: Duration) -> bool {
+        !reservation.may_be_in_flight(lease) || self.watch.is_older(reservation.at, lease.max(reservation.lease))
     }
 
     /// Reads what stands in the places of `keys`, whether it is a reservation or not, in no order.
@@ -271,9 +269,8 @@ impl ProxyCollection {
             let found = self
                 .find(find_keys(self.reservations.name(), keys.iter().copied()))
                 .await?;
-            let now = now_of(&found)?;
             for document in &found.documents {
-                entries.push(self.entry(document, now)?);
+                entries.push(self.entry(document)?);
             }
         }
         Ok(entries)

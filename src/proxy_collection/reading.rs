@@ -3,23 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, Timestamp, rawdoc};
+use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, rawdoc};
 
 use super::find::{Finder, Found};
 use super::queue::Work;
 use super::{Reservation, StoreError};
 use crate::constraint::{Constraint, Key};
-
-/// A reservation with the cluster time at which it was read.
-#[derive(Debug, Clone)]
-pub struct Read {
-    /// The reservation.
-    pub reservation: Reservation,
-    /// The cluster time when it was read.
-    pub now: Timestamp,
-    /// Whether that is its own shard's: of what was read together it is the latest of several shards'.
-    pub is_own_time: bool,
-}
 
 /// Reads the reservations of keys.
 #[derive(Debug)]
@@ -31,7 +20,7 @@ pub struct Reading {
 
 impl Work for Reading {
     type Item = Key;
-    type Answer = Result<Option<Read>, StoreError>;
+    type Answer = Result<Option<Reservation>, StoreError>;
 
     /// A shard that doesn't answer mustn't hold up the reads of the others for good.
     const AT_ONCE: usize = 2;
@@ -42,11 +31,7 @@ impl Work for Reading {
 
     async fn run(&self, keys: Vec<Key>) -> Vec<Self::Answer> {
         let command = find_keys(&self.name, keys.iter());
-        let by_key = self
-            .finder
-            .find(command)
-            .await
-            .and_then(|found| self.by_key(&found, keys.len() == 1));
+        let by_key = self.finder.find(command).await.and_then(|found| self.by_key(&found));
         let by_key = match by_key {
             Ok(by_key) => by_key,
             Err(error) => return vec![Err(error); keys.len()],
@@ -57,30 +42,16 @@ impl Work for Reading {
 }
 
 impl Reading {
-    fn by_key(&self, found: &Found, is_own_time: bool) -> Result<HashMap<Key, Result<Read, StoreError>>, StoreError> {
-        let now = now_of(found)?;
+    fn by_key(&self, found: &Found) -> Result<HashMap<Key, Result<Reservation, StoreError>>, StoreError> {
         let mut by_key = HashMap::with_capacity(found.documents.len());
         for document in &found.documents {
             let unexpected = |_| StoreError::Unexpected("a reservation's _id");
             let key = key_of(&self.constraint, document).map_err(unexpected)?;
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"));
-            let read = reservation.map(|reservation| Read {
-                reservation,
-                now,
-                is_own_time,
-            });
-            by_key.insert(key, read);
+            by_key.insert(key, reservation);
         }
         Ok(by_key)
     }
-}
-
-/// The cluster time at which a read was answered.
-pub(super) fn now_of(found: &Found) -> Result<Timestamp, StoreError> {
-    found
-        .times
-        .operation
-        .ok_or(StoreError::Unexpected("a reply without operationTime"))
 }
 
 /// The `find` of what stands in the places of `keys`.

@@ -56,6 +56,8 @@ pub struct Reservation {
     pub owner: Owner,
     /// Who wrote it.
     pub token: Token,
+    /// In which of its beginnings.
+    pub beginning: i64,
     /// The cluster time at which it was written.
     pub at: Timestamp,
     /// How long it may be in flight, as its writer has it: other Keywards may run with another lease. Zero if it never was.
@@ -123,6 +125,7 @@ impl Reservation {
         Some(Reservation {
             owner: Owner { id, route },
             token,
+            beginning: document.get_i64("beginning").unwrap_or(0),
             at: document.get_timestamp("at").ok()?,
             lease: Duration::from_millis(document.get_i64("lease").ok()?.try_into().ok()?),
             seen: Instant::now(),
@@ -137,7 +140,7 @@ impl Reservation {
 
     /// Whether both are the same write of the same reservation: every write has a time of its own.
     pub fn is_same_write(&self, other: &Reservation) -> bool {
-        self.token == other.token && self.at == other.at
+        (self.token, self.beginning, self.at) == (other.token, other.beginning, other.at)
     }
 }
 

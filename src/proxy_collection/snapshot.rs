@@ -13,7 +13,7 @@ use mongodb::options::{ReadConcern, WriteConcern};
 use super::find::find_within;
 use super::owner::owner_filter;
 use super::walk::Entry;
-use super::{Owner, ProxyCollection, StoreError, find_keys, now_of};
+use super::{Owner, ProxyCollection, StoreError, find_keys};
 use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
@@ -94,8 +94,7 @@ impl ProxyCollection {
             find_keys(self.reservations.name(), keys.iter().copied()),
         )
         .await?;
-        let now = now_of(&found).unwrap_or(bson::Timestamp { time: 0, increment: 0 });
-        let entries = found.documents.iter().map(|document| self.entry(document, now));
+        let entries = found.documents.iter().map(|document| self.entry(document));
         let entries: Vec<Entry> = entries.collect::<Result<_, _>>()?;
         let reserved = |key: &Key| {
             let of_key = |entry: &&Entry| match &entry.read {
@@ -107,7 +106,7 @@ impl ProxyCollection {
         let mut owners = RawArrayBuf::new();
         let named = entries.iter().filter_map(|entry| entry.read.as_ref().ok());
         for owner in named
-            .map(|(_, read)| &read.reservation.owner)
+            .map(|(_, reservation)| &reservation.owner)
             .chain(claims.iter().map(|(_, owner)| *owner))
         {
             owners.push(owner_filter(owner, Scope::Everywhere));

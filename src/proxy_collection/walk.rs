@@ -9,7 +9,7 @@ use bson::raw::{RawBsonRef, RawDocument};
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
 
 use super::owner::equal_to;
-use super::{ProxyCollection, Read, Reservation, StoreError, answered, key_of, now_of};
+use super::{ProxyCollection, Reservation, StoreError, answered, key_of};
 use crate::constraint::Key;
 
 /// A document of a proxy collection.
@@ -18,7 +18,7 @@ pub struct Entry {
     /// Its `_id`.
     pub id: RawBson,
     /// The reservation that it is; or why it is none.
-    pub read: Result<(Key, Read), Unreadable>,
+    pub read: Result<(Key, Reservation), Unreadable>,
 }
 
 /// Why a document of a proxy collection isn't a reservation.
@@ -42,26 +42,14 @@ impl ProxyCollection {
             return Ok(Vec::new());
         };
         let found = self.find(command).await?;
-        let now = now_of(&found)?;
-        found
-            .documents
-            .iter()
-            .map(|document| self.entry(document, now))
-            .collect()
+        found.documents.iter().map(|document| self.entry(document)).collect()
     }
 
-    pub(super) fn entry(&self, document: &RawDocument, now: bson::Timestamp) -> Result<Entry, StoreError> {
+    pub(super) fn entry(&self, document: &RawDocument) -> Result<Entry, StoreError> {
         let read = match (Reservation::from_document(document), key_of(&self.constraint, document)) {
             (_, Err(reason)) => Err(Unreadable::Key(reason)),
             (None, _) => Err(Unreadable::Fields),
-            (Some(reservation), Ok(key)) => Ok((
-                key,
-                Read {
-                    reservation,
-                    now,
-                    is_own_time: false,
-                },
-            )),
+            (Some(reservation), Ok(key)) => Ok((key, reservation)),
         };
         let id = id_of(document)?;
         Ok(Entry { id, read })
@@ -79,7 +67,7 @@ impl ProxyCollection {
         let Some(document) = found.documents.first() else {
             return Ok(None);
         };
-        Ok(self.entry(document, now_of(&found)?)?.read.err())
+        Ok(self.entry(document)?.read.err())
     }
 
     /// Every document of the protected collection with this `_id`: on different shards there may be several.

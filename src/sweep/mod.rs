@@ -1,7 +1,7 @@
 //! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them, or who took a
 //! document in that had just given up its key.
 //!
-//! It walks each proxy collection slowly, key by key, and looks at what isn't in its lease: where no
+//! It walks each proxy collection slowly, key by key, and looks at what this process knows to be past its lease: where no
 //! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still is the
 //! one that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
 //! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.
@@ -14,11 +14,10 @@ use std::time::Duration;
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
-use crate::claims::age;
 use crate::constraint::Key;
 use crate::namespace::Namespace;
-use crate::proxy_collection::{ProxyCollection, Read, Reservation, StoreError, TakenOver};
-use crate::reservation::{Age, Scope};
+use crate::proxy_collection::{ProxyCollection, Reservation, StoreError, TakenOver};
+use crate::reservation::Scope;
 use turn::Turn;
 
 /// So many reservations are looked at together.
@@ -88,19 +87,12 @@ async fn sweep(
 async fn settle(
     protected: &Protected,
     proxy: &ProxyCollection,
-    page: &[(Key, Read)],
+    page: &[(Key, Reservation)],
     lease: Duration,
 ) -> Result<(), StoreError> {
-    let is_old = |read: &Read| age(read, lease) == Age::Expired;
-    let old = page.iter().filter(|(_, read)| is_old(read));
-    let old = old.map(|(key, read)| (key, &read.reservation)).collect();
-    let mut suspects = Vec::new();
-    for (key, _) in proxy.unheld(old, Scope::Route).await? {
-        // Only its own shard knows how old it is; its owner is looked for again after that.
-        let alone = proxy.read_alone(key).await?;
-        suspects.extend(alone.filter(is_old).map(|read| (key, read.reservation)));
-    }
-    let suspects = suspects.iter().map(|(key, reservation)| (*key, reservation)).collect();
+    let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation, lease));
+    let old = old.map(|(key, reservation)| (key, reservation)).collect();
+    let suspects = proxy.unheld(old, Scope::Route).await?;
     let count = free(protected, proxy, suspects).await?;
     if count > 0 {
         proxy.metrics.swept.inc_by(count);

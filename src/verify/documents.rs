@@ -80,7 +80,7 @@ impl Verification<'_> {
         let mut reserved = HashMap::with_capacity(keys.len());
         for entry in self.proxy.entries(&keys).await? {
             if let Ok((key, read)) = entry.read {
-                reserved.insert(key, read.reservation.owner);
+                reserved.insert(key, read.owner);
             }
         }
         wanted.retain(|suspect| reserved.get(&suspect.key) != Some(&suspect.owner));
@@ -162,7 +162,7 @@ impl Verification<'_> {
         let read = match moment.entry {
             None => None,
             // What isn't a reservation is found when the reservations are walked.
-            Some(entry) => Some(entry.read.ok()?.1.reservation),
+            Some(entry) => Some(entry.read.ok()?.1),
         };
         let fault = match read {
             None if others.is_empty() => Fault::Missing,

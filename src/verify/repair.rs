@@ -7,7 +7,7 @@ use super::documents::Fault;
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::constraint::Key;
 use crate::prepare::{Outcome, take_in};
-use crate::proxy_collection::{Owner, Read, Reservation, StoreError, TakenOver};
+use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
 use crate::reservation::{Scope, Token};
 use crate::sweep;
 
@@ -60,9 +60,9 @@ impl Verification<'_> {
     /// more, or a namesake of the document may still come to the place that it names.
     async fn redirect(&self, key: &Key, owner: &Owner, seen: &Reservation) -> Result<Repaired, StoreError> {
         loop {
-            match self.proxy.read_alone(key).await? {
-                Some(read) if !read.reservation.is_same_write(seen) => return Ok(Repaired::No),
-                Some(read) if self.is_over(seen, &read) => break,
+            match self.proxy.read(&[key]).await?.pop().flatten() {
+                Some(there) if !there.is_same_write(seen) => return Ok(Repaired::No),
+                Some(_) if self.proxy.is_over(seen, self.settings.lease) => break,
                 Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
                 None => return Ok(Repaired::No),
             }
@@ -95,8 +95,8 @@ impl Verification<'_> {
         sweep::free(self.protected, self.proxy, seen).await?;
         let keys: Vec<&Key> = abandoned.iter().map(|(key, _)| key).collect();
         let left = self.proxy.read(&keys).await?;
-        let is_gone = |((_, seen), read): (&(Key, Reservation), Option<Read>)| {
-            read.is_none_or(|read| !read.reservation.is_same_write(seen))
+        let is_gone = |((_, seen), there): (&(Key, Reservation), Option<Reservation>)| {
+            there.is_none_or(|there| !there.is_same_write(seen))
         };
         Ok(abandoned.iter().zip(left).map(is_gone).collect())
     }

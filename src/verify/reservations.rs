@@ -5,10 +5,9 @@ use tokio::time::Instant;
 
 use super::finding::value_as_json;
 use super::{Finding, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
-use crate::claims::age;
 use crate::constraint::Key;
-use crate::proxy_collection::{Read, Reservation, StoreError};
-use crate::reservation::{Age, Scope};
+use crate::proxy_collection::{Reservation, StoreError};
+use crate::reservation::Scope;
 
 /// What waits for its second look.
 struct Suspects {
@@ -36,7 +35,7 @@ impl Verification<'_> {
             let mut readable = Vec::with_capacity(count);
             for entry in page {
                 match entry.read {
-                    Ok((key, Read { reservation, .. })) => readable.push((key, reservation)),
+                    Ok(readable_one) => readable.push(readable_one),
                     Err(_) => suspects.unreadable.push(entry.id),
                 }
             }
@@ -85,7 +84,7 @@ impl Verification<'_> {
                 .await?;
             for ((key, reservation), moment) in seen.iter().zip(moments) {
                 let there = moment.entry.and_then(|entry| entry.read.ok());
-                let is_same = there.is_some_and(|(_, read)| read.reservation.is_same_write(reservation));
+                let is_same = there.is_some_and(|(_, there)| there.is_same_write(reservation));
                 let mut holders = moment.holders.iter();
                 if is_same && !holders.any(|holder| holder.is_namesake_of(&reservation.owner)) {
                     abandoned.push((key.clone(), reservation.clone()));
@@ -145,11 +144,5 @@ impl Verification<'_> {
             self.note(&found);
         }
         Ok(())
-    }
-
-    /// Whether a reservation's lease is over, by its shard's clock (it was read alone) or by how long this process has seen it.
-    pub(super) fn is_over(&self, reservation: &Reservation, read: &Read) -> bool {
-        let lease = self.settings.lease;
-        age(read, lease) == Age::Expired || !reservation.may_be_in_flight(lease)
     }
 }

@@ -250,8 +250,8 @@ async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) ->
             Vec::new()
         });
         for (key, read) in keys.into_iter().zip(reads) {
-            let own = read.filter(|read| read.reservation.owner.id == seen.image.owner.id);
-            given_up.extend(own.map(|read| (key.clone(), read.reservation)));
+            let own = read.filter(|read| read.owner.id == seen.image.owner.id);
+            given_up.extend(own.map(|read| (key.clone(), read)));
         }
     }
     given_up

@@ -32,8 +32,7 @@ use crate::upstream::Connection;
 
 /// At most so many reservations of one constraint are settled with a drop; others wait for their lease.
 const SETTLED_MAX: i64 = 100_000;
-/// A reservation counts as young for so many leases: other Keywards may run with longer ones, and an idle shard's clock
-/// stands still.
+/// A reservation counts as young for so many leases: other Keywards may run with longer ones, or haven't known it for as long.
 const LEASES: u32 = 3;
 /// The server's code for a collection that isn't there.
 const NAMESPACE_NOT_FOUND: i64 = 26;

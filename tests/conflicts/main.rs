@@ -14,6 +14,7 @@ mod forwarder;
 mod generate;
 mod half_committed;
 mod large;
+mod leaping_clock;
 mod meanwhile;
 mod namesakes;
 mod odd_values;

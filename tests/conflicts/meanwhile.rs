@@ -32,7 +32,7 @@ async fn a_key_that_is_still_held_is_not_given_up_for_another_that_is_not() {
     let second = keyward(cluster, database, "60s", &[EMAIL, PHONE]);
     let there = doc! { "_id": 2, "region": "a", "email": "a@x", "phone": 1 };
     send(&second.address, database, insert(vec![there], true)).unwrap();
-    let look = forwarder.hold(b"afterClusterTime");
+    let look = forwarder.hold(b"majority\0\x11afterClusterTime");
     let address = first.address.clone();
     let both = update(doc! { "email": "b@x", "phone": 2 });
     let changing = std::thread::spawn(move || send(&address, database, retryable(both)).unwrap());

@@ -145,7 +145,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
         .reserve(&[(&held, &owner, token(1).into()), (&other, &owner, token(2).into())])
         .await
         .unwrap();
-    let seen = proxy.read(&[&held]).await.unwrap().remove(0).unwrap().reservation;
+    let seen = proxy.read(&[&held]).await.unwrap().remove(0).unwrap();
     let id = Document::try_from(&held.reservation_id()).unwrap();
     let mut open =
         doc! { "update": "keyward.users.email_1", "updates": [{ "q": { "_id": id }, "u": { "$set": { "x": 1 } } }] };

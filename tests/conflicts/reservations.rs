@@ -37,7 +37,7 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
         proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
         [Reserved::Written]
     );
-    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
+    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
     proxy.release(&[(&key, first)]).await.unwrap();
     assert_eq!(
         proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
@@ -45,7 +45,7 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
     );
     let taken = proxy.take_over(&key, &seen, &owner(2), other).await.unwrap();
     assert_eq!(taken, TakenOver::Changed);
-    let now = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
+    let now = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
     let taken = proxy.take_over(&key, &now, &owner(2), other).await.unwrap();
     assert_eq!(taken, TakenOver::Done);
     // Its reservation is somebody else's by now.

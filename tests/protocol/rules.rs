@@ -10,6 +10,10 @@ pub enum Mode {
 /// A guard that is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
+    /// How old a reservation is, is reckoned from cluster times.
+    AgeByClusterTime,
+    /// A cluster time that one shard has told counts as passed on all.
+    TimeOfOneShard,
     /// A takeover replaces whatever reservation there is.
     TakeoverWithoutToken,
     /// A takeover compares the token, but not when the reservation was written.

@@ -1,12 +1,12 @@
 //! The store on several shards: what a majority of each has, what a step-down undoes, and what a deposed primary still tells.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::plan::{LEASE, Time};
+use crate::plan::Time;
 use crate::protocol::network::{Message, Reply, Request};
 use crate::protocol::rules::{Broken, Rules};
 use crate::protocol::store::{Reservation, Store};
-use crate::protocol::words::{Id, Key, Keys, OpId, taking_in};
+use crate::protocol::words::{At, Id, Key, Keys, OpId};
 use crate::size::{IDS, KEYS};
 
 /// A request on its way; the same for a duplicate of it.
@@ -16,6 +16,9 @@ pub type Ticket = u32;
 pub struct Cluster {
     pub store: Store,
     pub shards: Vec<Shard>,
+    /// The cluster time of each reservation, as its shard had it, by when it was written.
+    pub told: BTreeMap<At, Time>,
+    now: Time,
 }
 
 #[derive(Debug, Default)]
@@ -29,6 +32,12 @@ pub struct Shard {
     waiting: Vec<(u32, Ticket, Reply)>,
     /// What its primary knew before it was deposed, and until when it may be asked.
     former: Option<(Box<Store>, Time)>,
+    /// The cluster time of its primary.
+    pub clock: Time,
+    /// A majority is past this one.
+    pub known: Time,
+    /// How far its primary's own clock is off.
+    pub skew: i64,
 }
 
 /// What was written, with what was there before.
@@ -61,6 +70,8 @@ impl Cluster {
         Cluster {
             store: Store::default(),
             shards: (0..shards).map(|_| Shard::default()).collect(),
+            told: BTreeMap::new(),
+            now: 0,
         }
     }
 
@@ -96,10 +107,10 @@ impl Cluster {
         }
     }
 
-    /// Reservations grow old.
+    /// Time has passed.
     pub fn at(&mut self, now: Time) {
         self.store.clock = self.store.clock.max(now);
-        grow_old(&mut self.store, now);
+        self.now = now;
     }
 
     pub fn carry_out(&mut self, rules: &Rules, request: &mut Request, others: &mut [Message]) -> Carried {
@@ -126,6 +137,12 @@ impl Cluster {
         let identity = |there: Option<Reservation>| there.map(|there| (there.owner, there.token, there.at));
         let keys = (0..KEYS).filter(|key| identity(reservations[*key]) != identity(self.store.reservations[*key]));
         changes.extend(keys.map(|key| Change::Reservation(key as Key, reservations[key])));
+        for key in 0..KEYS {
+            if let Some(there) = self.store.reservations[key].filter(|there| !self.told.contains_key(&there.at)) {
+                let shard = self.of_key(key as Key);
+                self.told.insert(there.at, self.shards[shard].tick(self.now));
+            }
+        }
         if let Some((op, _, before)) = write
             && self.store.effects_of(op) != before
         {
@@ -184,6 +201,12 @@ impl Cluster {
                 Change::Effect(op) => self.store.undo_effect(*op),
             }
         }
+        // What a majority has, the next primary has.
+        let written = (0..KEYS).filter(|key| self.of_key(*key as Key) == index);
+        let written = written.filter_map(|key| self.told.get(&self.store.reservations[key]?.at));
+        let latest = written.copied().max().unwrap_or(0);
+        let shard = &mut self.shards[index];
+        shard.clock = shard.known.max(latest);
         SteppedDown {
             undone,
             unanswered: waiting.into_iter().map(|(_, ticket, _)| ticket).collect(),
@@ -200,12 +223,23 @@ impl Cluster {
         if now >= *until {
             return None;
         }
-        grow_old(store, now);
         store.carry_out(rules, &mut request.clone(), &mut [])
     }
 }
 
 impl Shard {
+    /// Its cluster time: what its own clock says, or the latest that it has heard of.
+    pub fn time(&self, now: Time) -> Time {
+        let own = Time::try_from((i64::from(now) + self.skew).max(0)).unwrap_or(Time::MAX);
+        own.max(self.clock)
+    }
+
+    /// The time of something that it writes.
+    fn tick(&mut self, now: Time) -> Time {
+        self.clock = self.time(now).max(self.clock + 1);
+        self.clock
+    }
+
     fn confirm_all(&mut self) {
         self.unconfirmed.clear();
     }
@@ -231,12 +265,6 @@ impl Shard {
         let first = self.unconfirmed.front().map_or(u32::MAX, |(number, _)| *number);
         let ready = self.waiting.extract_if(.., |(number, _, _)| *number < first);
         ready.map(|(_, ticket, reply)| (ticket, reply)).collect()
-    }
-}
-
-fn grow_old(store: &mut Store, now: Time) {
-    for there in store.reservations.iter_mut().flatten() {
-        there.is_over = now > there.at + LEASE || there.token == taking_in(there.owner);
     }
 }
 

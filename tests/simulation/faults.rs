@@ -10,6 +10,7 @@ use crate::protocol::words::{Id, Key, Outcome, TaskId};
 use crate::queue::Event;
 use crate::simulation::{DELAY_MAX, Simulation};
 use crate::size::{IDS, KEYS};
+use crate::watch::Watch;
 
 impl Simulation {
     /// What a Keyward had sent arrives all the same, or not; its clients hear nothing more.
@@ -19,6 +20,7 @@ impl Simulation {
             self.note(Happened::Fault(Fault::KeywardDied));
             self.keywards[keyward as usize].is_alive = false;
             self.keywards[keyward as usize].paused_until = 0;
+            self.keywards[keyward as usize].watch = Watch::default();
             let of_it = self.tasks.iter().filter(|(_, running)| running.keyward == keyward);
             let lost: Vec<TaskId> = of_it.map(|(id, _)| *id).collect();
             for id in lost {
@@ -54,6 +56,7 @@ impl Simulation {
         let kept = self.random.below(unconfirmed + 1) as usize;
         let former_until = self.now + self.random.magnitude(2 * LEASE);
         let stepped_down = self.cluster.step_down(index, kept, former_until);
+        self.cluster.shards[index].skew = self.random.skew(self.plan.faults.skew);
         if !stepped_down.undone.is_empty() {
             self.note(Happened::Fault(Fault::WriteUndone));
         }
@@ -86,11 +89,20 @@ impl Simulation {
     /// Whoever sweeps finds reservations whose lease is over and whose owner isn't there; what follows is on its way.
     pub fn sweep(&mut self) {
         let rules = self.plan.rules;
+        self.queue.push(self.now + LEASE / 3, Event::Sweep);
         self.cluster.at(self.now);
+        let keyward = self.random.few(0, self.plan.keywards - 1);
+        let own = &self.keywards[keyward as usize];
+        if !own.is_alive || own.paused_until > self.now {
+            return;
+        }
         for key in 0..KEYS as Key {
-            let Some(seen) = self.cluster.store.reservations[key as usize].filter(|there| there.is_over) else {
+            let Some(seen) = self.cluster.store.reservations[key as usize] else {
                 continue;
             };
+            if !self.is_over_for(keyward, &seen) {
+                continue;
+            }
             let shard = &self.cluster.shards[self.cluster.of_document(seen.owner)];
             let is_absent = !self.cluster.store.holds(seen.owner, key) && shard.is_confirmed();
             if !is_absent && !rules.lacks(Broken::LookWithoutOwner) {
@@ -100,6 +112,5 @@ impl Simulation {
             let message = Message { to: None, request };
             self.transmit(message, LEASE / 10);
         }
-        self.queue.push(self.now + LEASE / 3, Event::Sweep);
     }
 }

@@ -72,9 +72,10 @@ pub enum Fault {
     KeywardPaused,
     PrimarySteppedDown,
     WriteUndone,
+    ClockLeapt,
 }
 
-pub const FAULTS: usize = Fault::WriteUndone as usize + 1;
+pub const FAULTS: usize = Fault::ClockLeapt as usize + 1;
 
 #[derive(Debug, Default)]
 pub struct History {

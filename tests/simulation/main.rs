@@ -18,6 +18,7 @@ mod random;
 mod runs;
 mod simulation;
 mod size;
+mod watch;
 
 use protocol::rules::{Broken, Mode, Rules};
 use runs::{finds, holds};
@@ -63,6 +64,8 @@ macro_rules! guards {
 }
 
 guards! {
+    cluster_time_is_an_order: COMPENSATING, AgeByClusterTime;
+    the_time_of_one_shard_says_nothing_of_another: COMPENSATING, TimeOfOneShard;
     a_takeover_compares_the_token: COMPENSATING, TakeoverWithoutToken;
     a_takeover_compares_when_it_was_written: COMPENSATING, TakeoverWithoutAt;
     a_deposed_primary_is_not_asked: COMPENSATING, LookWithoutFence;

@@ -42,6 +42,10 @@ pub struct Faults {
     pub take_in_every: Time,
     /// How long a majority may take to have a write.
     pub lag: Time,
+    /// How often a shard's clock is set.
+    pub leap_every: Time,
+    /// How far a shard's clock may be off.
+    pub skew: Time,
 }
 
 impl Plan {
@@ -82,6 +86,8 @@ impl Faults {
             step_down_every: sometimes(LEASE / 4, 5 * LEASE),
             take_in_every: sometimes(LEASE / 20, LEASE),
             lag: sometimes(5, LEASE / 3).max(5),
+            leap_every: sometimes(LEASE / 4, 5 * LEASE),
+            skew: sometimes(1, 5 * LEASE),
         }
         .until(random.between(5, 25) * LEASE)
     }

@@ -7,6 +7,7 @@ use crate::cluster::Ticket;
 use crate::plan::Time;
 use crate::protocol::network::{Message, Reply};
 use crate::protocol::words::TaskId;
+use crate::watch::Brought;
 
 #[derive(Debug)]
 pub enum Event {
@@ -55,6 +56,16 @@ pub enum Event {
     },
     Pause,
     StepDown,
+    /// A Keyward looks at the shards' clocks.
+    Look {
+        keyward: u8,
+    },
+    Bring(Brought),
+    Brought {
+        brought: Brought,
+        term: u32,
+    },
+    Leap,
 }
 
 #[derive(Debug)]

@@ -30,6 +30,11 @@ impl Random {
         u8::try_from(self.between(from.into(), to.into())).unwrap_or(to)
     }
 
+    /// Up to so much before, or after.
+    pub fn skew(&mut self, most: u32) -> i64 {
+        i64::from(self.below(2 * most + 1)) - i64::from(most)
+    }
+
     pub fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1_000) < per_mille
     }

@@ -12,6 +12,7 @@ use crate::protocol::task::{Requests, Task};
 use crate::protocol::words::TaskId;
 use crate::queue::{Event, Queue};
 use crate::random::Random;
+use crate::watch::Watch;
 
 /// A write is forwarded only within this part of the lease: as `src/write/lease_left.rs` has it.
 const LATEST: Time = LEASE * 6 / 10;
@@ -45,6 +46,7 @@ pub struct Simulation {
 pub struct Keyward {
     pub is_alive: bool,
     pub paused_until: Time,
+    pub watch: Watch,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +76,7 @@ pub fn run(rules: Rules, seed: u64, keeps_log: bool) -> History {
             .map(|_| Keyward {
                 is_alive: true,
                 paused_until: 0,
+                watch: Watch::default(),
             })
             .collect(),
         clients: plan.programs.iter().map(|_| Client::default()).collect(),
@@ -105,10 +108,18 @@ impl Simulation {
             (faults.pause_every, Event::Pause),
             (faults.step_down_every, Event::StepDown),
             (faults.take_in_every, Event::TakeIn),
+            (faults.leap_every, Event::Leap),
         ] {
             self.again(every, event);
         }
         self.queue.push(LEASE / 3, Event::Sweep);
+        for shard in &mut self.cluster.shards {
+            shard.skew = self.random.skew(faults.skew);
+        }
+        for keyward in 0..self.plan.keywards {
+            let at = self.random.below(LEASE / 4);
+            self.queue.push(at, Event::Look { keyward });
+        }
     }
 
     /// A fault that comes back, as long as there are faults.
@@ -196,6 +207,10 @@ impl Simulation {
             Event::Restart { keyward } => self.keywards[keyward as usize].is_alive = true,
             Event::Pause => self.pause(),
             Event::StepDown => self.step_down(),
+            Event::Look { keyward } => self.look_at_the_clocks(keyward),
+            Event::Bring(brought) => self.bring(brought),
+            Event::Brought { brought, term } => self.brought(brought, term),
+            Event::Leap => self.leap(),
         }
     }
 
@@ -240,7 +255,7 @@ impl Simulation {
         self.look_after(id, requests);
     }
 
-    fn receive(&mut self, ticket: Ticket, reply: Reply) {
+    fn receive(&mut self, ticket: Ticket, mut reply: Reply) {
         let Some((task, _)) = self.outstanding.get(&ticket) else {
             return;
         };
@@ -250,6 +265,9 @@ impl Simulation {
         let Some((id, request)) = self.outstanding.remove(&ticket) else {
             return;
         };
+        if let (Reply::Reservation(Some(there)), Some(running)) = (&mut reply, self.tasks.get(&id)) {
+            there.is_over = self.is_over_for(running.keyward, there);
+        }
         let Some(running) = self.tasks.get_mut(&id) else { return };
         let requests = running.task.receive(&request, reply);
         if self.history.log.is_some() {

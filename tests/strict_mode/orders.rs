@@ -43,7 +43,7 @@ impl Trial {
         let (proxy, key) = store_of_email(database);
         let client = cluster.client();
         proxy.reserve(&[(&key, &owner, token(1).into())]).await.unwrap();
-        let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap().reservation;
+        let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
         let database = client.database(database);
         Trial {
             proxy,

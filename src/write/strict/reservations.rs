@@ -133,7 +133,7 @@ pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Resul
         }
         let asked: Vec<&Key> = keys.iter().map(|(_, key)| *key).collect();
         for ((index, _), read) in keys.into_iter().zip(proxy.read(&asked).await?) {
-            let token = read.map(|read| read.reservation.token);
+            let token = read.map(|read| read.token);
             if token != Some(candidates[index].attempt.token()) {
                 lost.push(index);
             }

@@ -1,0 +1,164 @@
+//! For how long reservations have been there, at least: by this process's own monotonic clock, and by no other.
+//!
+//! Cluster time is an order. It is the fastest clock of the cluster and leaps, so a difference of two such times says nothing
+//! about how much time has passed. What Keyward can know is this: at a moment of its own clock, a majority of every shard that
+//! holds a part of the proxy collection had an entry of its oplog at the cluster time T, or later. Whatever a shard writes after
+//! that moment gets a later time: its primary, or the next one, has that entry; and a shard that only then comes to hold a part
+//! hears of that time from the one that gives it. So a reservation written `at` T or earlier was written before that moment.
+//!
+//! A time that one shard told doesn't do: another shard's clock may lag behind it, and write `at` an earlier time a moment later.
+//! So a time that was told is brought to all of them: by a read of the whole collection `afterClusterTime`, with `majority`.
+//! Such a read is made from time to time; each one that is answered is a mark. Killed or new, a Keyward has no marks and waits a
+//! lease longer, or as long as it has itself seen the reservation there ([`super::Reservation::may_be_in_flight`]).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::find::Finder;
+
+/// So many looks are made in a lease.
+const LOOKS: u32 = 4;
+/// But no more often than this.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+/// So many marks are kept, ever fewer of the older ones: one of long ago is enough for a reservation of long ago.
+const MARKS_MAX: usize = 64;
+/// What a look says of itself in the server's logs.
+const COMMENT: &str = "keyward: how old reservations are";
+
+/// Marks of one proxy collection; they are made as long as this lives.
+#[derive(Debug)]
+pub struct Watch {
+    marks: Arc<Mutex<Marks>>,
+    task: AbortHandle,
+}
+
+impl Watch {
+    /// Begins to make marks. Needs a tokio runtime.
+    pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> Watch {
+        let marks: Arc<Mutex<Marks>> = Arc::default();
+        let pause = (lease / LOOKS).max(PAUSE_MIN);
+        let task = tokio::spawn(make(marks.clone(), finder, collection, pause)).abort_handle();
+        Watch { marks, task }
+    }
+
+    /// Whether what was written `at` this cluster time is known to have been written `span` ago.
+    pub fn is_older(&self, at: Timestamp, span: Duration) -> bool {
+        self.known_for(span).is_some_and(|known| at <= known)
+    }
+
+    /// The latest cluster time up to which everything is known to have been written `span` ago.
+    pub fn known_for(&self, span: Duration) -> Option<Timestamp> {
+        let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        marks.known_for(span, Instant::now())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What was known when, in the order of both.
+#[derive(Debug, Default)]
+struct Marks(Vec<(Timestamp, Instant)>);
+
+impl Marks {
+    /// All shards are past the cluster time `known` by `now`.
+    fn note(&mut self, known: Timestamp, now: Instant) {
+        if self.0.last().is_some_and(|(last, _)| known <= *last) {
+            return;
+        }
+        if self.0.len() >= MARKS_MAX {
+            let mut number = 0;
+            self.0.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+        }
+        self.0.push((known, now));
+    }
+
+    fn known_for(&self, span: Duration, now: Instant) -> Option<Timestamp> {
+        let old = self.0.iter().rev();
+        let mut old = old.skip_while(|(_, noted)| now.saturating_duration_since(*noted) <= span);
+        old.next().map(|(known, _)| *known)
+    }
+}
+
+/// Makes a mark, again and again. The first look only tells a time.
+async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
+    loop {
+        let told = finder.times().operation;
+        match (finder.find(look(&collection, told)).await, told) {
+            (Ok(_), Some(told)) => {
+                let now = Instant::now();
+                marks.lock().unwrap_or_else(PoisonError::into_inner).note(told, now);
+            }
+            (Ok(_), None) if finder.times().operation.is_some() => continue,
+            (Ok(_), None) => {}
+            // Reservations grow no older meanwhile than they are seen to be.
+            (Err(error), _) => tracing::debug!(%error, collection, "no shard tells the time"),
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// A read of hardly anything on every shard that holds a part of the collection, once a majority of it is past `told`.
+fn look(collection: &str, told: Option<Timestamp>) -> RawDocumentBuf {
+    let mut concern = rawdoc! {};
+    if let Some(told) = told {
+        concern.append(cstr!("afterClusterTime"), told);
+    }
+    concern.append(cstr!("level"), "majority");
+    rawdoc! {
+        "find": collection, "projection": { "_id": 1 }, "limit": 1, "singleBatch": true, "readConcern": concern,
+        "comment": COMMENT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(time: u32) -> Timestamp {
+        Timestamp { time, increment: 0 }
+    }
+
+    #[test]
+    fn nothing_is_older_than_it_was_known_to_be_there() {
+        let begin = Instant::now();
+        let second = Duration::from_secs(1);
+        let lease = 30 * second;
+        let mut marks = Marks::default();
+        assert_eq!(marks.known_for(lease, begin), None);
+        marks.note(at(100), begin);
+        // The clock has leapt.
+        marks.note(at(5_000), begin + second);
+        assert_eq!(marks.known_for(lease, begin + lease), None);
+        assert_eq!(marks.known_for(lease, begin + 31 * second), Some(at(100)));
+        assert_eq!(marks.known_for(lease, begin + 32 * second), Some(at(5_000)));
+    }
+
+    #[test]
+    fn old_marks_grow_few_and_never_too_young() {
+        let begin = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut marks = Marks::default();
+        for time in 0..100_000 {
+            marks.note(at(time), begin + time * second);
+            assert!(marks.0.len() <= MARKS_MAX);
+        }
+        let now = begin + 99_999 * second;
+        for age in [0, 1, 10, 100, 1_000, 10_000, 90_000] {
+            let known = marks.known_for(age * second, now).unwrap().time;
+            let really = 99_999 - age;
+            assert!(known < really, "{age}: {known}");
+            assert!(really - known <= 2 + age / 4, "{age}: {known}");
+        }
+    }
+}

@@ -261,8 +261,7 @@ impl Group<'_, '_> {
             let took = match strictly {
                 true => {
                     let anew = self.proxy().reservation(key, owner, mark);
-                    let shard_key = &self.protected.shard_key;
-                    let settled = self.proxy().settle_absent(key, rival, Some(anew), shard_key);
+                    let settled = self.proxy().settle_absent(key, rival, Some(anew));
                     asking(Step::TakeOver, &self.proxy().constraint, 1, settled).await
                 }
                 false => self.proxy().take_over(key, rival, owner, mark).await,

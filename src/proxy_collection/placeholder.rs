@@ -4,6 +4,10 @@
 //! reservation, a placeholder with the owner's `_id` and shard key is inserted and deleted again: of that transaction and
 //! the one that inserts the owner, which reads the reservation, only one can commit, in whatever order they run. Nobody
 //! ever sees the placeholder but who reads change streams. Killed before the commit, it leaves nothing.
+//!
+//! The placeholder must go to the shard that the owner's insert goes to. So the shard key is looked up for each transaction: before
+//! it, and once more when the placeholder is there and holds off whoever would drop or shard the collection anew. What was
+//! changed in between is begun again. An insert that began before such a change can't commit after it.
 
 use std::time::Duration;
 
@@ -18,6 +22,7 @@ use super::owner::owner_filter;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::{DuplicateKey, Key};
 use crate::reservation::Scope;
+use crate::upstream::Sharding;
 
 /// What became of a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,11 +73,7 @@ impl ProxyCollection {
         key: &Key,
         seen: &Reservation,
         anew: Option<RawDocumentBuf>,
-        shard_key: &[String],
     ) -> Result<TakenOver, StoreError> {
-        if !is_routable(&seen.owner, shard_key) {
-            return Err(StoreError::Unroutable);
-        }
         within(self.limit, self.try_to_settle(key, seen, &anew)).await
     }
 
@@ -84,10 +85,19 @@ impl ProxyCollection {
     ) -> Result<TakenOver, StoreError> {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
+            let sharding = self.sharding().await?;
+            if !is_routable(&seen.owner, &sharding.key) {
+                return Err(StoreError::Unroutable);
+            }
             let mut session = self.begin().await?;
             let next = self
                 .in_one_transaction(&mut session, key, seen, anew, proof.clone())
                 .await;
+            let is_settled = matches!(next, Ok(Next::Done(TakenOver::Done)));
+            if is_settled && self.sharding().await.ok() != Some(sharding) {
+                abort(&mut session).await;
+                continue;
+            }
             match next {
                 Ok(Next::Done(TakenOver::Done)) => match commit(&mut session).await {
                     Ok(()) => return Ok(TakenOver::Done),
@@ -114,6 +124,11 @@ impl ProxyCollection {
             tokio::time::sleep(PAUSE).await;
         }
         Ok(TakenOver::Busy)
+    }
+
+    /// How the protected collection is sharded now.
+    async fn sharding(&self) -> Result<Sharding, StoreError> {
+        Ok(Sharding::of(&self.client, self.constraint.namespace()).await?)
     }
 
     async fn in_one_transaction(

@@ -117,7 +117,7 @@ pub async fn free(
     let abandoned = proxy.unheld(suspects, Scope::Fenced).await?;
     match (abandoned.is_empty(), protected.is_strict()) {
         (true, _) => Ok(0),
-        (false, true) => delete_absent(protected, proxy, &abandoned).await,
+        (false, true) => delete_absent(proxy, &abandoned).await,
         (false, false) => {
             proxy.delete_seen(&abandoned).await?;
             Ok(abandoned.len() as u64)
@@ -126,14 +126,10 @@ pub async fn free(
 }
 
 /// Deletes reservations one by one, each so that its owner can't come any more; how many.
-async fn delete_absent(
-    protected: &Protected,
-    proxy: &ProxyCollection,
-    abandoned: &[(&Key, &Reservation)],
-) -> Result<u64, StoreError> {
+async fn delete_absent(proxy: &ProxyCollection, abandoned: &[(&Key, &Reservation)]) -> Result<u64, StoreError> {
     let mut count = 0;
     for (key, seen) in abandoned {
-        match proxy.settle_absent(key, seen, None, &protected.shard_key).await {
+        match proxy.settle_absent(key, seen, None).await {
             Ok(TakenOver::Done) => count += 1,
             // What changes, somebody looks after; the next sweep comes by again.
             Ok(_) => {}

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, Error, Reply};
-pub use shard_keys::{shard_keys, sharded_collection};
+pub use shard_keys::{Sharding, shard_keys, sharded_collection};
 pub use topology::Targets;
 
 use crate::stream;

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use mongodb::error::Error;
+use mongodb::options::ReadConcern;
 
 use crate::namespace::Namespace;
 
@@ -31,6 +32,33 @@ pub async fn shard_keys(client: &Client, namespaces: &[&Namespace]) -> Result<Ha
 pub async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, Error> {
     let collections = client.database("config").collection::<Document>("collections");
     collections.find_one(sharded(&[namespace.to_string()])).await
+}
+
+/// How a collection is sharded at one moment. Dropped and made again, sharded anew or by a longer key, it is another one; moved
+/// chunks change nothing about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sharding {
+    /// The paths of its shard key; empty where it isn't sharded.
+    pub key: Vec<String>,
+    identity: Vec<Option<Bson>>,
+}
+
+impl Sharding {
+    /// As a majority of the config server has it now.
+    ///
+    /// # Errors
+    /// [`Error`] if the deployment doesn't say.
+    pub async fn of(client: &Client, namespace: &Namespace) -> Result<Sharding, Error> {
+        let collections = client.database("config").collection::<Document>("collections");
+        let found = collections.find_one(sharded(&[namespace.to_string()]));
+        let entry = found.read_concern(ReadConcern::majority()).await?.unwrap_or_default();
+        let key = entry.get_document("key").map(|key| key.keys().cloned().collect());
+        let identity = ["uuid", "lastmodEpoch", "timestamp"].map(|field| entry.get(field).cloned());
+        Ok(Sharding {
+            key: key.unwrap_or_default(),
+            identity: identity.to_vec(),
+        })
+    }
 }
 
 /// Newer servers list unsharded collections, too; older ones those that were dropped.

@@ -73,8 +73,7 @@ impl Verification<'_> {
             // There no lease says that a write can't come any more.
             true => {
                 let anew = self.proxy.reservation(key, owner, token);
-                let shard_key = &self.protected.shard_key;
-                self.proxy.settle_absent(key, seen, Some(anew), shard_key).await?
+                self.proxy.settle_absent(key, seen, Some(anew)).await?
             }
             false => self.proxy.take_over(key, seen, owner, token).await?,
         };

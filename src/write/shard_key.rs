@@ -1,6 +1,6 @@
 //! Keeps the catalog's shard keys true while clients drop, make and shard collections.
 //!
-//! A shard key that is out of date is harmless: a look by a wrong route that misses is repeated on all shards, and whatever
+//! A shard key that is out of date is harmless (a takeover in strict mode reads its own): a look by a wrong route that misses is repeated on all shards, and whatever
 //! is written meanwhile is judged by `_id` and key alone. It only costs time, and here and there an error that trying again
 //! clears. So it is enough to look after a command that changes one, and every now and then for what other ways change.
 

@@ -9,6 +9,7 @@ use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 use testbed::Cluster;
 
+use crate::support::shard_on_two;
 use crate::trial::store_of_email;
 use crate::{EMAIL, keyward, users};
 
@@ -57,10 +58,7 @@ impl Trial {
     /// Takes the reservation over, as strict mode does.
     async fn take_over(&self) -> Result<TakenOver, StoreError> {
         let anew = self.proxy.reservation(&self.key, &owner(RawBson::Int32(2)), token(2));
-        let shard_key = ["region".to_owned()];
-        self.proxy
-            .settle_absent(&self.key, &self.seen, Some(anew), &shard_key)
-            .await
+        self.proxy.settle_absent(&self.key, &self.seen, Some(anew)).await
     }
 
     /// Begins the insert's transaction: it sees its reservation.
@@ -192,4 +190,24 @@ async fn a_takeover_shows_in_change_streams_as_an_insert_and_a_delete_of_the_pla
         }
     }
     assert_eq!(events, ["Insert 1", "Delete 1"]);
+}
+
+/// Whoever reserved, and whoever takes over, may have known another shard key: what lies by the one of today can't be told from
+/// the reservation, and a placeholder by the old one would be on another shard than the insert that is still to come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_is_sharded_by_another_key_meanwhile_keeps_its_reservations() {
+    let database = "order_sharded_anew";
+    let trial = Trial::new(database).await;
+    let cluster = Cluster::shared();
+    trial.users.drop().await.unwrap();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
+    let mut session = trial.begin().await;
+    let refused = trial.take_over().await;
+    assert!(matches!(refused, Err(StoreError::Unroutable)), "{refused:?}");
+    let elsewhere = doc! { "_id": 1, "region": "a", "place": "z", "email": "a@x" };
+    trial.users.insert_one(&elsewhere).session(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    assert_eq!(trial.documents().await, [elsewhere]);
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
 }

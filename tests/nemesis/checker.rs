@@ -9,13 +9,13 @@ use std::fmt;
 use bson::{Bson, Document};
 
 use crate::history::{Duplicate, Kind, Millis, Operation, Outcome, Verdict};
-use crate::keys::{FIELDS, Held, key, keys_of, reserved};
+use crate::keys::{FIELDS, Held, PHONE, is_phone, key, keys_of, reserved};
+use crate::moments::every_moment;
 use crate::oplog::{Change, Moment};
+use crate::phones::{Window, is_open};
 
 /// The collection that the clients write to.
 pub const COLLECTION: &str = "accounts";
-/// What the collections of its reservations are called begins so.
-const RESERVATIONS: &str = "keyward.accounts.";
 /// How far the servers' log may be behind the clock, and the clients' clock readings before or after their calls.
 const CLOCK_SLACK: Millis = 1_000;
 /// How long a removed key may still be seen where nobody was told of its removal: as long as a shard may be away.
@@ -54,6 +54,8 @@ impl fmt::Display for Violation {
 pub struct Evidence {
     pub operations: Vec<Operation>,
     pub moments: Vec<Moment>,
+    /// When telephone numbers had to be unique.
+    pub windows: Vec<Window>,
     /// What the shards hold in the end.
     pub documents: Vec<Document>,
     pub reservations: Vec<Document>,
@@ -63,12 +65,11 @@ pub struct Evidence {
 pub fn check(evidence: &Evidence) -> Vec<Violation> {
     let mut checker = Checker {
         operations: &evidence.operations,
-        violations: Vec::new(),
+        violations: every_moment(&evidence.moments, &evidence.windows),
     };
-    checker.every_moment(&evidence.moments);
     checker.writes(&evidence.moments);
     let removers = checker.deletions(&evidence.moments);
-    checker.refusals(&evidence.moments, &removers);
+    checker.refusals(evidence, &removers);
     checker.end(evidence);
     checker.violations
 }
@@ -122,57 +123,6 @@ fn deletion(change: &Change) -> Option<Deletion<'_>> {
 }
 
 impl Checker<'_> {
-    /// At every moment one holder for each key, and each of a document's keys reserved by it.
-    fn every_moment(&mut self, moments: &[Moment]) {
-        let mut holders: HashMap<Held, BTreeSet<String>> = HashMap::new();
-        let mut reservations: HashMap<Held, String> = HashMap::new();
-        for moment in moments {
-            let mut touched = BTreeSet::new();
-            for change in &moment.changes {
-                match change.collection == COLLECTION {
-                    true => {
-                        let id = change.id.to_string();
-                        for key in change.before.iter().flat_map(keys_of) {
-                            holders.entry(key.clone()).or_default().remove(&id);
-                            touched.insert(key);
-                        }
-                        for key in change.after.iter().flat_map(keys_of) {
-                            holders.entry(key.clone()).or_default().insert(id.clone());
-                            touched.insert(key);
-                        }
-                    }
-                    false => {
-                        if !change.collection.starts_with(RESERVATIONS) {
-                            continue;
-                        }
-                        let Some(key) = change.before.as_ref().or(change.after.as_ref()).and_then(reserved) else {
-                            continue;
-                        };
-                        match change.after.as_ref().and_then(|after| after.get("owner")) {
-                            Some(owner) => drop(reservations.insert(key.clone(), owner.to_string())),
-                            None => drop(reservations.remove(&key)),
-                        }
-                        touched.insert(key);
-                    }
-                }
-            }
-            for key in touched {
-                let Some(ids) = holders.get(&key).filter(|ids| !ids.is_empty()) else {
-                    continue;
-                };
-                if ids.len() > 1 {
-                    let what = format!("{key:?} at {:?} by {ids:?}", moment.at);
-                    self.violations.push(Violation::TwoHolders(what));
-                }
-                let owner = reservations.get(&key);
-                if ids.iter().any(|id| Some(id) != owner) {
-                    let what = format!("{key:?} at {:?} by {ids:?}, reserved by {owner:?}", moment.at);
-                    self.violations.push(Violation::Unprotected(what));
-                }
-            }
-        }
-    }
-
     /// Each write happened as often as its client may believe.
     fn writes(&mut self, moments: &[Moment]) {
         let mut done: HashMap<i64, Vec<Millis>> = HashMap::new();
@@ -249,7 +199,8 @@ impl Checker<'_> {
     }
 
     /// Each key that was refused was held at some moment of the call.
-    fn refusals(&mut self, moments: &[Moment], removers: &HashMap<*const Change, usize>) {
+    fn refusals(&mut self, evidence: &Evidence, removers: &HashMap<*const Change, usize>) {
+        let moments = &evidence.moments;
         let writers: HashMap<i64, usize> = self
             .operations
             .iter()
@@ -299,6 +250,13 @@ impl Checker<'_> {
         }
         for operation in self.operations {
             for Duplicate { id, key } in &operation.duplicates {
+                // While the constraint comes or goes nothing is said of its keys.
+                let is_judged = |window: &Window| {
+                    window.from <= operation.began && window.until.is_none_or(|until| operation.ended <= until)
+                };
+                if is_phone(key) && !evidence.windows.iter().any(is_judged) {
+                    continue;
+                }
                 let all = holdings.get(key).map(Vec::as_slice).unwrap_or_default();
                 let is_reason = |holding: &&Holding| {
                     let may_be_itself = key.0 == "_id" || operation.name.starts_with("insert");
@@ -316,11 +274,12 @@ impl Checker<'_> {
 
     /// Once all is quiet, what is held is what is reserved, and the documents are those that the log leaves.
     fn end(&mut self, evidence: &Evidence) {
-        let [held, reserved] = held_and_reserved(&evidence.documents, &evidence.reservations);
+        let [held, reserved] =
+            held_and_reserved(&evidence.documents, &evidence.reservations, is_open(&evidence.windows));
         for only in held.symmetric_difference(&reserved) {
             self.violations.push(Violation::Leftover(format!("{only:?}")));
         }
-        for field in FIELDS {
+        for field in FIELDS.into_iter().chain([PHONE]) {
             let held = held.iter().filter(|((held, _), _)| held == field);
             let count = held.clone().count();
             if held.map(|(key, _)| key).collect::<BTreeSet<_>>().len() < count {
@@ -349,8 +308,13 @@ fn in_one_order(document: &Document) -> String {
     format!("{:?}", document.iter().collect::<BTreeMap<_, _>>())
 }
 
-/// What the documents hold, and what is reserved: keys with their holders.
-pub fn held_and_reserved(documents: &[Document], reservations: &[Document]) -> [BTreeSet<(Held, String)>; 2] {
+/// What the documents hold, and what is reserved: keys with their holders, those that are unique at times only `with_phones`.
+pub fn held_and_reserved(
+    documents: &[Document],
+    reservations: &[Document],
+    with_phones: bool,
+) -> [BTreeSet<(Held, String)>; 2] {
+    let is_judged = |(key, _): &(Held, String)| with_phones || !is_phone(key);
     let held = documents.iter().flat_map(|document| {
         let id = document.get("_id").map(ToString::to_string).unwrap_or_default();
         keys_of(document).into_iter().map(move |key| (key, id.clone()))
@@ -360,7 +324,7 @@ pub fn held_and_reserved(documents: &[Document], reservations: &[Document]) -> [
         let key = reserved(reservation).unwrap_or_else(|| panic!("not a reservation: {reservation}"));
         (key, owner)
     });
-    [held.collect(), reserved.collect()]
+    [held.filter(is_judged).collect(), reserved.filter(is_judged).collect()]
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ impl Story {
         self.evidence.get_or_insert_with(|| Evidence {
             operations: Vec::new(),
             moments: Vec::new(),
+            windows: Vec::new(),
             documents: Vec::new(),
             reservations: Vec::new(),
         })
@@ -41,6 +42,7 @@ impl Story {
         };
         self.evidence().moments.push(Moment {
             at: Timestamp { time, increment: 0 },
+            wall,
             changes: vec![change],
         });
     }
@@ -253,4 +255,93 @@ fn documents_that_are_not_what_the_log_leaves_are_found() {
     story.insert(1, "a", 1);
     story.documents.get_mut(&1).unwrap().insert("writer", 5_i64);
     assert!(matches!(story.check()[..], [Violation::LogDiffers(_)]));
+}
+
+impl Story {
+    /// Has the document `id` hold this telephone number, reserved for it or not.
+    fn call(&mut self, id: i32, phone: &str, writer: i64, is_reserved: bool) {
+        if is_reserved {
+            let place = Bson::from(doc! { "h": 1, "k": { "phone": phone } });
+            let reservation = doc! { "_id": place.clone(), "owner": id };
+            let key = key("phone", &Bson::String(phone.to_owned()));
+            let before = self.reservations.insert(key, reservation.clone());
+            self.change("keyward.accounts.phone_1", place, before, Some(reservation));
+        }
+        let after = doc! { "_id": id, "phone": phone, "writer": writer };
+        let before = self.documents.insert(id, after.clone());
+        self.change(COLLECTION, Bson::Int32(id), before, Some(after));
+        self.told(2, id, Kind::Write(writer), Verdict::Applied);
+    }
+
+    /// A window that begins here, or ends.
+    fn window(&mut self, is_open: bool) {
+        let wall = BEGIN + self.time + STEP / 2;
+        let windows = &mut self.evidence().windows;
+        match is_open {
+            true => windows.push(Window {
+                from: wall,
+                until: None,
+            }),
+            false => windows.last_mut().unwrap().until = Some(wall),
+        }
+    }
+}
+
+#[test]
+fn a_constraint_that_comes_and_goes_counts_only_while_it_is_there() {
+    let mut story = Story::default();
+    story.insert(1, "a", 1);
+    story.call(1, "7", 2, false);
+    story.call(2, "7", 3, false);
+    story.call(2, "8", 4, true);
+    story.call(1, "9", 5, true);
+    story.window(true);
+    story.call(1, "10", 6, true);
+    story.window(false);
+    story.call(3, "10", 7, false);
+    story.reserve("a", None);
+    assert_eq!(story.check(), []);
+}
+
+#[test]
+fn what_is_there_unprotected_as_a_constraint_begins_is_found() {
+    let mut story = Story::default();
+    story.call(1, "7", 1, false);
+    story.window(true);
+    story.window(false);
+    assert!(matches!(story.check()[..], [Violation::Unprotected(_)]));
+}
+
+#[test]
+fn two_holders_of_a_number_are_found_while_it_is_unique() {
+    let mut story = Story::default();
+    story.call(1, "7", 1, true);
+    story.window(true);
+    story.call(2, "7", 2, false);
+    story.window(false);
+    let found = story.check();
+    assert!(
+        found
+            .iter()
+            .any(|violation| matches!(violation, Violation::TwoHolders(_))),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_number_that_is_refused_counts_only_while_it_is_unique() {
+    let refused = |is_open: bool| {
+        let mut story = Story::default();
+        story.window(true);
+        if !is_open {
+            story.window(false);
+        }
+        story.time += STEP;
+        story.refused(0, 2, "x");
+        let key = key("phone", &Bson::String("7".to_owned()));
+        story.evidence().operations[0].duplicates[0].key = key;
+        story.check()
+    };
+    assert_eq!(refused(false), []);
+    assert!(matches!(refused(true)[..], [Violation::WrongRefusal(_)]));
 }

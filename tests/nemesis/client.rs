@@ -11,6 +11,7 @@ use mongodb::{ClientSession, Collection};
 use rand::{Rng, rngs::StdRng};
 
 use crate::history::{Duplicate, History, Kind, Millis, Operation, Outcome, Statement, Verdict, now};
+use crate::phones::Phones;
 use crate::verdict::{judge, of_code};
 
 const DOCUMENTS: i32 = 12;
@@ -30,6 +31,7 @@ pub struct Client {
     pub accounts: Collection<Document>,
     pub random: StdRng,
     pub history: Arc<History>,
+    pub phones: Arc<Phones>,
 }
 
 /// What is done in a transaction of a client's own.
@@ -126,10 +128,13 @@ impl Client {
     }
 
     /// A document that there has never been, with an address of its own.
-    fn newcomer(&self) -> Document {
+    fn newcomer(&mut self) -> Document {
         let writer = self.history.writer();
         let mut document = named(DOCUMENTS + i32::try_from(writer).unwrap());
         document.extend(doc! { "email": format!("{writer}@crowd"), "writer": writer });
+        if self.random.random_ratio(1, 3) {
+            document.insert("phone", self.phones.choose(writer, &mut self.random));
+        }
         document
     }
 
@@ -152,6 +157,9 @@ impl Client {
         if self.random.random() {
             document.insert("tags", self.tags());
         }
+        if self.random.random() {
+            document.insert("phone", self.phones.choose(writer, &mut self.random));
+        }
         document
     }
 
@@ -159,7 +167,7 @@ impl Client {
         let (id, writer) = (self.id(), self.history.writer());
         let write = Kind::Write(writer);
         let accounts = self.accounts.clone();
-        match self.random.random_range(0..22) {
+        match self.random.random_range(0..23) {
             0..4 => {
                 let insert = accounts.insert_one(self.document(id, writer)).await;
                 ("insert", Ended::single(id, write, insert.map(|_| true)))
@@ -234,6 +242,11 @@ impl Client {
                 )
             }
             20 => ("transaction: swap", self.transaction(Within::Swap, id).await),
+            21 => {
+                let phone = self.phones.choose(writer, &mut self.random);
+                let set = doc! { "$set": { "phone": phone, "writer": writer } };
+                ("set a phone", self.update(id, writer, set).await)
+            }
             _ => ("transaction: move", self.transaction(Within::HandOver, id).await),
         }
     }

@@ -11,15 +11,26 @@ pub type Held = (String, String);
 
 /// The fields that are unique by a constraint of Keyward's.
 pub const FIELDS: [&str; 2] = ["email", "tags"];
+/// The field that is unique at times.
+pub const PHONE: &str = "phone";
 
-/// The keys that a document holds; its `_id` is one, too: every shard's own index sees to that.
+/// The keys that a document holds, those that are unique at times included.
 pub fn keys_of(document: &Document) -> BTreeSet<Held> {
     let of = |field: &str| {
         let values = index_values(document, field).into_iter();
         let field = field.to_owned();
         values.map(move |value| (field.clone(), value))
     };
-    FIELDS.iter().flat_map(|field| of(field)).collect()
+    let mut keys: BTreeSet<Held> = FIELDS.iter().flat_map(|field| of(field)).collect();
+    if document.contains_key(PHONE) {
+        keys.extend(of(PHONE));
+    }
+    keys
+}
+
+/// Whether the key is unique at times only.
+pub fn is_phone(key: &Held) -> bool {
+    key.0 == PHONE
 }
 
 /// The key of an index with this field that has this value.

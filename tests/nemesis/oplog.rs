@@ -2,6 +2,10 @@
 //!
 //! A transaction's changes belong together, also where several shards took part; what a moving chunk copies and removes is
 //! no change. The log holds only what a majority has, and for each change when the server made it.
+//!
+//! Each shard's log is in its order by cluster time. Between two shards cluster time says nothing here: clocks leap, each shard
+//! by itself, and who has heard of a leap may be killed before it tells. There the machine's own clock decides, which all
+//! servers read when they write their log: what happened because of something else has the later reading.
 
 use std::collections::HashMap;
 
@@ -28,6 +32,8 @@ pub struct Change {
 #[derive(Debug, Clone)]
 pub struct Moment {
     pub at: Timestamp,
+    /// By the machine's clock.
+    pub wall: Millis,
     pub changes: Vec<Change>,
 }
 
@@ -36,7 +42,11 @@ pub struct Moment {
 struct Raw {
     at: Timestamp,
     wall: Millis,
+    /// Where it belongs among other shards' changes.
+    order: Millis,
     transaction: Option<String>,
+    /// Whether it was prepared: other shards may have taken part.
+    is_prepared: bool,
     entry: Document,
 }
 
@@ -54,8 +64,7 @@ pub async fn moments(cluster: &Cluster, database: &str, since: Millis) -> Vec<Mo
         let entries: Vec<Document> = log.find(filter).await.unwrap().try_collect().await.unwrap();
         raw.extend(of_one_shard(entries));
     }
-    // The sort is stable: a shard's entries of one moment stay in their order.
-    raw.sort_by_key(|raw| raw.at);
+    in_one_order(&mut raw);
     let prefix = format!("{database}.");
     let mut replay = Replay::default();
     for raw in raw {
@@ -68,10 +77,31 @@ pub async fn moments(cluster: &Cluster, database: &str, since: Millis) -> Vec<Mo
     replay.moments
 }
 
+/// Puts the changes of all shards into the order in which they happened.
+fn in_one_order(raw: &mut [Raw]) {
+    // Others may act on a transaction's commit once the first shard has it: nothing of it is later than that.
+    let mut committed: HashMap<String, Millis> = HashMap::new();
+    for raw in raw.iter().filter(|raw| raw.is_prepared) {
+        let first = committed.entry(commit_of(raw)).or_insert(raw.order);
+        *first = raw.order.min(*first);
+    }
+    for raw in raw.iter_mut().filter(|raw| raw.is_prepared) {
+        raw.order = committed[&commit_of(raw)];
+    }
+    // The sort is stable: a shard's entries of one moment stay in their order.
+    raw.sort_by_key(|raw| (raw.order, raw.at));
+}
+
+/// What a transaction's changes have in common on all shards.
+fn commit_of(raw: &Raw) -> String {
+    format!("{:?} {}", raw.transaction, raw.at)
+}
+
 /// The changes of one shard's log, those of a transaction at its commit.
 fn of_one_shard(entries: Vec<Document>) -> Vec<Raw> {
     let mut prepared: HashMap<String, Vec<Document>> = HashMap::new();
     let mut all = Vec::new();
+    let mut latest = Millis::MIN;
     for entry in entries {
         if entry.get_bool("fromMigrate").unwrap_or(false) {
             continue;
@@ -79,21 +109,25 @@ fn of_one_shard(entries: Vec<Document>) -> Vec<Raw> {
         let at = entry.get_timestamp("ts").unwrap();
         let wall = entry.get_datetime("wall").unwrap().timestamp_millis();
         let transaction = format!("{:?} {:?}", entry.get("lsid"), entry.get("txnNumber"));
-        let made = |at, transaction, entry| Raw {
+        // Of two writes at once the server may read the clock in the other order.
+        latest = latest.max(wall);
+        let made = |at, transaction, is_prepared, entry| Raw {
             at,
             wall,
+            order: latest,
             transaction,
+            is_prepared,
             entry,
         };
-        let of_transaction = |at, operations: Vec<Document>| -> Vec<Raw> {
+        let of_transaction = |at, is_prepared, operations: Vec<Document>| -> Vec<Raw> {
             let operations = operations.into_iter();
             operations
-                .map(|entry| made(at, Some(transaction.clone()), entry))
+                .map(|entry| made(at, Some(transaction.clone()), is_prepared, entry))
                 .collect()
         };
         let command = entry.get_document("o").unwrap();
         match entry.get_str("op").unwrap() {
-            "i" | "u" | "d" => all.push(made(at, None, entry)),
+            "i" | "u" | "d" => all.push(made(at, None, false, entry)),
             "c" if command.contains_key("applyOps") => {
                 let operations = command.get_array("applyOps").unwrap().iter();
                 let operations = operations.map(|operation| operation.as_document().unwrap().clone());
@@ -104,13 +138,13 @@ fn of_one_shard(entries: Vec<Document>) -> Vec<Raw> {
                 pending.extend(operations);
                 if !is_part {
                     let operations = std::mem::take(pending);
-                    all.extend(of_transaction(at, operations));
+                    all.extend(of_transaction(at, false, operations));
                 }
             }
             "c" if command.contains_key("commitTransaction") => {
                 let at = command.get_timestamp("commitTimestamp").unwrap();
                 let operations = prepared.remove(&transaction).unwrap_or_default();
-                all.extend(of_transaction(at, operations));
+                all.extend(of_transaction(at, true, operations));
             }
             "c" if command.contains_key("abortTransaction") => {
                 prepared.remove(&transaction);
@@ -163,9 +197,10 @@ impl Replay {
             after,
         };
         match self.moments.last_mut() {
-            Some(moment) if moment.at == raw.at => moment.changes.push(change),
+            Some(moment) if moment.at == raw.at && moment.wall == raw.order => moment.changes.push(change),
             _ => self.moments.push(Moment {
                 at: raw.at,
+                wall: raw.order,
                 changes: vec![change],
             }),
         }
@@ -239,6 +274,48 @@ mod tests {
         assert_eq!(raw.iter().map(|raw| raw.at.time).collect::<Vec<_>>(), [2, 3]);
         let abort = entry(3, "c", doc! { "abortTransaction": 1 });
         assert!(of_one_shard(vec![prepare, abort]).is_empty());
+    }
+
+    fn at_wall(mut entry: Document, wall: Millis) -> Document {
+        entry.insert("wall", bson::DateTime::from_millis(wall));
+        entry
+    }
+
+    /// The numbers of the documents that were inserted, in the order found.
+    fn in_order(shards: [Vec<Document>; 2]) -> Vec<i32> {
+        let mut raw: Vec<Raw> = shards.into_iter().flat_map(of_one_shard).collect();
+        in_one_order(&mut raw);
+        let id = |raw: &Raw| raw.entry.get_document("o").unwrap().get_i32("_id").unwrap();
+        raw.iter().map(id).collect()
+    }
+
+    #[test]
+    fn between_two_shards_a_leap_of_one_clock_decides_nothing() {
+        let insert = |time, wall, id| at_wall(entry(time, "i", doc! { "_id": id }), wall);
+        let ahead = vec![insert(3_600, 10, 1), insert(3_601, 30, 3)];
+        let behind = vec![insert(2, 20, 2), insert(3, 40, 4)];
+        assert_eq!(in_order([ahead, behind]), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_shard_keeps_its_own_order_whatever_its_clock_read() {
+        let insert = |time, wall, id| at_wall(entry(time, "i", doc! { "_id": id }), wall);
+        let own = vec![insert(1, 20, 1), insert(2, 10, 2)];
+        assert_eq!(in_order([own, vec![insert(9, 15, 0)]]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_transaction_over_two_shards_happens_when_the_first_one_has_its_commit() {
+        let part = |id: i32, wall| {
+            let insert = doc! { "op": "i", "ns": "d.c", "o": { "_id": id } };
+            let prepare = entry(1, "c", doc! { "applyOps": [insert], "prepare": true });
+            let committed_at = Timestamp { time: 2, increment: 0 };
+            let commit = entry(3, "c", doc! { "commitTransaction": 1, "commitTimestamp": committed_at });
+            vec![at_wall(prepare, 5), at_wall(commit, wall)]
+        };
+        let mut first = part(1, 10);
+        first.push(at_wall(entry(4, "i", doc! { "_id": 3 }), 15));
+        assert_eq!(in_order([first, part(2, 20)]), [1, 2, 3]);
     }
 
     #[test]

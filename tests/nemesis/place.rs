@@ -1,13 +1,18 @@
 //! A Keyward between two forwarders: clients find it at one address, however often it is killed and started again, and its
 //! connections can be cut and held back on both sides.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use testbed::Cluster;
 
 use crate::forwarder::Forwarder;
-use crate::support::Keyward;
+use crate::rollout::remove_phones;
+use crate::support::{Keyward, metrics_at};
 
 /// Keyward's exit code where the deployment doesn't do as it is asked.
 const DEPLOYMENT_REFUSES: i32 = 69;
+/// And where two documents hold one key of a constraint that is new to it.
+const DUPLICATES: i32 = 65;
 
 pub struct Place {
     /// Between the clients and Keyward.
@@ -15,20 +20,28 @@ pub struct Place {
     /// Between Keyward and the router.
     pub back: Forwarder,
     lease: String,
-    constraints: String,
+    /// What the next start is to enforce.
+    constraints: Mutex<String>,
+    /// One start at a time: the last one has the latest constraints.
+    starting: Mutex<()>,
+    cluster: Arc<Cluster>,
+    database: String,
     keyward: Mutex<Option<Keyward>>,
 }
 
 impl Place {
-    /// Starts a Keyward with these settings in front of `router`.
-    pub fn start(router: String, lease: &str, constraints: &str) -> Place {
+    /// Starts a Keyward with these settings in front of `router`, a router of `cluster`.
+    pub fn start(router: String, lease: &str, constraints: &str, cluster: &Arc<Cluster>, database: &str) -> Place {
         let back = Forwarder::start(router);
         let place = Place {
             // Nobody listens on port 1: until Keyward runs, clients are turned away.
             front: Forwarder::start("127.0.0.1:1".to_owned()),
             back,
             lease: lease.to_owned(),
-            constraints: constraints.to_owned(),
+            constraints: Mutex::new(constraints.to_owned()),
+            starting: Mutex::default(),
+            cluster: cluster.clone(),
+            database: database.to_owned(),
             keyward: Mutex::new(None),
         };
         place.restart();
@@ -40,21 +53,42 @@ impl Place {
         &self.front.address
     }
 
+    /// Has it enforce these constraints from its next start on.
+    pub fn configure(&self, constraints: String) {
+        *self.constraints.lock().unwrap() = constraints;
+    }
+
     /// Starts a new Keyward in the place of one that was killed.
     pub fn restart(&self) {
+        let _starting = self.starting.lock().unwrap();
         let upstream = format!("mongodb://{}/?heartbeatFrequencyMS=500", self.back.address);
         let keyward = loop {
-            match Keyward::try_start(&upstream, &self.lease, &self.constraints) {
+            let constraints = self.constraints.lock().unwrap().clone();
+            match Keyward::try_start(&upstream, &self.lease, &constraints) {
                 Ok(keyward) => break keyward,
                 // A shard is away: whoever runs it starts it again.
                 Err(refused) if refused.exit == Some(DEPLOYMENT_REFUSES) => {
                     println!("Keyward has ended, started again")
+                }
+                // Of two writes of one number the later one came when nobody kept it out any more.
+                Err(refused) if refused.exit == Some(DUPLICATES) => {
+                    println!("Keyward has found a number twice: {}", refused.errors);
+                    remove_phones(&self.cluster, &self.database);
                 }
                 Err(refused) => panic!("Keyward doesn't start: {}", refused.errors),
             }
         };
         self.front.retarget(keyward.address.clone());
         *self.keyward() = Some(keyward);
+    }
+
+    /// Whether it says that it enforces the constraint of this name.
+    pub fn is_enforced(&self, name: &str) -> bool {
+        let admin = self.keyward().as_ref().map(|keyward| keyward.admin.clone());
+        let metrics = admin.and_then(|admin| metrics_at(&admin).ok()).unwrap_or_default();
+        let is_it =
+            |line: &str| line.starts_with("keyward_constraint_ready{") && line.contains(name) && line.ends_with(" 1");
+        metrics.lines().any(is_it)
     }
 
     pub fn kill(&self) {

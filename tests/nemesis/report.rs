@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::checker::{COLLECTION, Evidence, Violation};
 use crate::client::is_of_a_crowd;
+use crate::faults::Faults;
 use crate::history::Outcome;
-use crate::nemesis::Faults;
 
 /// So many violations are shown in full.
 const SHOWN: usize = 20;
@@ -79,16 +79,15 @@ pub fn dump(mode: &str, seed: u64, evidence: &Evidence) -> std::path::PathBuf {
         .operations
         .iter()
         .map(|operation| (operation.began, format!("{operation:?}")));
-    let moments = evidence.moments.iter().map(|moment| {
-        let wall = moment
-            .changes
-            .iter()
-            .map(|change| change.wall)
-            .min()
-            .unwrap_or_default();
-        (wall, format!("{moment:?}"))
-    });
-    let mut lines: Vec<_> = operations.chain(moments).collect();
+    let moments = evidence
+        .moments
+        .iter()
+        .map(|moment| (moment.wall, format!("{moment:?}")));
+    let windows = evidence
+        .windows
+        .iter()
+        .map(|window| (window.from, format!("{window:?}")));
+    let mut lines: Vec<_> = operations.chain(moments).chain(windows).collect();
     lines.sort();
     let text: String = lines.iter().map(|(time, line)| format!("{time} {line}\n")).collect();
     let path = std::env::temp_dir().join(format!("nemesis-{mode}-{seed}.log"));

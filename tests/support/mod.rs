@@ -107,15 +107,7 @@ impl Keyward {
 
     /// Its metrics, as Prometheus reads them.
     pub fn metrics(&self) -> String {
-        let mut socket = std::net::TcpStream::connect(&self.admin).unwrap();
-        write!(
-            socket,
-            "GET /metrics HTTP/1.1\r\nhost: keyward\r\nconnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        std::io::Read::read_to_string(&mut socket, &mut answer).unwrap();
-        answer
+        metrics_at(&self.admin).unwrap()
     }
 
     /// Kills it as `kill -9` does.
@@ -156,6 +148,19 @@ impl Drop for Keyward {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The metrics of the Keyward with this admin address; an error if it doesn't answer.
+pub fn metrics_at(admin: &str) -> std::io::Result<String> {
+    let mut socket = std::net::TcpStream::connect(admin)?;
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+    write!(
+        socket,
+        "GET /metrics HTTP/1.1\r\nhost: keyward\r\nconnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut socket, &mut answer)?;
+    Ok(answer)
 }
 
 /// Runs a command and gives its reply, also where the server says `ok: 0`.

@@ -11,7 +11,7 @@ use bson::Document;
 
 use crate::Error;
 use crate::command;
-use crate::process::{Process, Workspace};
+use crate::process::{Port, Process, Workspace};
 use crate::replica_set::{ReplicaSet, direct_client};
 
 pub use builder::ClusterBuilder;
@@ -61,6 +61,16 @@ impl Cluster {
     /// `127.0.0.1:port` of the router.
     pub fn router_address(&self) -> String {
         self.mongos.address()
+    }
+
+    /// Starts another router, which ends when it is dropped.
+    ///
+    /// # Errors
+    /// [`Error`] if it doesn't start.
+    pub fn start_router(&self) -> Result<Mongos, Error> {
+        let port = Port::lease()?;
+        let folder = self.workspace.path().join(format!("router-{}", port.number()));
+        Mongos::start(port, &self.config_server, &folder)
     }
 
     /// The URI with which a driver reaches the router.

@@ -1,9 +1,6 @@
-//! The faults: one thread for each Keyward and one for the cluster, each of which does harm, undoes it, rests, and goes on
-//! until it is told that it is enough.
+//! What is done to shards and chunks: members killed and stopped, primaries that step down, chunks that move.
 
-use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bson::{Bson, Document, doc};
@@ -14,110 +11,16 @@ use testbed::{Cluster, ReplicaSet};
 
 use crate::checker::COLLECTION;
 use crate::client::REGIONS;
-use crate::forwarder::insert_into;
+use crate::faults::{Faults, Pace};
 use crate::keys::FIELDS;
-use crate::place::Place;
 
-/// How often each fault happened.
-#[derive(Default)]
-pub struct Faults(Mutex<BTreeMap<String, usize>>);
-
-impl Faults {
-    fn count(&self, name: String) {
-        *self.0.lock().unwrap().entry(name).or_default() += 1;
-    }
-
-    pub fn all(&self) -> BTreeMap<String, usize> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-/// When to go on with the next fault, and when to stop.
-pub struct Pace {
-    pub is_over: Receiver<()>,
-    pub random: StdRng,
-    pub rest_ms: std::ops::Range<u64>,
-}
-
-impl Pace {
-    /// Rests for a while; false if it is over.
-    fn goes_on(&mut self) -> bool {
-        let rest = Duration::from_millis(self.random.random_range(self.rest_ms.clone()));
-        self.is_over.recv_timeout(rest) == Err(RecvTimeoutError::Timeout)
-    }
-}
-
-/// What is done to one Keyward and its connections; all of it undone when this ends.
-pub struct Tormentor {
-    pub mode: &'static str,
-    pub place: Arc<Place>,
-    /// How long it may be stopped, or a message be held back.
-    pub pause: Duration,
-    pub faults: Arc<Faults>,
-}
-
-impl Tormentor {
-    pub fn run(&self, mut pace: Pace) {
-        while pace.goes_on() {
-            if let Some(name) = self.strike(&mut pace) {
-                self.faults.count(format!("{}: {name}", self.mode));
-            }
-        }
-    }
-
-    fn strike(&self, pace: &mut Pace) -> Option<&'static str> {
-        let within = Duration::from_secs(2);
-        let torn = |is_torn: std::sync::mpsc::Receiver<()>, name| is_torn.recv_timeout(within).is_ok().then_some(name);
-        let (front, back) = (&self.place.front, &self.place.back);
-        match pace.random.random_range(0..10) {
-            0..2 => {
-                self.place.kill();
-                pace.goes_on();
-                self.place.restart();
-                Some("Keyward killed")
-            }
-            2..4 => {
-                self.place.freeze();
-                std::thread::sleep(self.pause);
-                self.place.wake();
-                Some("Keyward stopped")
-            }
-            4..6 => {
-                let held = back.hold(&some_command(&mut pace.random));
-                held.arrives_within(within).then(|| {
-                    std::thread::sleep(self.pause);
-                    "a command held back"
-                })
-            }
-            6 => torn(front.tear_request(), "a client's request cut in the middle"),
-            7 => torn(front.tear_reply(), "a reply to a client cut in the middle"),
-            8 => torn(back.tear_request(), "a command of Keyward's cut in the middle"),
-            _ => torn(back.tear_reply(), "a reply to Keyward cut in the middle"),
-        }
-    }
-}
-
-/// Bytes that only a certain step of a write has.
-fn some_command(random: &mut StdRng) -> Vec<u8> {
-    let steps = [
-        insert_into(COLLECTION),
-        b"\x02update\0".to_vec(),
-        b"\x02delete\0".to_vec(),
-        b"\x02findAndModify\0".to_vec(),
-        b"\x02find\0".to_vec(),
-        b"\x02aggregate\0".to_vec(),
-        b"keyward.accounts".to_vec(),
-        b"keyward.results".to_vec(),
-        b"startTransaction\0".to_vec(),
-        b"commitTransaction\0".to_vec(),
-    ];
-    steps.choose(random).unwrap().clone()
-}
-
-/// What is done to shards, chunks and the router.
 pub struct Saboteur {
     pub cluster: Arc<Cluster>,
     pub databases: Vec<String>,
+    /// How long a primary may be stopped: all modes have to do with it, so no longer than the least of them takes.
+    pub primary_pause: Duration,
+    /// How long another member may be stopped, without which there still is a majority.
+    pub secondary_pause: Duration,
     pub faults: Arc<Faults>,
 }
 
@@ -166,7 +69,7 @@ impl Saboteur {
 
     fn strike(&self, pace: &mut Pace) -> &'static str {
         let shard = self.cluster.shards().choose(&mut pace.random).unwrap();
-        match pace.random.random_range(0..8) {
+        match pace.random.random_range(0..10) {
             0..2 => match shard.step_down() {
                 Ok(_) => "primary stepped down",
                 Err(error) => failed("step-down", &error),
@@ -197,11 +100,23 @@ impl Saboteur {
                 Ok(()) => "chunk of reservations moved",
                 Err(error) => failed("move of reservations", &error),
             },
+            7 => {
+                let primary = shard.primary().map_or(0, |primary| index_of(shard, primary.name()));
+                match stop(&shard.members()[primary], self.primary_pause) {
+                    Ok(()) => "primary stopped",
+                    Err(error) => failed("stop of a primary", &error.into()),
+                }
+            }
             _ => {
-                self.cluster.mongos().kill().unwrap();
-                pace.goes_on();
-                self.cluster.mongos().restart().unwrap();
-                "router killed"
+                let is_secondary = |member: &&Process| shard.primary().is_none_or(|it| it.name() != member.name());
+                let secondaries: Vec<&Process> = shard.members().iter().filter(is_secondary).collect();
+                match secondaries.choose(&mut pace.random) {
+                    Some(secondary) => match stop(secondary, self.secondary_pause) {
+                        Ok(()) => "secondary stopped",
+                        Err(error) => failed("stop of a secondary", &error.into()),
+                    },
+                    None => "no secondary to stop",
+                }
             }
         }
     }
@@ -230,6 +145,12 @@ impl Saboteur {
         self.cluster
             .move_chunk(&namespace, chunk.get_document("min").unwrap().clone(), shard.name())
     }
+}
+
+fn stop(member: &Process, pause: Duration) -> Result<(), ProcessError> {
+    member.stop()?;
+    std::thread::sleep(pause);
+    member.resume()
 }
 
 fn failed(what: &'static str, error: &testbed::Error) -> &'static str {

@@ -1,6 +1,7 @@
 //! What others do to a document while a plain statement about it is under way.
 
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use bson::{Binary, Document, doc, spec::BinarySubtype};
 use testbed::Cluster;
@@ -59,11 +60,16 @@ struct Changing {
 
 /// Sends it through a Keyward of its own until a request with `bytes` is held back; the other Keyward is free.
 fn changing(database: &'static str, bytes: &[u8]) -> Changing {
+    changing_under("60s", database, bytes)
+}
+
+/// The same with this lease.
+fn changing_under(lease: &str, database: &'static str, bytes: &[u8]) -> Changing {
     let cluster = users(database);
     let constraints = EMAIL.replace("DB", database);
     let forwarder = Forwarder::start(cluster.router_address());
-    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), "60s", &constraints);
-    let second = keyward(cluster, database, "60s", &[EMAIL]);
+    let first = Keyward::start_with_lease(&format!("mongodb://{}/", forwarder.address), lease, &constraints);
+    let second = keyward(cluster, database, lease, &[EMAIL]);
     let there = doc! { "_id": 2, "region": "a", "email": "a@x" };
     send(&second.address, database, insert(vec![there], true)).unwrap();
     let held = forwarder.hold(bytes);
@@ -129,6 +135,35 @@ async fn a_key_that_was_changed_since_the_look_is_not_left_reserved() {
     let freed = ["a@x", "c@x"].map(|email| doc! { "region": "z", "email": email });
     let reply = send(&address, database, insert(freed.to_vec(), true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
+}
+
+/// Between a statement's look at its document and its write the document is deleted and inserted anew, as it was. The statement
+/// changes the new one, and knows the old one's reservation only: nobody can tell the new reservation from that of a later write
+/// which is on its way. It stays until its lease is over; then whoever wants the key, or the sweeper, settles it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_old_key_of_a_document_that_was_put_back_is_free_after_its_lease() {
+    let database = "put_back";
+    let changing = changing_under("4s", database, b"updates\0");
+    let address = changing.second.address.clone();
+    let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 2, "region": "a" }, "limit": 1 }] };
+    let put_back = insert(vec![doc! { "_id": 2, "region": "a", "email": "a@x" }], true);
+    for command in [delete, put_back] {
+        let reply = send(&address, database, command).unwrap();
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    }
+    let (reply, second) = changing.go_on();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    // What it holds now is protected all the while.
+    let again = insert(vec![doc! { "_id": 3, "region": "z", "email": "b@x" }], true);
+    let reply = send(&second.address, database, again).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+    // Whoever wants the old key waits for the lease at most.
+    let freed = insert(vec![doc! { "_id": 4, "region": "z", "email": "a@x" }], true);
+    let asked = Instant::now();
+    let reply = send(&second.address, database, freed).unwrap();
+    println!("the old key was had after {:?}", asked.elapsed());
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(Cluster::shared(), database, "email").await;
 }
 
 /// A delete whose driver has sent it again, to another Keyward, comes to look at the reservation only when the document is

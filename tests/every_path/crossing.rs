@@ -1,6 +1,6 @@
 //! Many clients at once, through two Keywards, that rename, swap, replace, delete and insert again, all among the same few
-//! documents, addresses and tags. At no moment two documents hold the same one; once it is quiet, what is reserved is what
-//! is held.
+//! documents, addresses and tags. At no moment two documents hold the same one; once it is quiet, what is held is reserved, and
+//! after a sweep nothing else is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::Keyward;
-use crate::{ALONE, EMAIL, STRICT, held_and_reserved, users, values};
+use crate::{ALONE, EMAIL, STRICT, held_and_reserved, settles, users, values};
 
 const CLIENTS: u64 = 12;
 const WRITES_EACH: usize = 60;
@@ -21,6 +21,9 @@ const VALUES: i32 = 6;
 /// Each document holds up to two of them.
 const TAGS: i32 = 12;
 const TAGGED: &str = "  - { collection: DB.users, key: { tags: 1 }, sparse: true }\n";
+
+/// So many reservations may be left of documents that were put back.
+const PUT_BACK_MAX: usize = 2;
 
 /// What came of a client's writes.
 #[derive(Debug, Default)]
@@ -257,8 +260,26 @@ async fn cross(database: &str, constraint: &str) {
         all.duplicates * 20 > all.applied && looks > 10,
         "{all:?}, {looks} looks"
     );
+    let mut left = 0;
     for field in ["email", "tags"] {
         let [held, reserved] = held_and_reserved(cluster.shards(), database, field).await;
-        assert_eq!(held, reserved, "{field}");
+        assert!(
+            held.is_subset(&reserved),
+            "{field} unprotected: {held:?} of {reserved:?}"
+        );
+        let only_reserved: Vec<&String> = reserved.difference(&held).collect();
+        if !only_reserved.is_empty() {
+            println!("{field} reserved and not held: {only_reserved:?}");
+        }
+        left += only_reserved.len();
+    }
+    // A document that is deleted and put back, as it was, under a statement about it leaves a reservation that only time tells from
+    // that of a write on its way. That takes a moment of bad luck: more of them have another cause.
+    assert!(left <= PUT_BACK_MAX, "{left} reservations that nobody holds");
+    if left > 0 {
+        drop(keywards);
+        for field in ["email", "tags"] {
+            settles(&cluster.uri(), cluster.shards(), database, &constraints, field).await;
+        }
     }
 }

@@ -167,7 +167,7 @@ async fn kill_everywhere(database: &'static str, strategy: &'static str, deploym
         .update_many(doc! {}, doc! { "$unset": { "sweep": 1 } })
         .await
         .unwrap();
-    settles(&trials.deployment.uri, shards, database, &trials.constraints).await;
+    settles(&trials.deployment.uri, shards, database, &trials.constraints, "email").await;
     trials.compare_steps();
 }
 

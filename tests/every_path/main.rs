@@ -52,11 +52,11 @@ async fn held_and_reserved(shards: &[ReplicaSet], database: &str, field: &str) -
 }
 
 /// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.
-async fn settles(uri: &str, shards: &[ReplicaSet], database: &str, constraints: &str) {
+async fn settles(uri: &str, shards: &[ReplicaSet], database: &str, constraints: &str, field: &str) {
     let _sweeping = support::Keyward::start_sweeping(uri, constraints);
     let started = Instant::now();
     loop {
-        let [held, reserved] = held_and_reserved(shards, database, "email").await;
+        let [held, reserved] = held_and_reserved(shards, database, field).await;
         assert!(
             held.is_subset(&reserved),
             "unprotected: {:?}",

@@ -50,6 +50,17 @@ pub fn of_side(mode: &str, evidence: &Evidence, violations: &[Violation]) -> Str
     }
     writeln!(text, "{mode}: {}", together(evidence)).unwrap();
     writeln!(text, "{mode}: {} violations", violations.len()).unwrap();
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for violation in violations {
+        let name = format!("{violation:?}")
+            .chars()
+            .take_while(char::is_ascii_alphanumeric)
+            .collect();
+        *kinds.entry(name).or_default() += 1;
+    }
+    for (name, count) in kinds {
+        writeln!(text, "  {count:7} {name}").unwrap();
+    }
     for violation in violations.iter().take(SHOWN) {
         writeln!(text, "  {violation}").unwrap();
     }

@@ -18,7 +18,7 @@ pub mod router;
 mod deadline;
 mod error;
 
-pub use cluster::{Cluster, ClusterBuilder};
+pub use cluster::{Cluster, ClusterBuilder, StandIn};
 pub use error::Error;
 pub use fetch::{NodeProject, node_project, python, python_with};
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

@@ -78,6 +78,15 @@ impl Cluster {
         format!("mongodb://{}/", self.router_address())
     }
 
+    /// Starts a further router for this cluster: the testbed's own, whatever the first one is.
+    ///
+    /// # Errors
+    /// If it can't listen.
+    pub fn another_router(&self) -> Result<StandIn, Error> {
+        let config_server = self.config_server.members().first().map(Process::address);
+        StandIn::start(Port::lease()?, config_server.unwrap_or_default())
+    }
+
     /// The config server.
     pub fn config_server(&self) -> &ReplicaSet {
         &self.config_server

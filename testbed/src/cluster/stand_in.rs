@@ -38,8 +38,17 @@ impl StandIn {
         Ok(stand_in)
     }
 
-    pub(super) fn address(&self) -> String {
+    /// Where it listens: `127.0.0.1:port`.
+    pub fn address(&self) -> String {
         self.port.address()
+    }
+
+    /// From now on, whether no `abortTransaction` of its reaches a shard.
+    pub fn lose_aborts(&self, are_lost: bool) {
+        match &*self.life() {
+            Life::Running(router) | Life::Frozen(router, _) => router.lose_aborts(are_lost),
+            Life::Ended => {}
+        }
     }
 
     pub(super) fn stop(&self) -> Result<(), Error> {

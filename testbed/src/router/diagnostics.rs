@@ -32,9 +32,10 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "isdbgrid" => doc! { "isdbgrid": 1, "hostname": operation.router.address.to_string() },
         "getDefaultRWConcern" | "setDefaultRWConcern" => return from_config_as_it_came(operation).await,
         "startSession" => start_session(),
-        "endSessions" | "killSessions" => return end_sessions(operation).await,
+        "endSessions" => return end_sessions(operation).await,
         "refreshSessions" | "logout" => doc! {},
-        "killAllSessions" | "killAllSessionsByPattern" => return everywhere(operation).await,
+        // Each shard aborts what is open of them and not prepared, and a shard that doesn't answer is an error.
+        "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => return everywhere(operation).await,
         "currentOp" | "killOp" => {
             return refuse(
                 code::COMMAND_NOT_SUPPORTED,

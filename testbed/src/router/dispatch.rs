@@ -16,7 +16,7 @@ use super::read;
 use super::reply::timestamp_value;
 use super::routing::Link;
 use super::transaction::{Phase, Session, Transaction};
-use super::transaction_end::{self, abort_participants, aborted, append_recovery_token, recovery_shard};
+use super::transaction_end::{self, abort_participants, append_recovery_token, recovery_shard};
 use super::write::{self, Kind};
 
 /// What is known of a client's connection.
@@ -97,12 +97,7 @@ fn begin(operation: &Operation) -> Result<(), Failure> {
             snapshot.then(|| read_time(operation)),
         )
     });
-    session.begin_or_continue(start, number)?;
-    let phase = session.transaction().as_ref().map(|transaction| transaction.phase);
-    match phase {
-        Some(Phase::Aborted) => refuse(code::NO_SUCH_TRANSACTION, aborted(number)),
-        _ => Ok(()),
-    }
+    session.begin_or_continue(start, number)
 }
 
 /// The one time at which a snapshot is read on every shard: what the client asks for, or the latest known.
@@ -155,7 +150,7 @@ async fn finish(operation: &Operation, outcome: Result<Vec<u8>, Failure>) -> Vec
         match ends_transaction(&body) {
             // Behind a commit that a coordinator may have by now, a router doesn't abort of its own accord.
             true if is_committing(session) => {}
-            true => abort_participants(operation, session).await,
+            true => drop(abort_participants(operation, session).await),
             false => append_recovery_token(&mut reply, recovery_shard(session).as_deref()),
         }
     }

@@ -36,7 +36,7 @@ mod write;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicI64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use bson::oid::ObjectId;
@@ -59,6 +59,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 pub struct Router {
     address: SocketAddr,
     runtime: Runtime,
+    shared: Arc<Shared>,
 }
 
 impl Router {
@@ -80,13 +81,23 @@ impl Router {
             let _context = runtime.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        runtime.spawn(session::accept(listener, shared));
-        Ok(Router { address, runtime })
+        runtime.spawn(session::accept(listener, Arc::clone(&shared)));
+        Ok(Router {
+            address,
+            runtime,
+            shared,
+        })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// From now on, whether no `abortTransaction` of its reaches a shard, as if the network had lost it. A router ignores the
+    /// answers, so nothing else shows.
+    pub fn lose_aborts(&self, are_lost: bool) {
+        self.shared.loses_aborts.store(are_lost, Ordering::SeqCst);
     }
 
     /// Keeps it from reading and answering anything until the result is dropped; its connections stay open.
@@ -115,6 +126,8 @@ struct Shared {
     cursors: Cursors,
     last_connection: AtomicI64,
     last_message: AtomicI32,
+    /// No `abortTransaction` reaches a shard.
+    loses_aborts: AtomicBool,
 }
 
 impl Shared {
@@ -130,6 +143,7 @@ impl Shared {
             cursors: Cursors::default(),
             last_connection: AtomicI64::new(0),
             last_message: AtomicI32::new(0),
+            loses_aborts: AtomicBool::new(false),
         }
     }
 

@@ -24,8 +24,6 @@ pub enum Phase {
     Running,
     /// A commit has been sent at least once.
     Committing,
-    /// It has been aborted.
-    Aborted,
 }
 
 /// A shard that takes part.
@@ -183,7 +181,7 @@ impl Session {
         let mut current = self.transaction();
         let known = current.as_ref().map(|transaction| transaction.number);
         match (start, known == Some(number)) {
-            (Some(_), true) if current.as_ref().is_some_and(|known| known.phase != Phase::Aborted) => refuse(
+            (Some(_), true) => refuse(
                 code::CONFLICTING_OPERATION_IN_PROGRESS,
                 format!("txnNumber {number} for session already started"),
             ),

@@ -1,8 +1,13 @@
 //! Ends transactions: commit as the number of writing shards demands, abort everywhere.
 //!
+//! As a `mongos`, the router doesn't remember that a transaction was aborted. After an error it sends aborts and ignores the
+//! answers; what comes afterwards goes to the participants, and only they know that the transaction is over.
+//!
 //! - No shard wrote: commit on each. One wrote: commit on the others, then on it. Several: two-phase commit by the
 //!   coordinator, which is MongoDB's own.
 //! - A crash before the writing shard's commit leaves nothing; a coordinator's decision is carried on by the shards.
+
+use std::sync::atomic::Ordering;
 
 use bson::spec::ElementType;
 
@@ -31,9 +36,6 @@ pub async fn commit(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let Some(transaction) = transaction else {
         return recover(operation).await;
     };
-    if transaction.phase == Phase::Aborted {
-        return refuse(code::NO_SUCH_TRANSACTION, aborted(number));
-    }
     if let Some(transaction) = session.transaction().as_mut() {
         transaction.phase = Phase::Committing;
     }
@@ -118,14 +120,14 @@ pub async fn abort(operation: &Operation) -> Result<Vec<u8>, Failure> {
     let known = session.transaction().clone().filter(|known| known.number == number);
     match known {
         // Behind a commit, too, as a router does: it may undo on one shard what is about to take effect on all.
-        Some(known) if known.phase != Phase::Aborted && !known.participants.is_empty() => {
-            abort_participants(operation, session).await;
-            Ok(with_recovery_token(
-                Reply::new(reply::ok().into()),
-                known.recovery_shard.as_deref(),
-            ))
+        Some(known) if !known.participants.is_empty() => {
+            let mut last = Reply::new(reply::ok().into());
+            for answer in abort_participants(operation, session).await {
+                last = answer?.success()?;
+            }
+            Ok(with_recovery_token(last, known.recovery_shard.as_deref()))
         }
-        Some(known) if known.participants.is_empty() => refuse(
+        Some(_) => refuse(
             code::NO_SUCH_TRANSACTION,
             "no known command has been sent by this router for this transaction",
         ),
@@ -133,23 +135,24 @@ pub async fn abort(operation: &Operation) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// Tells every participant to abort; what can't be reached ends by its own time limit.
-pub async fn abort_participants(operation: &Operation, session: &Session) {
-    let shards: Vec<_> = match session.transaction().as_mut() {
-        Some(transaction) => {
-            transaction.phase = Phase::Aborted;
-            transaction
-                .participants
-                .iter()
-                .map(|participant| participant.shard.clone())
-                .collect()
-        }
-        None => return,
+/// Tells every participant to abort; what can't be reached ends by its own time limit. Gives the answers, which a router
+/// looks at only where a client asked for the abort.
+pub async fn abort_participants(operation: &Operation, session: &Session) -> Vec<Result<Reply, Failure>> {
+    if operation.router.loses_aborts.load(Ordering::SeqCst) {
+        return Vec::new();
+    }
+    let shards: Vec<_> = match session.transaction().as_ref() {
+        Some(transaction) => transaction
+            .participants
+            .iter()
+            .map(|participant| participant.shard.clone())
+            .collect(),
+        None => return Vec::new(),
     };
     let aborts = shards
         .iter()
         .map(|shard| call_end(operation, shard, end_command(operation, "abortTransaction", shard)));
-    futures_util::future::join_all(aborts).await;
+    futures_util::future::join_all(aborts).await
 }
 
 /// `name`, with the session's fields and the write concern that every end of a transaction carries.

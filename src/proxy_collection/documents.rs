@@ -5,7 +5,7 @@ use bson::{RawBson, RawDocumentBuf, cstr};
 use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
-use super::find::documents_of;
+use super::find::{as_a_write_sees, documents_of};
 use super::late::within;
 use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
@@ -76,7 +76,11 @@ impl AllDocuments<'_> {
         };
         command.append(cstr!("projection"), self.proxy.projection(self.shard_key)?);
         let size = u32::try_from(self.size).unwrap_or(u32::MAX);
-        let cursor = self.proxy.database.run_raw_cursor_command(command).batch_size(size);
+        let cursor = self
+            .proxy
+            .database
+            .run_raw_cursor_command(as_a_write_sees(command))
+            .batch_size(size);
         within(self.proxy.limit, cursor.batch()).await.map(Some)
     }
 

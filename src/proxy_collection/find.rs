@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
+use bson::{RawDocumentBuf, cstr, rawdoc};
 use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatch;
 use mongodb::{ClientSession, Database};
@@ -46,7 +46,11 @@ impl Finder {
     /// Runs `find` (a whole `find` command) and reads its cursor to the end.
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
         let mut session = self.sessions.take().await?;
-        let found = within(self.limit, find_within(&mut session, &self.database, command)).await?;
+        let found = within(
+            self.limit,
+            find_within(&mut session, &self.database, as_a_write_sees(command)),
+        )
+        .await?;
         self.sessions.keep(session);
         self.times
             .lock()
@@ -59,6 +63,16 @@ impl Finder {
     pub(super) fn times(&self) -> Times {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// The read that sees what a write on the primary sees, unless it asks for something else. Without it the cluster's default
+/// applies: `available` reads what a chunk that was moved has left behind, `majority` misses the latest. Not for a transaction's
+/// commands, whose beginning says it for all of them.
+pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
+    if !matches!(command.get("readConcern"), Ok(Some(_))) {
+        command.append(cstr!("readConcern"), rawdoc! { "level": "local" });
+    }
+    command
 }
 
 /// As [`Finder::find`], in a session's transaction, if it has one.

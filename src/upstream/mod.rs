@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mongodb::Client;
 use mongodb::event::EventHandler;
-use mongodb::options::{ClientOptions, ServerAddress, Tls, WriteConcern};
+use mongodb::options::{ClientOptions, ReadConcern, ServerAddress, Tls, WriteConcern};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -79,9 +79,10 @@ impl Upstream {
             return Err(SetupError::LoadBalanced);
         }
         options.app_name.get_or_insert_with(|| "keyward".into());
-        // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it.
+        // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it; nor is
+        // what the cluster's default read concern shows (`available`: documents that a moved chunk has left behind).
         options.selection_criteria = None;
-        options.read_concern = None;
+        options.read_concern = Some(ReadConcern::local());
         // Nor may what it writes be rolled back, but where a command says its own concern; no time limit of the URI's ends the
         // wait for that.
         options.write_concern = Some(WriteConcern::majority());
@@ -192,7 +193,8 @@ mod tests {
         let upstream = Upstream::new(uri).await.unwrap();
         let client = upstream.client();
         assert_eq!(client.write_concern(), Some(&WriteConcern::majority()));
-        assert_eq!((client.selection_criteria(), client.read_concern()), (None, None));
+        let reads = (client.selection_criteria(), client.read_concern());
+        assert_eq!(reads, (None, Some(&ReadConcern::local())));
     }
 
     #[tokio::test]

@@ -239,6 +239,12 @@ async fn enforce(
             );
             sleep_until(end).await;
         }
+        // Where one may be open for longer, it isn't committed any more; a commit that has passed by now has its answer.
+        let past = service.writes.refuse_older_transactions();
+        timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
+        if let Some(end) = service.writes.lost_end() {
+            sleep_until(end).await;
+        }
         // Who has begun before now may have missed what was under way here.
         suspend(service, added).await?;
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));

@@ -48,6 +48,12 @@ impl Builder {
         }
     }
 
+    /// Whether the first element is called `name`, as a command's is by what it does.
+    pub fn is_first(&self, name: &str) -> bool {
+        let first = self.bytes.get(5..).unwrap_or_default();
+        first.starts_with(name.as_bytes()) && first.get(name.len()) == Some(&0)
+    }
+
     /// Appends an element whose value is already encoded.
     pub fn append(&mut self, kind: ElementType, name: &[u8], value: &[u8]) -> &mut Self {
         self.name(kind, name, value.len());

@@ -70,6 +70,15 @@ pub enum Refusal {
     /// A commit of the client's transaction has passed already.
     #[error("the commit of this transaction has passed through Keyward; nothing can be written in it any more")]
     Committed,
+    /// The client's transaction is not to be committed; nothing of it takes effect.
+    #[error("Transaction with {{ txnNumber: {number} }} has been aborted.")]
+    NoSuchTransaction {
+        /// `txnNumber`.
+        number: i64,
+    },
+    /// As the server says it of a statement of a transaction.
+    #[error("writeConcern is not allowed within a multi-statement transaction")]
+    WriteConcernInTransaction,
     /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
     #[error(
         "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
@@ -114,6 +123,8 @@ impl Refusal {
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
             Refusal::TooLarge { .. } => (10334, "BSONObjectTooLarge"),
             Refusal::Committed => (256, "TransactionCommitted"),
+            Refusal::NoSuchTransaction { .. } => (251, "NoSuchTransaction"),
+            Refusal::WriteConcernInTransaction => (72, "InvalidOptions"),
             Refusal::Conflict => (112, "WriteConflict"),
             Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
         }
@@ -127,7 +138,7 @@ impl Refusal {
         reply.int32("code", code).string("codeName", code_name.as_bytes());
         let label = match self {
             Refusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
-            Refusal::Conflict => Some("TransientTransactionError"),
+            Refusal::Conflict | Refusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
             _ => None,
         };
         if let Some(label) = label {

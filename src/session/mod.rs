@@ -42,7 +42,7 @@ use crate::tls;
 use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
-use crate::write::{self, Era};
+use crate::write::{self, Commit, Era};
 use notice::{Notice, Notices};
 use outline::Outline;
 use replies::{Owed, Replies};
@@ -331,7 +331,8 @@ impl Session {
             transactions.begin(transaction, self.replies.is_authenticated());
         }
         let catalog = self.service.writes.catalog();
-        let forwarded = match outline.commits() && !self.service.writes.may_commit(outline.transaction) {
+        let may_commit = || self.service.writes.commit(outline.transaction) == Commit::GoesOn;
+        let forwarded = match outline.commits() && !may_commit() {
             true => None,
             false => forwarded(&request, &outline, self.drain.as_ref(), &**catalog),
         };

@@ -92,9 +92,8 @@ async fn serve_one(
         return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
     }
     if outline.commits()
-        && !service.writes.may_commit(outline.transaction)
         && let Message::Msg(commit) = message
-        && let Some(reply) = write::end_if_open(commit.body, upstream).await?
+        && let Some(reply) = write::refuse_commit(commit.body, outline.transaction, &service.writes, upstream).await?
     {
         return answer(envelope, &reply, reply_id);
     }

@@ -75,6 +75,8 @@ pub struct Connection {
     last_transaction: i64,
     /// Whom the server takes the client for, with which roles; nobody where that makes no difference.
     users: Vec<u8>,
+    /// Whether Keyward has broken a statement of the client's own transaction off.
+    has_broken_off: bool,
 }
 
 impl Connection {
@@ -88,7 +90,18 @@ impl Connection {
             session: rand::random(),
             last_transaction: 0,
             users: Doc::empty().bytes().to_vec(),
+            has_broken_off: false,
         }
+    }
+
+    /// Takes note that a statement of the client's own transaction is broken off.
+    pub(crate) fn note_broken_off(&mut self) {
+        self.has_broken_off = true;
+    }
+
+    /// Whether one was since this was last asked.
+    pub(crate) fn take_broken_off(&mut self) -> bool {
+        std::mem::take(&mut self.has_broken_off)
     }
 
     /// Whom the server takes the client for, with which roles, as a document; an empty one where that makes no difference.

@@ -3,10 +3,16 @@
 //!
 //! In a client's transaction a statement takes effect before its reservations do: which keys it gives documents only the
 //! server can say. If the connection breaks in between, or Keyward is killed, the client could commit the one without the
-//! other. So of a transaction in which that may have happened, or of which this process hasn't seen the beginning, the server
-//! is first asked to end it if it is open still ([`end_if_open`]), and says so itself when the commit comes.
+//! other.
+//!
+//! - A transaction in which a statement was broken off is never committed through this process, whatever the server says: a
+//!   router forgets that it has aborted one, and doesn't look whether its shards have.
+//! - Nor is one that began before the constraints changed, once the documents of that time are about to be backfilled
+//!   ([`ClientTransactions::refuse_older`]).
+//! - Of one whose beginning this process hasn't seen nothing is known. Nothing protected is written in it, and before its
+//!   commit goes on every shard is told to end it ([`end_everywhere`]): then its commit can only repeat one before.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bson::spec::ElementType;
@@ -17,6 +23,7 @@ use super::ForwardError;
 use super::era::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::Refusal;
 use crate::upstream::Connection;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
@@ -55,6 +62,21 @@ impl TransactionId {
 pub struct ClientTransactions {
     by_session: DashMap<[u8; 16], Seen>,
     begun: AtomicUsize,
+    /// How often the constraints have changed.
+    changes: AtomicU64,
+    /// Transactions that began before there were so many changes aren't committed.
+    oldest: AtomicU64,
+}
+
+/// What becomes of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// It goes on as it came.
+    GoesOn,
+    /// It is refused: a statement was broken off, or the constraints have changed since the beginning.
+    Refused,
+    /// This process hasn't seen the beginning.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -62,16 +84,22 @@ struct Seen {
     number: i64,
     /// Its statements that were begun and not brought to their end: those under way, and those that never will be.
     unfinished: usize,
+    /// Whether it is never to be committed any more.
+    is_lost: bool,
     is_committed: bool,
+    /// How often the constraints had changed when it began.
+    changes: u64,
     at: Instant,
 }
 
 impl Seen {
-    fn new(number: i64) -> Seen {
+    fn new(number: i64, changes: u64) -> Seen {
         Seen {
             number,
             unfinished: 0,
+            is_lost: false,
             is_committed: false,
+            changes,
             at: Instant::now(),
         }
     }
@@ -83,8 +111,6 @@ impl Seen {
 pub struct UnderWay<'t> {
     transactions: &'t ClientTransactions,
     id: TransactionId,
-    /// Whether it counts: of what isn't remembered nothing is committed without asking anyhow.
-    is_noted: bool,
 }
 
 impl ClientTransactions {
@@ -101,11 +127,12 @@ impl ClientTransactions {
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
+        let new = Seen::new(id.number, self.changes.load(Ordering::SeqCst));
         match self.by_session.get_mut(&id.session) {
-            Some(mut seen) if seen.number < id.number => *seen = Seen::new(id.number),
+            Some(mut seen) if seen.number < id.number => *seen = new,
             Some(_) => {}
             None if is_crowded => {}
-            None => drop(self.by_session.insert(id.session, Seen::new(id.number))),
+            None => drop(self.by_session.insert(id.session, new)),
         }
     }
 
@@ -121,48 +148,108 @@ impl ClientTransactions {
         });
     }
 
-    /// Notes that a statement on protected documents begins; `None` if a commit of the transaction has passed already.
-    pub fn enter(&self, id: TransactionId) -> Option<UnderWay<'_>> {
+    /// Notes that a statement on protected documents begins.
+    ///
+    /// # Errors
+    /// [`Refusal`] if a commit of the transaction has passed already, if it is never to be committed, or if this process hasn't
+    /// seen its beginning: as a `mongos`, which knows its own transactions only.
+    pub fn enter(&self, id: TransactionId) -> Result<UnderWay<'_>, Refusal> {
+        let no_such = Refusal::NoSuchTransaction { number: id.number };
         let seen = self.by_session.get_mut(&id.session);
-        let mut seen = seen.filter(|seen| seen.number == id.number);
-        match &mut seen {
-            Some(seen) if seen.is_committed => return None,
-            Some(seen) => seen.unfinished += 1,
-            None => {}
+        let mut seen = seen.filter(|seen| seen.number == id.number).ok_or(no_such.clone())?;
+        if seen.is_committed {
+            return Err(Refusal::Committed);
         }
-        Some(UnderWay {
-            transactions: self,
-            id,
-            is_noted: seen.is_some(),
-        })
+        if seen.is_lost || self.is_older(&seen) {
+            return Err(no_such);
+        }
+        seen.unfinished += 1;
+        Ok(UnderWay { transactions: self, id })
     }
 
-    /// Whether a commit may go on as it came; if so, no statement may any more.
-    pub fn commit(&self, id: TransactionId) -> bool {
+    /// What becomes of a commit. If it goes on, nothing is written in the transaction any more; if it is refused, no later one
+    /// goes on.
+    pub fn commit(&self, id: TransactionId) -> Commit {
         match self.by_session.get_mut(&id.session) {
-            Some(mut seen) if seen.number == id.number && seen.unfinished == 0 => {
+            Some(mut seen) if seen.number == id.number => {
+                // The outcome of a commit that has passed is the server's to tell.
+                if !seen.is_committed && (seen.is_lost || seen.unfinished > 0 || self.is_older(&seen)) {
+                    seen.is_lost = true;
+                    return Commit::Refused;
+                }
                 seen.is_committed = true;
-                true
+                Commit::GoesOn
             }
-            _ => false,
+            _ => Commit::Unknown,
         }
+    }
+
+    /// Notes that the constraints have changed: what begins from now on is decided by the new ones.
+    pub fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Has no transaction be committed any more that began before the last change. Its commit may have passed already.
+    pub fn refuse_older(&self) {
+        let changes = self.changes.load(Ordering::SeqCst);
+        self.oldest.fetch_max(changes, Ordering::SeqCst);
+    }
+
+    fn is_older(&self, seen: &Seen) -> bool {
+        seen.changes < self.oldest.load(Ordering::SeqCst)
     }
 }
 
 impl UnderWay<'_> {
     /// The statement is at its end: with its reservations, or with the whole transaction.
     pub fn finish(self) {
-        if self.is_noted
-            && let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
+        self.end(|seen| seen.unfinished = seen.unfinished.saturating_sub(1));
+    }
+
+    /// The statement was broken off: the transaction is never to be committed, whether or not the server has ended it.
+    pub fn break_off(self) {
+        self.end(|seen| seen.is_lost = true);
+    }
+
+    fn end(self, note: impl FnOnce(&mut Seen)) {
+        if let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
             && seen.number == self.id.number
         {
-            seen.unfinished = seen.unfinished.saturating_sub(1);
+            note(&mut seen);
         }
     }
 }
 
+/// Has every shard end the transaction of the command `body`, of which this process hasn't seen the beginning, unless it is
+/// committed or about to be. `Some` reply if that isn't certain.
+///
+/// First by a command that fails in it: behind that no statement is under way there any more. But a router that answers it
+/// ignores what became of its aborts. So the session's transactions are then killed, which fails if a shard doesn't answer.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn end_everywhere(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
+    if let Some(unsure) = end_if_open(body, upstream).await? {
+        return Ok(Some(unsure));
+    }
+    let mut command = Builder::new();
+    command.open(ElementType::Array, b"killSessions");
+    if let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() {
+        command.open(ElementType::EmbeddedDocument, b"0").element(&id).close();
+    }
+    command.close();
+    append_fields(&mut command, body, &["apiVersion"])?;
+    command.string("$db", b"admin");
+    let reply = upstream.run(&command.finish()).await?;
+    Ok(match Doc::new(&reply)?.is_set("ok")? {
+        true => None,
+        false => Some(Refused { body: reply }.in_doubt(true).body),
+    })
+}
+
 /// Has the server end the transaction of the command `body` if it is open still, by a command that fails in it. Unlike
-/// `abortTransaction` this leaves one alone that is about to commit on several shards. `Some` reply if that isn't certain.
+/// `abortTransaction` this leaves one alone that is about to commit on several shards. `Some` reply if the server says something
+/// else; where it says that the transaction is over, that holds for a replica set, and a router hasn't looked.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -205,13 +292,42 @@ mod tests {
         transactions.begin(id(1), true);
         let (first, second) = (transactions.enter(id(1)).unwrap(), transactions.enter(id(1)).unwrap());
         first.finish();
-        assert!(!transactions.commit(id(1)));
         second.finish();
-        assert!(transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         // A driver's retry.
-        assert!(transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         // What comes behind the commit would take effect without its reservations.
-        assert!(transactions.enter(id(1)).is_none());
+        assert_eq!(transactions.enter(id(1)).unwrap_err(), Refusal::Committed);
+    }
+
+    #[test]
+    fn what_was_refused_once_is_refused_for_good() {
+        let transactions = ClientTransactions::default();
+        transactions.begin(id(1), true);
+        let under_way = transactions.enter(id(1)).unwrap();
+        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        under_way.finish();
+        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+    }
+
+    #[test]
+    fn what_began_before_a_change_is_refused_when_that_is_asked_for() {
+        let transactions = ClientTransactions::default();
+        transactions.begin(id(1), true);
+        let other = TransactionId {
+            session: [8; 16],
+            number: 1,
+        };
+        transactions.begin(other, true);
+        transactions.note_change();
+        assert_eq!(transactions.commit(other), Commit::GoesOn);
+        transactions.refuse_older();
+        assert_eq!(transactions.commit(other), Commit::GoesOn);
+        let refused = transactions.enter(id(1)).unwrap_err();
+        assert_eq!(refused, Refusal::NoSuchTransaction { number: 1 });
+        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        transactions.begin(id(2), true);
+        assert_eq!(transactions.commit(id(2)), Commit::GoesOn);
     }
 
     #[test]
@@ -219,25 +335,28 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
-        assert!(!transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::Refused);
         // Sent again, its beginning is no other.
         transactions.begin(id(1), true);
-        assert!(!transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::Refused);
         // The session's next one is.
         transactions.begin(id(2), true);
-        assert!(!transactions.commit(id(1)));
-        assert!(transactions.commit(id(2)));
+        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        transactions.enter(id(2)).unwrap().break_off();
+        assert!(transactions.enter(id(2)).is_err());
+        assert_eq!(transactions.commit(id(2)), Commit::Refused);
+        transactions.begin(id(3), true);
+        assert_eq!(transactions.commit(id(3)), Commit::GoesOn);
     }
 
     #[test]
     fn of_what_began_elsewhere_nobody_knows() {
         let transactions = ClientTransactions::default();
-        assert!(!transactions.commit(id(1)));
-        transactions.enter(id(1)).unwrap().finish();
-        assert!(!transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert!(transactions.enter(id(1)).is_err());
         transactions.begin(id(3), true);
-        transactions.enter(id(4)).unwrap().finish();
-        assert!(!transactions.commit(id(4)));
+        assert!(transactions.enter(id(4)).is_err());
+        assert_eq!(transactions.commit(id(4)), Commit::Unknown);
     }
 
     #[test]
@@ -245,12 +364,12 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert!(transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert!(!transactions.commit(id(1)));
+        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
         transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
-        assert!(!transactions.commit(id(2)));
+        assert_eq!(transactions.commit(id(2)), Commit::Unknown);
     }
 
     #[test]
@@ -272,7 +391,7 @@ mod tests {
             number: 2,
         };
         transactions.begin(first, true);
-        assert!(transactions.commit(first));
+        assert_eq!(transactions.commit(first), Commit::GoesOn);
         transactions.forget(Instant::now() + TRANSACTION_LIFE);
         assert_eq!(transactions.by_session.len(), 0);
     }

@@ -46,6 +46,8 @@ pub(super) struct Eras {
     /// When a command of a client's transaction last passed, or a write was last lost sight of, in milliseconds since
     /// `begun`, and one more.
     unseen_at: AtomicU64,
+    /// When a write was last lost sight of, as above.
+    lost_at: AtomicU64,
 }
 
 impl Eras {
@@ -56,7 +58,19 @@ impl Eras {
             held: Mutex::new(held),
             begun: Instant::now(),
             unseen_at: AtomicU64::new(0),
+            lost_at: AtomicU64::new(0),
         }
+    }
+
+    /// The time, as it is noted.
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+
+    /// When a transaction's life is over after what was noted there, unless it is over already.
+    fn end_of(&self, noted: &AtomicU64) -> Option<Instant> {
+        let at = noted.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.begun + Duration::from_millis(at) + TRANSACTION_LIFE).filter(|end| *end > Instant::now())
     }
 }
 
@@ -68,32 +82,46 @@ impl Context {
 
     /// Notes that a command of a client's transaction passes.
     pub fn note_transaction(&self) {
-        self.note_unseen();
+        self.eras.unseen_at.store(self.eras.now(), Ordering::Relaxed);
     }
 
     /// Notes that the connection has broken on which a write's reply was to come, or that a protected write's reply doesn't say what
     /// became of it: nobody can tell how long the server is at work on it. It is given as long as a transaction. What a reply
     /// says that only passes through is looked at by nobody.
     pub fn note_lost(&self) {
-        self.note_unseen();
-    }
-
-    fn note_unseen(&self) {
-        let now = u64::try_from(self.eras.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-        self.eras.unseen_at.store(now + 1, Ordering::Relaxed);
+        let now = self.eras.now();
+        self.eras.unseen_at.store(now, Ordering::Relaxed);
+        self.eras.lost_at.store(now, Ordering::Relaxed);
     }
 
     /// When no transaction can be open any more of which a command has passed so far, nor a server be at work on a write that
     /// was lost sight of.
     pub fn unseen_end(&self) -> Option<Instant> {
-        let at = self.eras.unseen_at.load(Ordering::Relaxed).checked_sub(1)?;
-        Some(self.eras.begun + Duration::from_millis(at) + TRANSACTION_LIFE).filter(|end| *end > Instant::now())
+        self.eras.end_of(&self.eras.unseen_at)
+    }
+
+    /// When no server can be at work any more on a write that was lost sight of.
+    pub fn lost_end(&self) -> Option<Instant> {
+        self.eras.end_of(&self.eras.lost_at)
+    }
+
+    /// Has no client's transaction be committed any more that began before the last change of the catalog: how long one may be
+    /// open is a setting of the servers', and one that is prepared is open until all of its shards are there. Commits that have
+    /// passed are under way until what is given back is over.
+    pub fn refuse_older_transactions(&self) -> Past {
+        self.transactions.refuse_older();
+        self.begin_era()
     }
 
     /// Has `catalog` decide from now on.
     pub fn replace(&self, catalog: Arc<Catalog>) -> Past {
         // First the catalog: who holds the new era has decided nothing by the old one.
         self.catalog.store(catalog);
+        self.transactions.note_change();
+        self.begin_era()
+    }
+
+    fn begin_era(&self) -> Past {
         let (era, held) = mpsc::channel(1);
         let mut last = self.eras.held.lock().unwrap_or_else(PoisonError::into_inner);
         let past = std::mem::replace(&mut *last, held);

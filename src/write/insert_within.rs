@@ -34,9 +34,13 @@ pub async fn insert_within(
 ) -> Result<Vec<u8>, ForwardError> {
     match run(context, protected, command, &mut transaction, upstream).await {
         Ok(reply) => Ok(reply),
-        // It may have left the transaction open, with a part of what belongs together.
         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-            transaction.abort(upstream).await?;
+            // It may have left the transaction open, with a part of what belongs together. But not if a look was refused, or
+            // the first command that reserves: what that may have left is a reservation without a document, which does no
+            // harm. Then the transaction is what the server has made of it, as natively.
+            if transaction.has_written() || refused.is_transient() {
+                transaction.abort(upstream).await?;
+            }
             Ok(refused.body)
         }
         Err(Failure::Forward(error)) => Err(error),

@@ -50,6 +50,7 @@ use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::classify::{Target, Write};
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
+use crate::raw::Doc;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
@@ -57,7 +58,8 @@ use crate::wire::OpMsg;
 use back_off::BackOff;
 use batch_command::BatchCommand;
 use client_transactions::ClientTransactions;
-pub use client_transactions::{TransactionId, end_if_open};
+pub use client_transactions::{Commit, TransactionId};
+use client_transactions::{end_everywhere, end_if_open};
 use era::Eras;
 pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
@@ -115,9 +117,9 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// Whether the commit of a client's transaction may go on as it came; else what is open of it is to be ended before.
-    pub fn may_commit(&self, transaction: Option<TransactionId>) -> bool {
-        transaction.is_some_and(|transaction| self.transactions.commit(transaction))
+    /// What becomes of the commit of a client's transaction.
+    pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
+        transaction.map_or(Commit::Unknown, |transaction| self.transactions.commit(transaction))
     }
 
     fn documents_max(&self) -> usize {
@@ -172,12 +174,45 @@ pub async fn serve(
     let Some(transaction) = transaction else {
         return carry_out(write, message, context, upstream).await;
     };
-    let Some(under_way) = context.transactions.enter(transaction) else {
-        return Ok(Served::Reply(Refusal::Committed.body(&Times::default())));
+    // Commands of Keyward's take the place of the client's, without it.
+    if let Some(concern) = message.body.nested("writeConcern")?
+        && concern.elements().next().is_some()
+    {
+        let refusal = Refusal::WriteConcernInTransaction;
+        return Ok(Served::Reply(refusal.body(&Times::default())));
+    }
+    let under_way = match context.transactions.enter(transaction) {
+        Ok(under_way) => under_way,
+        Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
     let served = carry_out(write, message, context, upstream).await?;
-    under_way.finish();
+    match upstream.take_broken_off() {
+        true => under_way.break_off(),
+        false => under_way.finish(),
+    }
     Ok(served)
+}
+
+/// What a client is told whose commit mustn't go on as it came; none if it may after all.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
+pub async fn refuse_commit(
+    commit: Doc<'_>,
+    transaction: Option<TransactionId>,
+    context: &Context,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    Ok(match context.commit(transaction) {
+        Commit::GoesOn => None,
+        Commit::Unknown => end_everywhere(commit, upstream).await?,
+        Commit::Refused => {
+            // So that nobody has to wait for what it has locked. It isn't committed whatever the answer is.
+            end_if_open(commit, upstream).await?;
+            let number = commit.whole_number("txnNumber")?.unwrap_or_default();
+            Some(Refusal::NoSuchTransaction { number }.body(&Times::default()))
+        }
+    })
 }
 
 async fn carry_out(

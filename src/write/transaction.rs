@@ -22,6 +22,8 @@ pub struct Transaction {
     is_clients: bool,
     /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
     is_committing: bool,
+    /// Whether a command that writes was answered, and not with `ok: 0`.
+    has_written: bool,
 }
 
 /// A command that failed as a whole inside a transaction.
@@ -137,22 +139,23 @@ impl Transaction {
         append_fields(&mut fields, body, &API)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
+        // Whatever the cluster's default is.
+        append_read_concern(&mut opening, b"local");
         Ok(Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
             is_clients: false,
             is_committing: false,
+            has_written: false,
         })
     }
 
     /// The same, not begun yet, as of one moment on all shards.
     pub fn at_one_moment(mut self) -> Transaction {
-        if let Some(opening) = self.opening.take() {
-            let mut opening = Builder::from_document(&opening);
-            opening
-                .open(ElementType::EmbeddedDocument, b"readConcern")
-                .string("level", b"snapshot")
-                .close();
+        if self.opening.is_some() {
+            let mut opening = Builder::new();
+            opening.boolean("startTransaction", true);
+            append_read_concern(&mut opening, b"snapshot");
             self.opening = Some(opening.finish());
         }
         self
@@ -182,6 +185,7 @@ impl Transaction {
             opening,
             is_clients: true,
             is_committing: false,
+            has_written: false,
         }))
     }
 
@@ -201,8 +205,16 @@ impl Transaction {
         command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<Vec<u8>, Failure> {
+        let is_read = command.is_first("find") || command.is_first("getMore");
         self.send(upstream, database, command, sequence).await?;
-        Transaction::receive(upstream).await
+        let reply = Transaction::receive(upstream).await?;
+        self.has_written |= !is_read;
+        Ok(reply)
+    }
+
+    /// Whether a command that writes was answered in it, of those that were run here, and not with `ok: 0`.
+    pub fn has_written(&self) -> bool {
+        self.has_written
     }
 
     /// Sends `command` in the transaction; [`Transaction::receive`] fetches the reply, in the order of sending.
@@ -309,6 +321,10 @@ impl Transaction {
         if self.opening.is_some() || self.is_committing {
             return Ok(());
         }
+        if self.is_clients {
+            // Whatever becomes of the abort.
+            upstream.note_broken_off();
+        }
         let mut command = Builder::new();
         command.int32("abortTransaction", 1);
         match self.run(upstream, "admin", command, None).await {
@@ -316,6 +332,14 @@ impl Transaction {
             _ => Ok(()),
         }
     }
+}
+
+/// Appends the read concern of this level.
+pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
+    command
+        .open(ElementType::EmbeddedDocument, b"readConcern")
+        .string("level", level)
+        .close();
 }
 
 /// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.

@@ -2,10 +2,12 @@
 //! client does, it isn't committed.
 
 use bson::{Binary, Document, doc, spec::BinarySubtype};
+use testbed::{Cluster, ReplicaSet, StandIn};
 
 use crate::forwarder::{Forwarder, send, wait_until};
 use crate::retries::behind;
-use crate::{EMAIL, assert_agreement, insert, keyward, users};
+use crate::support::Keyward;
+use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
 
 pub fn user(id: i32, email: &str) -> Document {
     doc! { "_id": id, "region": "a", "email": email }
@@ -99,5 +101,148 @@ async fn another_keyward_commits_nothing_that_it_has_not_seen() {
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
     is_told_to_begin_anew(&commit(other, &next));
     is_told_to_begin_anew(&commit(first, &next));
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A router as it is where the network fails: its aborts never reach the shards, which it doesn't notice.
+fn router_that_loses_aborts(cluster: &Cluster) -> StandIn {
+    let router = cluster.another_router().unwrap();
+    router.lose_aborts(true);
+    router
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_statement_is_never_committed_though_nobody_has_aborted_it() {
+    let database = "unfinished_refused";
+    let cluster = users(database);
+    let router = router_that_loses_aborts(cluster);
+    let keyward = behind(&Forwarder::start(router.address()), database);
+    let transaction = begin(&keyward.address, database);
+    let reply = send(&keyward.address, database, take("a@x", &transaction)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+    for _ in 0..2 {
+        is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    }
+    // Nor does anything else take effect in it.
+    let mut again = take("c@x", &transaction);
+    again.remove("startTransaction");
+    is_told_to_begin_anew(&send(&keyward.address, database, again).unwrap());
+    end_on_shards(cluster, &transaction);
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_was_broken_off_is_never_committed_though_nobody_has_aborted_it() {
+    let database = "unfinished_unaborted";
+    let cluster = users(database);
+    let router = router_that_loses_aborts(cluster);
+    let forwarder = Forwarder::start(router.address());
+    let keyward = behind(&forwarder, database);
+    let transaction = begin(&keyward.address, database);
+    let is_lost = forwarder.lose_reply_to(statement());
+    assert!(send(&keyward.address, database, take("a@x", &transaction)).is_err());
+    wait_until(&is_lost);
+    is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    end_on_shards(cluster, &transaction);
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// What another Keyward has begun is ended on every shard before its commit goes on: that a router says so doesn't prove it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_keyward_left_is_ended_on_the_shards() {
+    let database = "unfinished_killed_unaborted";
+    let cluster = users(database);
+    let router = router_that_loses_aborts(cluster);
+    let forwarder = Forwarder::start(router.address());
+    let (first, next) = (
+        behind(&forwarder, database),
+        behind(&Forwarder::start(router.address()), database),
+    );
+    let transaction = begin(&next.address, database);
+    let held = forwarder.hold(b"keyward.users.email_1");
+    let (address, command) = (first.address.clone(), take("a@x", &transaction));
+    let taking = std::thread::spawn(move || send(&address, database, command));
+    held.wait();
+    drop(first);
+    assert!(taking.join().unwrap().is_err());
+    is_told_to_begin_anew(&commit(&next.address, &transaction));
+    end_on_shards(cluster, &transaction);
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A transaction belongs to the Keyward that has seen its beginning, as it belongs to one `mongos`: what another one wrote in it
+/// would be unknown to the one that commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_in_a_transaction_that_began_elsewhere() {
+    let database = "unfinished_begun_elsewhere";
+    let cluster = users(database);
+    let keywards = [(); 2].map(|()| keyward(cluster, database, "60s", &[EMAIL]));
+    let [first, other] = keywards.each_ref().map(|keyward| keyward.address.as_str());
+    let transaction = begin(first, database);
+    let reply = send(first, database, take("c@x", &transaction)).unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    let mut elsewhere = take("d@x", &transaction);
+    elsewhere.remove("startTransaction");
+    is_told_to_begin_anew(&send(other, database, elsewhere).unwrap());
+    let reply = commit(first, &transaction);
+    assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// Ends on the shards what is left of a transaction, for those who look at the documents then.
+fn end_on_shards(cluster: &Cluster, transaction: &Document) {
+    let sessions = vec![transaction.get_document("lsid").unwrap().clone()];
+    for shard in cluster.shards() {
+        shard.run("admin", doc! { "killSessions": &sessions }).unwrap();
+    }
+}
+
+/// What the server refuses before anything of a statement is written leaves the transaction as the server does.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_refused_before_it_wrote_leaves_the_transaction_to_the_server() {
+    let database = "unfinished_interrupted";
+    let set = ReplicaSet::shared();
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
+    let transaction = begin(&keyward.address, database);
+    let within = |mut command: Document| {
+        command.extend(transaction.clone());
+        command
+    };
+    let mut first = within(insert(vec![user(3, "c@x")], true));
+    first.insert("startTransaction", true);
+    let reply = send(&keyward.address, database, first).unwrap();
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    // As the drivers' tests have it: the next insert, which is Keyward's.
+    let data = doc! { "failCommands": ["insert"], "errorCode": 11601, "namespace": format!("{database}.keyward.users.email_1") };
+    let interrupted = set.fail_point("failCommand", doc! { "times": 1 }, data).unwrap();
+    let reply = send(&keyward.address, database, within(insert(vec![user(4, "d@x")], true))).unwrap();
+    assert_eq!(reply.get_i32("code").ok(), Some(11601), "{reply}");
+    assert!(!reply.contains_key("errorLabels"), "{reply}");
+    drop(interrupted);
+    let reply = commit(&keyward.address, &transaction);
+    assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
+    let reply = send(
+        &keyward.address,
+        database,
+        insert(vec![user(5, "c@x"), user(6, "d@x")], false),
+    )
+    .unwrap();
+    assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+}
+
+/// Keyward's own commands would have taken its place, without the concern.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_concern_within_a_transaction_is_refused() {
+    let database = "unfinished_concern";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let transaction = begin(&keyward.address, database);
+    let mut taking = take("c@x", &transaction);
+    taking.insert("writeConcern", doc! { "w": 1 });
+    let native = send(&cluster.router_address(), "unfinished_concern_native", taking.clone()).unwrap();
+    let reply = send(&keyward.address, database, taking).unwrap();
+    for field in ["ok", "code", "codeName", "errmsg"] {
+        assert_eq!(reply.get(field), native.get(field), "{reply}");
+    }
     assert_agreement(cluster, database, "email").await;
 }

@@ -97,7 +97,11 @@ impl Keyward {
     }
 
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        self.until_within(PATIENCE, what, is_so);
+    }
+
+    pub fn until_within(&self, patience: Duration, what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + patience;
         while !is_so() {
             assert!(Instant::now() < deadline, "{what} never came:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));

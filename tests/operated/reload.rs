@@ -12,7 +12,7 @@ use serde_json::json;
 use testbed::{Cluster, ReplicaSet};
 
 use crate::forwarder::{Forwarder, insert_into, wait_until};
-use crate::process::Keyward;
+use crate::process::{Keyward, PATIENCE};
 
 /// Settings with these constraints on `users` of the database, each on one field.
 fn settings(database: &str, fields: &[&str], more: &str) -> String {
@@ -462,4 +462,54 @@ fn what_nobody_knows_the_outcome_of_is_waited_for() {
         keyward.log().contains("nor a write whose outcome nobody knows")
     });
     assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
+}
+
+/// The servers may let a transaction be open for longer than Keyward waits: what it wrote before the new constraint held is
+/// reserved by nobody.
+#[test]
+fn a_transaction_from_before_is_not_committed_behind_the_backfill() {
+    let database = "reload_old_transaction";
+    let set = ReplicaSet::start(1).unwrap();
+    let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3600 };
+    set.run("admin", limit).unwrap();
+    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &set.uri());
+    let keyward = Keyward::start(&settings(&["email"]));
+    keyward.insert(database, user(1, "a@x", "1")).unwrap();
+    let fields = |session: u8| {
+        let id = bson::Binary {
+            subtype: bson::spec::BinarySubtype::Uuid,
+            bytes: vec![session; 16],
+        };
+        doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false }
+    };
+    let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
+    let mut begin = |session: u8, document: Document| {
+        let mut insert = doc! { "insert": "users", "documents": [document], "startTransaction": true };
+        insert.extend(fields(session));
+        connection.run(database, insert).unwrap()
+    };
+    let reply = begin(1, user(2, "b@x", "2"));
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    let before = keyward.count_reloads();
+    keyward.rewrite(&settings(&["email", "phone"]));
+    keyward.send(Signal::SIGHUP);
+    // As long as a transaction may live unless the servers say otherwise.
+    keyward.until_within(PATIENCE * 3, "a reload", || keyward.count_reloads() > before);
+    assert_eq!(
+        keyward.metric("keyward_config_reloads_applied_total"),
+        1,
+        "{}",
+        keyward.log()
+    );
+    let reply = begin(2, user(3, "c@x", "2"));
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    let commit = |session| {
+        let mut commit = doc! { "commitTransaction": 1 };
+        commit.extend(fields(session));
+        keyward.run("admin", commit)
+    };
+    assert_eq!(commit(1), Err(251));
+    assert!(commit(2).is_ok());
+    let (code, findings) = keyward.verify();
+    assert_eq!(code, Some(0), "{findings}");
 }

@@ -408,10 +408,12 @@ async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) 
     tokio::time::sleep(RETRY).await;
 }
 
-/// Whether asking again would only get the same answer: the user, the password or the rights are wrong.
+/// Whether asking again would only get the same answer: the user, the password or the rights are wrong, or the server is old.
 fn is_refusal(error: &StoreError) -> bool {
-    let StoreError::Driver(driver) = error else {
-        return false;
+    let driver = match error {
+        StoreError::TooOld(_) => return true,
+        StoreError::Driver(driver) => driver,
+        _ => return false,
     };
     matches!(*driver.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_)) && !may_pass(error)
 }

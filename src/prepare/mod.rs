@@ -30,6 +30,7 @@ use crate::default_collations::DefaultCollations;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
+use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
 pub use definition::{DEFINITIONS, definition_id};
@@ -374,9 +375,13 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
 /// Asks the deployment whether it answers at all, with Keyward's own user.
 ///
 /// # Errors
-/// [`StoreError`] if it doesn't.
+/// [`StoreError`] if it doesn't, or is too old.
 pub async fn ping(client: &Client) -> Result<(), StoreError> {
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
+    let version = hello.get_i32("maxWireVersion").unwrap_or(WIRE_VERSION_MIN);
+    if version < WIRE_VERSION_MIN {
+        return Err(StoreError::TooOld(version));
+    }
     let has_time = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
     if !has_time || hello.contains_key("operationTime") {
         return Ok(());

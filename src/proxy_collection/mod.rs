@@ -38,6 +38,7 @@ use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
 use crate::traces::{Step, asking};
+use crate::upstream::WIRE_VERSION_MIN;
 
 use deleting::Deleting;
 use find::Finder;
@@ -84,6 +85,12 @@ pub enum StoreError {
         "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
     )]
     Unroutable,
+    /// The server is of a version that doesn't say which statements of a retry it had carried out before (`retriedStmtIds`).
+    #[error(
+        "a server speaks wire version {0}; Keyward needs {WIRE_VERSION_MIN} (MongoDB 6.0) or newer, since older routers don't say \
+         which statements of a retry were carried out before"
+    )]
+    TooOld(i32),
     /// A reply, or a document of a proxy collection, isn't what it must be.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),

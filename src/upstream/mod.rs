@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, Error, Reply};
 pub use shard_keys::{Sharding, shard_keys, sharded_collection};
-pub use topology::Targets;
+pub use topology::{Targets, WIRE_VERSION_MIN};
 
 use crate::stream;
 use crate::tls::{Connector, TlsError};

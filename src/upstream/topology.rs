@@ -7,7 +7,11 @@ use mongodb::event::sdam::SdamEvent;
 use mongodb::options::ServerAddress;
 use mongodb::{ServerType, TopologyType};
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{error, info};
+
+/// The oldest version of the wire protocol that a server may speak: that of MongoDB 6.0. Older routers drop `retriedStmtIds`, on
+/// which it rests that a retry gives nothing back that its first try has used.
+pub const WIRE_VERSION_MIN: i32 = 17;
 
 /// The servers that a client's connection may go to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,14 +41,23 @@ pub fn follow(publish: &watch::Sender<Targets>, event: SdamEvent) {
         return;
     };
     let topology = &event.new_description;
+    for (address, server) in topology.servers() {
+        if let Some(version) = server.max_wire_version().filter(|version| *version < WIRE_VERSION_MIN) {
+            error!(%address, version, "this server is older than MongoDB 6.0; no client is connected to it");
+        }
+    }
     let mut addresses: Vec<_> = topology
         .servers()
         .into_values()
         .filter(|server| {
-            matches!(
+            let is_new_enough = server
+                .max_wire_version()
+                .is_none_or(|version| version >= WIRE_VERSION_MIN);
+            let takes_writes = matches!(
                 server.server_type(),
                 ServerType::Mongos | ServerType::RsPrimary | ServerType::Standalone
-            )
+            );
+            is_new_enough && takes_writes
         })
         .map(|server| server.address().clone())
         .collect();

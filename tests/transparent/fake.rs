@@ -24,13 +24,18 @@ pub fn mongos_hello() -> Document {
 
 impl FakeMongos {
     pub fn start() -> Self {
+        Self::of_version(17)
+    }
+
+    /// One that speaks no newer version of the wire protocol.
+    pub fn of_version(max: i32) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (hand_over, connections) = channel();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let hand_over = hand_over.clone();
-                std::thread::spawn(move || sort(stream, &hand_over));
+                std::thread::spawn(move || sort(stream, max, &hand_over));
             }
         });
         FakeMongos { address, connections }
@@ -54,7 +59,7 @@ impl FakeMongos {
 }
 
 /// Answers monitoring until the connection ends, or hands the connection over at its first message.
-fn sort(stream: TcpStream, hand_over: &Sender<(Socket, Vec<u8>)>) {
+fn sort(stream: TcpStream, max: i32, hand_over: &Sender<(Socket, Vec<u8>)>) {
     stream.set_nonblocking(false).unwrap();
     let mut socket = Socket::from(stream);
     // Monitoring waits as long as it likes between two handshakes.
@@ -66,12 +71,16 @@ fn sort(stream: TcpStream, hand_over: &Sender<(Socket, Vec<u8>)>) {
             return;
         }
         let header = Received::new_header(&bytes);
+        let mut hello = mongos_hello();
+        hello.insert("maxWireVersion", max);
+        // A router that has been asked something before; Keyward asks no further then.
+        hello.insert("operationTime", bson::Timestamp { time: 1, increment: 1 });
         let mut reply = match header.op_code {
             keyward::wire::OpCode::QUERY => {
-                let body = mongos_hello().to_vec().unwrap();
+                let body = hello.to_vec().unwrap();
                 keyward::wire::OpReply::message(8, &body, 1, header.request_id)
             }
-            _ => message(&mongos_hello(), 0, 1),
+            _ => message(&hello, 0, 1),
         };
         reply[8..12].copy_from_slice(&header.request_id.to_le_bytes());
         socket.send(&reply);

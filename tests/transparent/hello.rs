@@ -1,9 +1,12 @@
 //! The handshake, in all its forms, against a real replica set.
 
 use bson::{Bson, Document, doc};
+use keyward::proxy_collection::StoreError;
+use keyward::upstream::Upstream;
 use keyward::wire::{Compressor, Flags, OpCode, compress};
 use testbed::ReplicaSet;
 
+use crate::fake::FakeMongos;
 use crate::proxy::Proxy;
 use crate::socket::{Socket, message};
 
@@ -97,4 +100,22 @@ fn load_balancer_mode_is_refused_with_a_reason() {
     let reply = Socket::open(&proxy.address).command(&doc! { "hello": 1, "$db": "admin", "loadBalanced": true });
     assert_eq!(reply.get_i32("code").ok(), Some(72));
     assert!(reply.get_str("errmsg").unwrap().contains("loadBalanced"));
+}
+
+/// Older routers don't say which statements of a retry were carried out before.
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_older_than_mongodb_6_get_no_clients() {
+    for (version, is_new_enough) in [(13, false), (16, false), (17, true), (25, true)] {
+        let fake = FakeMongos::of_version(version);
+        let upstream = Upstream::new(&fake.uri()).await.unwrap();
+        let answered = keyward::prepare::ping(upstream.client()).await;
+        let is_too_old = matches!(answered, Err(StoreError::TooOld(old)) if old == version);
+        assert_eq!(is_too_old, !is_new_enough, "{version}: {answered:?}");
+        // What the driver has published by then is what it selected the server by.
+        assert_eq!(
+            upstream.targets().borrow().addresses().is_empty(),
+            !is_new_enough,
+            "{version}"
+        );
+    }
 }

@@ -10,21 +10,22 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use bson::spec::ElementType;
 use futures_util::future::join;
 use tokio::time::Instant;
 
 use super::BackOff;
 use super::conclusion::{Case, Conclusion};
-use super::forward::{self, Fate, ForwardError};
+use super::forward::{self, Acknowledged, Fate, ForwardError};
 use super::image::{self, Seen};
 use super::lease_left::LeaseLeft;
 use super::narrow;
-use super::plain::Plain;
+use super::plain::{Plain, names_shard};
 use super::reserve::{Claimed, reserve};
 use super::transaction::Refused;
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
 use crate::proxy_collection::{Reservation, StoreError};
-use crate::raw::{Doc, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
 use crate::upstream::Connection;
@@ -95,6 +96,9 @@ async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) 
             }));
         }
     };
+    if let Some(conclusion) = done_elsewhere(case, upstream).await? {
+        return Ok(Tried::Concluded(conclusion));
+    }
     let document = Doc::new(&seen.document)?;
     let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
     let after = match plain.applied_to(document)? {
@@ -150,7 +154,8 @@ async fn write(
         candidate.withdraw();
         return Ok(Tried::Again);
     };
-    let sent = forward::statement(case.command, case.statement.kind, case.index, own, Some(time), upstream);
+    let which = (case.statement.kind, case.index);
+    let sent = forward::statement(case.command, which, own, Acknowledged::ByMajority, Some(time), upstream);
     let sent = forward::within(case.context.lease, sent).await;
     let sent = sent.inspect_err(|_| in_doubt(case, candidate))?;
     match sent.fate {
@@ -288,11 +293,56 @@ async fn first_try(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<
     Ok((said.fate != Fate::Missed).then(|| said.into()))
 }
 
+/// What a shard remembers of the first try of a statement that may come again and doesn't say to which shard it belongs.
+///
+/// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
+/// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
+/// the first try out later than this does so on the document that was seen, or finds that it has gone.
+async fn done_elsewhere(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
+    let query = case.statement.query()?.unwrap_or(Doc::empty());
+    if case.operation.is_none() || names_shard(query, &case.protected.shard_key)? {
+        return Ok(None);
+    }
+    match ask(case, Acknowledged::ByPrimary, upstream).await?.fate {
+        Fate::Missed => Ok(None),
+        // It counts once a majority has it.
+        _ => first_try(case, upstream).await,
+    }
+}
+
 /// What the server says to the statement where no document matches it.
 async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
+    ask(case, Acknowledged::ByMajority, upstream).await
+}
+
+async fn ask(
+    case: &Case<'_>,
+    acknowledged: Acknowledged,
+    upstream: &mut Connection,
+) -> Result<forward::Sent, ForwardError> {
     let query = case.statement.query()?.unwrap_or(Doc::empty());
     let own = case.statement.with_query(&narrow::nothing(query)?)?;
-    forward::statement(case.command, case.statement.kind, case.index, &own, None, upstream).await
+    let which = (case.statement.kind, case.index);
+    let said = forward::statement(case.command, which, &own, acknowledged, None, upstream).await?;
+    Ok(forward::Sent {
+        body: counted_once(&said.body)?,
+        ..said
+    })
+}
+
+/// The reply to a statement about one document: what was done to it two shards remember if its chunk has moved, and a router
+/// adds up what they say.
+fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut once = Builder::new();
+    for element in Doc::new(reply)?.elements() {
+        let element = element?;
+        let is_count = matches!(element.name, b"n" | b"nModified");
+        match is_count && element.as_whole_number() > Some(1) {
+            true => once.append(ElementType::Int32, element.name, &1_i32.to_le_bytes()),
+            false => once.element(&element),
+        };
+    }
+    Ok(once.finish())
 }
 
 /// The statement for the very document with the very values that keys are made of.

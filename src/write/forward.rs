@@ -146,16 +146,24 @@ pub struct Sent {
     pub body: Vec<u8>,
 }
 
-/// Sends the statement at `index` on as `own` has it, under the client's own number. A majority is to have it, whatever
-/// less the client asked for; `time` limits it instead of the client.
+/// Who is to have what a statement does before it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acknowledged {
+    /// Enough where nothing is to be done: a majority would be waited for even so.
+    ByPrimary,
+    /// Whatever less the client asked for.
+    ByMajority,
+}
+
+/// Sends the statement at `index` on as `own` has it, under the client's own number. `time` limits it instead of the client.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
 pub async fn statement(
     command: &BatchCommand<'_>,
-    kind: Kind,
-    index: usize,
+    (kind, index): (Kind, usize),
     own: &[u8],
+    acknowledged: Acknowledged,
     time: Option<Duration>,
     upstream: &mut Connection,
 ) -> Result<Sent, ForwardError> {
@@ -166,9 +174,9 @@ pub async fn statement(
                 documents: vec![own],
             };
             let part = part_of_body(command, list, std::iter::once(index))?.finish();
-            (for_a_majority(Doc::new(&part)?, time)?, vec![sequence])
+            (concerned(Doc::new(&part)?, acknowledged, time)?, vec![sequence])
         }
-        None => (for_a_majority(Doc::new(own)?, time)?, Vec::new()),
+        None => (concerned(Doc::new(own)?, acknowledged, time)?, Vec::new()),
     };
     let draft = Draft {
         sequences,
@@ -259,8 +267,8 @@ fn part_of_body(
     Ok(part)
 }
 
-/// The command, for a majority, and with `time` for its limit if there is one.
-fn for_a_majority(command: Doc<'_>, time: Option<Duration>) -> Result<Vec<u8>, Malformed> {
+/// The command, to be acknowledged so, and with `time` for its limit if there is one.
+fn concerned(command: Doc<'_>, acknowledged: Acknowledged, time: Option<Duration>) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
     for element in command.elements() {
         let element = element?;
@@ -269,8 +277,11 @@ fn for_a_majority(command: Doc<'_>, time: Option<Duration>) -> Result<Vec<u8>, M
             with.element(&element);
         }
     }
-    with.open(ElementType::EmbeddedDocument, b"writeConcern")
-        .string("w", b"majority");
+    with.open(ElementType::EmbeddedDocument, b"writeConcern");
+    match acknowledged {
+        Acknowledged::ByPrimary => with.int32("w", 1),
+        Acknowledged::ByMajority => with.string("w", b"majority"),
+    };
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
     // A limit is the client's for what it asked for itself.
     let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));

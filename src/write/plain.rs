@@ -39,7 +39,12 @@ impl<'a> Plain<'a> {
         // Old values are compared by the server, and a collation would call others equal to them.
         let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
+        // The server of one shard remembers what it found and gave back; which shard's that is, nobody could tell.
+        let is_known_by_record = statement.kind == Kind::FindAndModify
+            && statement.body.get("txnNumber")?.is_some()
+            && !names_shard(query, &protected.shard_key)?;
         if protected.is_strict()
+            || is_known_by_record
             || !statement.is_single
             || statement.is_upsert
             || has_collation
@@ -121,11 +126,19 @@ fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
     Ok(false)
 }
 
-/// Whether the query names one shard, or one `_id` on all of them: a retry then finds the shard that carried out its
-/// first try.
+/// Whether the query names one shard, or one `_id` on all of them: the shard that carried out the first try of a retry is
+/// asked then, or all are.
 fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
+    Ok(equality(query, "_id")?.is_some() || names_shard(query, shard_key)?)
+}
+
+/// Whether the query can be about documents of one shard only: a retry then comes to the shard that carried out its first
+/// try, or to the one that has got its chunk, with what is remembered of it.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn names_shard(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
     Ok(shard_key.is_empty()
-        || equality(query, "_id")?.is_some()
         || shard_key
             .iter()
             .map(|path| equality(query, path))

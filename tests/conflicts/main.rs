@@ -16,6 +16,7 @@ mod half_committed;
 mod large;
 mod leaping_clock;
 mod meanwhile;
+mod moved_since;
 mod namesakes;
 mod odd_values;
 mod open_transaction;

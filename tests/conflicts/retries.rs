@@ -13,7 +13,7 @@ fn user(id: i32, email: &str) -> Document {
 }
 
 /// A command as a driver sends it that may send it again.
-fn retryable(mut command: Document, txn_number: i64) -> Document {
+pub fn retryable(mut command: Document, txn_number: i64) -> Document {
     let bytes = rand::random::<[u8; 16]>().to_vec();
     command.insert("lsid", doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } });
     command.insert("txnNumber", txn_number);

@@ -39,7 +39,7 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
         Rule::Create => {
             let body = command.message.body;
             let changes_kind = body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some();
-            match changes_kind {
+            match changes_kind || encrypts(command)? {
                 true => refuse_known(&mut named()),
                 false => match create(command, protection)? {
                     Some(refusal) => Verdict::Refuse(refusal),
@@ -47,7 +47,12 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
                 },
             }
         }
+        Rule::Definition if encrypts(command)? => refuse_known(&mut named()),
         Rule::Definition => refuse_proxy(&mut named()),
+        // It would make the collection a view of buckets, of which each holds many documents.
+        Rule::Reshape if command.message.body.get("timeseries")?.is_some() => {
+            refuse_known(&mut Target::whole(&command.first))
+        }
         Rule::Reshape => match Target::find(Target::whole(&command.first), protection) {
             None => Verdict::Forward,
             Some((_, Kind::Protected)) => Verdict::Write(Write::Reshape),
@@ -66,6 +71,12 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             command: String::from_utf8_lossy(command.name).into_owned(),
         }),
     })
+}
+
+/// Whether the command makes fields of the collection encrypted ones. Equal values are other bytes in each document then, and
+/// the server keeps collections of its own beside it.
+fn encrypts(command: &Command<'_>) -> Result<bool, Malformed> {
+    Ok(command.message.body.get("encryptedFields")?.is_some())
 }
 
 /// Why a protected collection can't be created so. Where `collation` stands several times, which no server takes, each counts.

@@ -25,11 +25,13 @@ pub enum Rule {
     MapReduce,
     /// Takes away a whole database.
     DropDatabase,
-    /// `create`: harmless, unless it makes the name a view or a time series, or gives it another default collation.
+    /// `create`: harmless, unless it makes the name a view or a time series, encrypts fields, or gives it another default
+    /// collation.
     Create,
-    /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections.
+    /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections. It mustn't encrypt fields
+    /// of a protected one.
     Definition,
-    /// Gives the collection whose whole namespace the first field is another shard key.
+    /// Gives the collection whose whole namespace the first field is another shard key; it mustn't make it a time series.
     Reshape,
     /// Replaces or moves documents of the collection that the first field names, or makes `toCollection`.
     Rewrite,

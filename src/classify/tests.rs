@@ -261,6 +261,23 @@ fn what_cannot_be_protected_is_refused() {
         ),
         ("shop", doc! { "create": "users", "viewOn": "x" }, Unprotectable),
         ("shop", doc! { "create": "users", "timeseries": {} }, Unprotectable),
+        ("shop", doc! { "create": "users", "encryptedFields": {} }, Unprotectable),
+        (
+            "shop",
+            doc! { "collMod": "users", "encryptedFields": {} },
+            Unprotectable,
+        ),
+        ("shop", doc! { "create": "others", "encryptedFields": {} }, Forward),
+        (
+            "admin",
+            doc! { "shardCollection": "shop.users", "key": {}, "timeseries": {} },
+            Unprotectable,
+        ),
+        (
+            "admin",
+            doc! { "shardCollection": "shop.others", "key": {}, "timeseries": {} },
+            Forward,
+        ),
         ("shop", doc! { "create": "users", "collation": {} }, OtherRefusal),
         ("other", doc! { "create": "users", "collation": {} }, Forward),
         ("shop", doc! { "create": "keyward.users.a" }, ProxyCollection),

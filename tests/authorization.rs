@@ -84,10 +84,16 @@ fn uri_of(user: &str) -> String {
 
 /// A client of Keyward's that logs in as `user`, or as nobody.
 fn client(keyward: &Keyward, user: Option<&str>) -> Client {
+    client_called(keyward, user, None)
+}
+
+/// The same, under a name by which a fail point knows it.
+fn client_called(keyward: &Keyward, user: Option<&str>, name: Option<&str>) -> Client {
     let mut options = ClientOptions::builder()
         .hosts(vec![ServerAddress::parse(&keyward.address).unwrap()])
         .build();
     options.max_pool_size = Some(1);
+    options.app_name = name.map(str::to_owned);
     options.credential = user.map(|user| {
         Credential::builder()
             .username(user.to_owned())
@@ -491,4 +497,28 @@ async fn who_may_not_drop_makes_keyward_look_nothing_up() {
         assert!(count_looks().await > before, "{drop}");
         assert!(reservations(database).await.is_empty());
     }
+}
+
+/// The session is the client's user's, whom only the server's own name for it tells; ending it takes Keyward's rights.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_connection_left_open_is_ended() {
+    let database = "left_open";
+    let constraint = format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n");
+    let keyward = start(database, &constraint).await;
+    create_user("left_open_writer", vec![role("readWrite", database)]).await;
+    let writer = |name| client_called(&keyward, Some("left_open_writer"), name);
+    let set = |email: &str| {
+        let set = doc! { "$set": { "email": email } };
+        doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": set }] }
+    };
+    let (cut, other) = (writer(Some("cut")), writer(None));
+    let document = doc! { "insert": "users", "documents": [{ "_id": 1, "email": "a" }] };
+    run(&cut, database, document).await.unwrap();
+    let close = doc! { "failCommands": ["commitTransaction"], "closeConnection": true, "appName": "cut" };
+    admin(doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": close }).await;
+    let lost = run(&cut, database, set("b")).await.unwrap_err();
+    assert_eq!(lost.0, 0, "{lost:?}");
+    let begun = Instant::now();
+    run(&other, database, set("c")).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }

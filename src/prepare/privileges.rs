@@ -42,6 +42,8 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
         return privileges;
     }
     let in_cluster = |action: &str| doc! { "resource": { "cluster": true }, "actions": [action] };
+    // By which a transaction is ended whose connection is lost.
+    privileges.push(in_cluster("killAnySession"));
     if is_sharded {
         let config =
             |collection: &str| doc! { "resource": { "db": "config", "collection": collection }, "actions": ["find"] };

@@ -10,6 +10,7 @@ mod drain;
 mod end;
 mod farewell;
 mod greeting;
+mod left_open;
 mod notice;
 mod outline;
 mod replies;
@@ -257,6 +258,9 @@ impl Session {
                 ended => ended,
             };
             if let Some(end) = ended {
+                if end.may_have_lost_upstream() {
+                    left_open::end(&mut self.upstream, &self.service.upstream).await;
+                }
                 let end = farewell::part(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
                     if end.may_have_lost_upstream() {

@@ -26,6 +26,8 @@ impl Session {
         let length = message.len();
         self.last_reply_id = self.last_reply_id.wrapping_add(1);
         let span = std::mem::take(&mut self.waiting);
+        // Of an earlier message, whose client knows that the outcome is open.
+        self.upstream.take_open_transaction();
         let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => {
                 let (drain, rights) = (self.drain.as_ref(), &mut self.rights);

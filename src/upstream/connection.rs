@@ -73,6 +73,8 @@ pub struct Connection {
     session: [u8; 16],
     /// The number of the last of Keyward's own transactions here.
     last_transaction: i64,
+    /// The session in which one of Keyward's own transactions may be open.
+    open_transaction: Option<[u8; 16]>,
     /// Whom the server takes the client for, with which roles; nobody where that makes no difference.
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
@@ -89,6 +91,7 @@ impl Connection {
             unanswered: Vec::new(),
             session: rand::random(),
             last_transaction: 0,
+            open_transaction: None,
             users: Doc::empty().bytes().to_vec(),
             has_broken_off: false,
         }
@@ -132,6 +135,16 @@ impl Connection {
             None => self.session,
         };
         (session, self.last_transaction)
+    }
+
+    /// Takes note that one of Keyward's own transactions is open in `session`.
+    pub(crate) fn note_open_transaction(&mut self, session: [u8; 16]) {
+        self.open_transaction = Some(session);
+    }
+
+    /// The session of a transaction that may be open still; none from now on.
+    pub(crate) fn take_open_transaction(&mut self) -> Option<[u8; 16]> {
+        self.open_transaction.take()
     }
 
     /// Goes on with higher numbers: the session has seen one from a Keyward whose clock is ahead.

@@ -70,7 +70,7 @@ impl<'a> Recorded<'a> {
     ) -> Result<bool, Failure> {
         let mut record = Builder::new();
         record.append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes());
-        record.append(ElementType::EmbeddedDocument, b"reply", &without_times(reply)?);
+        record.append(ElementType::EmbeddedDocument, b"reply", &of_the_statement(reply)?);
         record.append(ElementType::DateTime, b"at", &told_at(Doc::new(reply)?)?.to_le_bytes());
         let record = record.finish();
         let mut command = Builder::new();
@@ -115,13 +115,21 @@ fn now() -> i64 {
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-const TIMES: [&[u8]; 3] = [b"$clusterTime", b"operationTime", b"recoveryToken"];
+/// What is the commit's to say: when the statement took effect, and whether as many have it as are to.
+const OF_THE_COMMIT: [&[u8]; 5] = [
+    b"$clusterTime",
+    b"operationTime",
+    b"recoveryToken",
+    b"writeConcernError",
+    b"errorLabels",
+];
 
-fn without_times(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
+/// What a statement's reply says of the statement itself.
+fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut without = Builder::new();
     for element in Doc::new(reply)?.elements() {
         let element = element?;
-        if !TIMES.contains(&element.name) {
+        if !OF_THE_COMMIT.contains(&element.name) {
             without.element(&element);
         }
     }
@@ -133,7 +141,7 @@ fn without_times(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 /// # Errors
 /// [`Malformed`] if either isn't BSON.
 pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let mut with = Builder::from_document(&without_times(reply)?);
+    let mut with = Builder::from_document(&of_the_statement(reply)?);
     for element in Doc::new(commit)?.elements() {
         let element = element?;
         if matches!(element.name, b"$clusterTime" | b"operationTime") {

@@ -20,6 +20,10 @@ pub struct Transaction {
     /// What only the first command carries; `None` once it was sent.
     opening: Option<Vec<u8>>,
     is_clients: bool,
+    /// The session, if the transaction is Keyward's own.
+    session: Option<[u8; 16]>,
+    /// Whether the session is that of the first try of a client's command, too, and may be ended for what that one left.
+    is_shared: bool,
     /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
     is_committing: bool,
     /// Whether a command that writes was answered, and not with `ok: 0`.
@@ -130,7 +134,8 @@ impl Transaction {
     /// [`Malformed`] if the body is.
     pub fn own(body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
-        let (session, number) = upstream.next_transaction(session_of_retryable(body)?);
+        let of_client = session_of_retryable(body)?;
+        let (session, number) = upstream.next_transaction(of_client);
         fields
             .open(ElementType::EmbeddedDocument, b"lsid")
             .binary(b"id", BinarySubtype::Uuid, &session)
@@ -145,6 +150,8 @@ impl Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
             is_clients: false,
+            session: Some(session),
+            is_shared: of_client.is_some(),
             is_committing: false,
             has_written: false,
         })
@@ -184,6 +191,8 @@ impl Transaction {
             fields: fields.finish(),
             opening,
             is_clients: true,
+            session: None,
+            is_shared: false,
             is_committing: false,
             has_written: false,
         }))
@@ -207,7 +216,7 @@ impl Transaction {
     ) -> Result<Vec<u8>, Failure> {
         let is_read = command.is_first("find") || command.is_first("getMore");
         self.send(upstream, database, command, sequence).await?;
-        let reply = Transaction::receive(upstream).await?;
+        let reply = self.receive(upstream).await?;
         self.has_written |= !is_read;
         Ok(reply)
     }
@@ -229,6 +238,9 @@ impl Transaction {
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
         append_all(&mut command, &self.fields)?;
+        if let Some(session) = self.session {
+            upstream.note_open_transaction(session);
+        }
         if let Some(opening) = self.opening.take() {
             append_all(&mut command, &opening)?;
         }
@@ -245,7 +257,7 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
-    pub async fn receive(upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+    pub async fn receive(&self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let reply = reply.body();
         match reply.is_set("ok")? {
@@ -257,7 +269,12 @@ impl Transaction {
                 if refused.code() == Some(TRANSACTION_TOO_OLD) {
                     upstream.catch_up();
                 }
-                Err(Failure::Refused(refused))
+                // What was meant was the transaction that the first try had left.
+                let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
+                Err(Failure::Refused(match is_meant_for_another {
+                    true => Refused::transient(),
+                    false => refused,
+                }))
             }
         }
     }
@@ -291,6 +308,14 @@ impl Transaction {
     /// # Errors
     /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        let committed = self.commit_repeatedly(upstream).await;
+        if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
+            upstream.take_open_transaction();
+        }
+        committed
+    }
+
+    async fn commit_repeatedly(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let mut back_off = BackOff::default();
         let mut last = self.commit(upstream).await;
         for _ in 1..COMMITS_MAX {
@@ -329,7 +354,10 @@ impl Transaction {
         command.int32("abortTransaction", 1);
         match self.run(upstream, "admin", command, None).await {
             Err(Failure::Forward(error)) => Err(error),
-            _ => Ok(()),
+            _ => {
+                upstream.take_open_transaction();
+                Ok(())
+            }
         }
     }
 }
@@ -347,6 +375,9 @@ const COMMITS_MAX: usize = 5;
 
 /// The server's code for a transaction whose session has seen a higher number.
 const TRANSACTION_TOO_OLD: i64 = 225;
+
+/// The server's code for a command that was ended, or whose session was.
+const INTERRUPTED: i64 = 11601;
 
 /// ShutdownInProgress, PrimarySteppedDown, and those for a server that isn't primary.
 const ANOTHER_PRIMARY: [i64; 8] = [91, 189, 10058, 10107, 11600, 11602, 13435, 13436];

@@ -24,8 +24,14 @@ pub struct Forwarder {
 /// Which direction's next message only its first half gets through of, if any.
 #[derive(Default)]
 struct Tears {
-    request: Mutex<Option<mpsc::Sender<()>>>,
-    reply: Mutex<Option<mpsc::Sender<()>>>,
+    request: Mutex<Option<Tear>>,
+    reply: Mutex<Option<Tear>>,
+}
+
+/// The message to be torn: the next one that holds these bytes, or just the next one.
+struct Tear {
+    bytes: Vec<u8>,
+    torn: mpsc::Sender<()>,
 }
 
 /// The request to be held back: the next one that holds these bytes.
@@ -98,15 +104,21 @@ impl Forwarder {
 
     /// Lets only a half of the next request through, and closes its connection; tells once it has.
     pub fn tear_request(&self) -> mpsc::Receiver<()> {
+        self.tear_request_with(Vec::new())
+    }
+
+    /// The same for the next request that holds these bytes.
+    pub fn tear_request_with(&self, bytes: Vec<u8>) -> mpsc::Receiver<()> {
         let (torn, is_torn) = mpsc::channel();
-        *self.tears.request.lock().unwrap() = Some(torn);
+        *self.tears.request.lock().unwrap() = Some(Tear { bytes, torn });
         is_torn
     }
 
     /// Lets only a half of the next reply through, and closes its connection; tells once it has.
     pub fn tear_reply(&self) -> mpsc::Receiver<()> {
         let (torn, is_torn) = mpsc::channel();
-        *self.tears.reply.lock().unwrap() = Some(torn);
+        let bytes = Vec::new();
+        *self.tears.reply.lock().unwrap() = Some(Tear { bytes, torn });
         is_torn
     }
 
@@ -183,7 +195,7 @@ fn forward(
                 let request_id = i32::from_le_bytes(message[4..8].try_into().unwrap());
                 *noted.lock().unwrap() = victim.take().map(|victim| (request_id, victim.lost));
             }
-            tear(&torn.request)
+            tear(&torn.request, message)
         })
     });
     std::thread::spawn(move || {
@@ -194,16 +206,18 @@ fn forward(
                     let _ = lost.send(());
                     Fate::Lost
                 }
-                _ => tear(&tears.reply),
+                _ => tear(&tears.reply, message),
             }
         })
     });
 }
 
-fn tear(asked: &Mutex<Option<mpsc::Sender<()>>>) -> Fate {
-    match asked.lock().unwrap().take() {
+fn tear(asked: &Mutex<Option<Tear>>, message: &[u8]) -> Fate {
+    let is_it =
+        |tear: &mut Tear| tear.bytes.is_empty() || message.windows(tear.bytes.len()).any(|bytes| bytes == tear.bytes);
+    match asked.lock().unwrap().take_if(is_it) {
         // Nobody waits for it any more: it was called off.
-        Some(torn) if torn.send(()).is_ok() => Fate::Torn,
+        Some(tear) if tear.torn.send(()).is_ok() => Fate::Torn,
         _ => Fate::Passed,
     }
 }

@@ -1,9 +1,11 @@
 //! A commit whose reply is lost: the driver's retry finds in the record what has taken effect.
 
-use bson::{Binary, doc, spec::BinarySubtype};
+use std::time::{Duration, Instant};
 
-use crate::forwarder::{Forwarder, send};
-use crate::retries::{behind, lose_this_and_retry};
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+
+use crate::forwarder::{Forwarder, send, wait_until};
+use crate::retries::{behind, lose_this_and_retry, retryable};
 use crate::{EMAIL, insert, keyward, users, write_errors};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,4 +47,56 @@ async fn a_record_that_cannot_be_read_at_once_is_read_again() {
     duplicate.extend(doc! { "lsid": { "id": Binary { subtype, bytes } }, "txnNumber": 1_i64 });
     let reply = send(&keyward.address, database, duplicate).unwrap();
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
+}
+
+/// The transaction whose commit never came stays open on the shards, until Keyward has its session ended: whether or not the
+/// driver comes again, nobody else waits for the document or its keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_never_came_holds_nobody_up() {
+    const SOON: Duration = Duration::from_secs(8);
+    let database = "commit_cut";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind(&forwarder, database);
+    let run = |command: &Document| send(&keyward.address, database, command.clone());
+    let user = |id: i32, email: &str| doc! { "_id": id, "region": "a", "email": email };
+    run(&insert(vec![user(1, "1@x")], true)).unwrap();
+    let change = |email: &str| {
+        let set = doc! { "$set": { "email": email }, "$inc": { "times": 1 } };
+        doc! { "update": "users", "updates": [{ "q": { "_id": 1, "region": "a" }, "u": set }] }
+    };
+    let modify = |email: &str| {
+        let set = doc! { "$set": { "email": email }, "$inc": { "times": 1 } };
+        doc! { "findAndModify": "users", "query": { "_id": 1, "region": "a" }, "update": set }
+    };
+    let remove = doc! { "delete": "users", "deletes": [{ "q": { "_id": 1, "region": "a" }, "limit": 1 }] };
+    let cut_off = [
+        (retryable(change("2@x"), 1), 2),
+        (change("2@x"), 1),
+        (retryable(modify("2@x"), 1), 2),
+        (retryable(remove, 1), 2),
+    ];
+    for (number, (command, tries)) in (1..).zip(cut_off) {
+        for _ in 0..tries {
+            let is_cut = forwarder.tear_request_with(b"\x10commitTransaction\0".to_vec());
+            let cut = run(&command);
+            assert!(cut.is_err(), "{cut:?}");
+            wait_until(&is_cut);
+        }
+        let begun = Instant::now();
+        let next = change(if number % 2 == 0 { "2@x" } else { "3@x" });
+        let reply = run(&next).unwrap();
+        assert!(begun.elapsed() < SOON, "{command} {:?} {reply}", begun.elapsed());
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{command} {reply}");
+        // What the driver says at last is carried out once.
+        if tries > 1 && number < 4 {
+            let begun = Instant::now();
+            let reply = run(&command).unwrap();
+            assert!(begun.elapsed() < SOON, "{command} {:?} {reply}", begun.elapsed());
+            assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{command} {reply}");
+        }
+    }
+    let found = run(&doc! { "find": "users", "filter": { "_id": 1 } }).unwrap();
+    let found = &found.get_document("cursor").unwrap().get_array("firstBatch").unwrap()[0];
+    assert_eq!(found.as_document().unwrap().get_i32("times").unwrap(), 6, "{found}");
 }

@@ -103,3 +103,38 @@ async fn what_became_of_it_is_found_out_or_stays_open() {
     }
     assert_agreement(&client, database).await;
 }
+
+/// What a statement inside a transaction says of a write concern is of no importance: the commit's counts, and that one was met.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_statement_says_of_its_write_concern_never_reaches_a_driver() {
+    let database = "concern_within";
+    let set = ReplicaSet::start(1).unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let client = keyward.client().await;
+    let users = client.database(database).collection::<Document>("users");
+    let fail = |command: &str| {
+        let error = doc! { "code": 91, "errmsg": "shutting down" };
+        let data = doc! { "failCommands": [command], "writeConcernError": error };
+        set.fail_point("failCommand", doc! { "times": 1 }, data).unwrap()
+    };
+    users
+        .insert_many((1..6).map(|id| user(id, &format!("{id}@x"))))
+        .await
+        .unwrap();
+    let failing = fail("delete");
+    assert_eq!(users.delete_one(doc! { "_id": 1 }).await.unwrap().deleted_count, 1);
+    drop(failing);
+    let failing = fail("findAndModify");
+    let deleted = users.find_one_and_delete(doc! { "_id": 2 }).await.unwrap();
+    assert_eq!(deleted, Some(user(2, "2@x")));
+    drop(failing);
+    let failing = fail("findAndModify");
+    let replacing = users.find_one_and_replace(doc! { "_id": 3 }, doc! { "email": "three@x" });
+    assert_eq!(replacing.await.unwrap(), Some(user(3, "3@x")));
+    drop(failing);
+    let failing = fail("update");
+    let replaced = users.replace_one(doc! { "_id": 4 }, doc! { "email": "four@x" });
+    assert_eq!(replaced.await.unwrap().modified_count, 1);
+    drop(failing);
+    assert_agreement(&client, database).await;
+}

@@ -41,7 +41,7 @@ pub async fn run(
     }
     let mut replies = Vec::with_capacity(count);
     for _ in 0..count {
-        match Transaction::receive(upstream).await {
+        match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
             Err(Failure::Forward(error)) => return Err(error),

@@ -200,3 +200,76 @@ fn statements_out_of_order_are_refused() {
         251
     );
 }
+
+/// What a session has open is aborted on all shards; what is prepared already is left to its coordinator, so that all of it
+/// takes effect or nothing.
+#[test]
+fn a_session_that_is_ended_leaves_nothing_open_and_nothing_half_done() {
+    // Of its own: nothing else commits meanwhile.
+    let cluster = Cluster::start().unwrap();
+    cluster.shard_by_ranges("ended.c", "k", &[50]).unwrap();
+    let address = cluster.router_address();
+    let run = |database: &str, command: Document| Connection::open(&address).unwrap().run(database, command);
+    // Of no user's: the digest of nothing.
+    let mut nobody = bson::Binary::from_base64("47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=", None).unwrap();
+    nobody.subtype = bson::spec::BinarySubtype::Generic;
+    let begin = |k: i32, other: i32| {
+        let session = bson::Uuid::new();
+        let fields = doc! { "lsid": { "id": session }, "txnNumber": 1_i64, "autocommit": false };
+        let mut insert = doc! { "insert": "c", "documents": [{ "_id": k, "k": k }, { "_id": other, "k": other }] };
+        insert.extend(fields.clone());
+        insert.insert("startTransaction", true);
+        run("ended", insert).unwrap();
+        let mut commit = doc! { "commitTransaction": 1 };
+        commit.extend(fields);
+        let end = doc! { "killAllSessionsByPattern": [{ "lsid": { "id": session, "uid": nobody.clone() } }] };
+        (commit, end)
+    };
+    let prepared = || {
+        let is_prepared = doc! { "$match": { "transaction.timePreparedMicros": { "$gt": 0 } } };
+        let operations = doc! {
+            "aggregate": 1, "cursor": {}, "pipeline": [{ "$currentOp": { "idleSessions": true } }, is_prepared],
+        };
+        let on_shard = |shard: &testbed::ReplicaSet| {
+            let reply = shard.run("admin", operations.clone()).unwrap();
+            let found = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+            !found.is_empty()
+        };
+        cluster.shards().iter().filter(|shard| on_shard(shard)).count()
+    };
+    let count = || run("ended", doc! { "count": "c" }).unwrap().get_i32("n").unwrap();
+
+    let (commit, end) = begin(1, 60);
+    run("admin", end).unwrap();
+    let insert = doc! { "insert": "c", "documents": [{ "_id": 1, "k": 1 }, { "_id": 60, "k": 60 }], "maxTimeMS": 5000 };
+    assert_eq!(run("ended", insert).unwrap().get_i32("n").unwrap(), 2);
+    assert_eq!(refused(run("admin", commit)), 251);
+
+    let (commit, end) = begin(2, 61);
+    let hanging: Vec<_> = cluster
+        .shards()
+        .iter()
+        .map(|shard| {
+            shard
+                .fail_point("hangBeforeWritingDecision", "alwaysOn", doc! {})
+                .unwrap()
+        })
+        .collect();
+    let committing = std::thread::spawn({
+        let (address, commit) = (address.clone(), commit);
+        move || Connection::open(&address).unwrap().run("admin", commit)
+    });
+    while prepared() < 2 {
+        assert!(!committing.is_finished());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    run("admin", end).unwrap();
+    assert_eq!(prepared(), 2);
+    drop(hanging);
+    // Whoever waited for it may have been interrupted.
+    let _ = committing.join().unwrap();
+    while prepared() > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(count(), 4);
+}

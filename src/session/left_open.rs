@@ -1,0 +1,114 @@
+//! Ends the transaction of Keyward's own that a lost connection may have left open: until the server's own limit its
+//! documents and keys would be waited for, whether or not the client comes again.
+//!
+//! It is ended by ending its session, with Keyward's own rights and on a connection of its own. A transaction that is prepared
+//! stays as it is, so what is about to take effect on several shards takes effect on all of them or on none; and what became of it
+//! a driver's retry finds out as ever. That retry uses the same session: so the client isn't told of the loss before the
+//! session is ended, unless that takes long.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
+use mongodb::Client;
+use sha2::{Digest, Sha256};
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{debug, warn};
+
+use crate::raw::Doc;
+use crate::upstream::{Connection, Upstream};
+
+/// So long the client isn't told that its connection is lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So long it is tried to end a session.
+const TIME_MAX: Duration = Duration::from_secs(10);
+/// Between two tries: the connections of Keyward's own client may be lost, too.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What the server calls a want of rights.
+const UNAUTHORIZED: i32 = 13;
+
+/// Whether it was said that sessions can't be ended.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Ends what `connection`, which is lost, may have left open. What takes long goes on without being waited for.
+pub(super) async fn end(connection: &mut Connection, upstream: &Upstream) {
+    let Some(session) = connection.take_open_transaction() else {
+        return;
+    };
+    let command = command(session, connection.users());
+    let ending = tokio::spawn(end_session(upstream.client().clone(), command));
+    let _ = timeout(PATIENCE, ending).await;
+}
+
+async fn end_session(client: Client, command: Document) {
+    let deadline = Instant::now() + TIME_MAX;
+    let reason = loop {
+        match timeout_at(deadline, client.database("admin").run_command(command.clone())).await {
+            Ok(Ok(_)) => {
+                debug!("ended the session of a transaction whose connection was lost");
+                return;
+            }
+            Ok(Err(error)) => match *error.kind {
+                mongodb::error::ErrorKind::Command(ref refused) if refused.code == UNAUTHORIZED => {
+                    break "Keyward's user lacks killAnySession on { cluster: true }".to_owned();
+                }
+                _ if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
+                _ => break error.to_string(),
+            },
+            Err(_) => break format!("no answer within {}", humantime::format_duration(TIME_MAX)),
+        }
+    };
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        warn!(
+            reason,
+            "a transaction whose connection was lost can't be ended; the servers end such after transactionLifetimeLimitSeconds"
+        );
+    }
+}
+
+/// The session belongs to the client's user, or to nobody where there are no users.
+fn command(session: [u8; 16], users: &[u8]) -> Document {
+    let owners = user(users).into_iter().chain([String::new()]);
+    let pattern = |owner: String| doc! { "lsid": { "id": uuid(&session), "uid": digest(&owner) } };
+    doc! { "killAllSessionsByPattern": owners.map(pattern).collect::<Vec<_>>() }
+}
+
+fn uuid(session: &[u8; 16]) -> Bson {
+    let bytes = session.to_vec();
+    let subtype = BinarySubtype::Uuid;
+    Bson::Binary(Binary { subtype, bytes })
+}
+
+/// What a server has of a user's name in its sessions' names.
+fn digest(user: &str) -> Bson {
+    let bytes = Sha256::digest(user.as_bytes()).to_vec();
+    let subtype = BinarySubtype::Generic;
+    Bson::Binary(Binary { subtype, bytes })
+}
+
+/// The name of the only user who can have a session.
+fn user(users: &[u8]) -> Option<String> {
+    let users = Doc::new(users).ok()?.nested("authenticatedUsers").ok()??;
+    let first = users.elements().next()?.ok()?.as_document_or_array().ok()??;
+    let part = |name| Some(first.get(name).ok()??.as_str()?.to_owned());
+    Some(format!("{}@{}", part("user")?, part("db")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_named_as_the_server_names_it() {
+        let roles = doc! { "authenticatedUsers": [{ "user": "ann", "db": "admin" }], "authenticatedUserRoles": [] };
+        assert_eq!(user(&roles.to_vec().unwrap()).as_deref(), Some("ann@admin"));
+        assert_eq!(user(Doc::empty().bytes()), None);
+        assert_eq!(user(&doc! { "authenticatedUsers": [] }.to_vec().unwrap()), None);
+        let nobody = command([1; 16], Doc::empty().bytes());
+        let patterns = nobody.get_array("killAllSessionsByPattern").unwrap();
+        assert_eq!(patterns.len(), 1);
+        let lsid = patterns[0].as_document().unwrap().get_document("lsid").unwrap();
+        let uid = lsid.get_binary_generic("uid").unwrap();
+        assert_eq!(uid[..4], [0xe3, 0xb0, 0xc4, 0x42]);
+    }
+}

@@ -50,7 +50,7 @@ async fn end_session(client: Client, command: Document) {
             }
             Ok(Err(error)) => match *error.kind {
                 mongodb::error::ErrorKind::Command(ref refused) if refused.code == UNAUTHORIZED => {
-                    break "Keyward's user lacks killAnySession on { cluster: true }".to_owned();
+                    break "its user lacks killAnySession on the cluster".to_owned();
                 }
                 _ if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
                 _ => break error.to_string(),

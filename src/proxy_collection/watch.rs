@@ -74,13 +74,21 @@ impl Marks {
             return;
         }
         if self.0.len() >= MARKS_MAX {
-            let mut number = 0;
-            self.0.retain(|_| {
-                number += 1;
-                number % 2 == 1
-            });
+            self.forget_one(now);
         }
         self.0.push((known, now));
+    }
+
+    /// Forgets the mark that is missed least: the one whose neighbours are closest together for their age.
+    fn forget_one(&mut self, now: Instant) {
+        let gap = |index: usize| {
+            let ((_, before), (_, after)) = (self.0[index - 1], self.0[index + 1]);
+            after.duration_since(before).as_secs_f64() / now.saturating_duration_since(before).as_secs_f64()
+        };
+        let inner = 1..self.0.len() - 1;
+        if let Some(index) = inner.min_by(|one, other| gap(*one).total_cmp(&gap(*other))) {
+            self.0.remove(index);
+        }
     }
 
     fn known_for(&self, span: Duration, now: Instant) -> Option<Timestamp> {
@@ -158,7 +166,7 @@ mod tests {
             let known = marks.known_for(age * second, now).unwrap().time;
             let really = 99_999 - age;
             assert!(known < really, "{age}: {known}");
-            assert!(really - known <= 2 + age / 4, "{age}: {known}");
+            assert!(really - known <= 2 + age / 2, "{age}: {known}");
         }
     }
 }

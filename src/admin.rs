@@ -62,16 +62,18 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
 }
 
-/// `ready`, or a line for each thing that stands in the way.
+/// `ready`, or a line for each thing that stands in the way; then one for each constraint that isn't enforced yet.
 async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
     let obstacles = admin.readiness.obstacles();
+    let notes = admin.readiness.notes().into_iter();
+    let notes: String = notes.map(|(what, text)| format!("{what}: {text}\n")).collect();
     if obstacles.is_empty() {
-        return (StatusCode::OK, "ready\n".to_owned());
+        return (StatusCode::OK, format!("ready\n{notes}"));
     }
     let lines = obstacles
         .iter()
         .map(|(obstacle, reason)| format!("{obstacle}: {reason}\n"));
-    (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
+    (StatusCode::SERVICE_UNAVAILABLE, lines.chain([notes]).collect())
 }
 
 /// A page for browsers, lines for everybody else; [`Status::is_ready`] is in the code, as for `/readyz`.

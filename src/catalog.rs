@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::classify::{OtherCollation, Protection};
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::default_collations::DefaultCollations;
+use crate::fleet;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::raw::Element;
@@ -157,7 +158,8 @@ impl Protection for Catalog {
     }
 
     fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
-        collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database)
+        let is_register = database == fleet::DATABASE.as_bytes() && collection == fleet::COLLECTION.as_bytes();
+        collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_register
     }
 
     fn other_collation(

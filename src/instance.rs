@@ -3,6 +3,7 @@
 //! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for everything that
 //! is there already. Several instances may live in one process; nothing here is global.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 use tokio::net::TcpSocket;
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::admin::Admin;
@@ -18,8 +20,9 @@ use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::config::Problems;
 use crate::constraint::Constraint;
+use crate::fleet::{self, Kept, Membership};
 use crate::metrics::Metrics;
-use crate::prepare::{self, PrepareError};
+use crate::prepare::{self, PrepareError, Waiting};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, ReloadError, Reloads};
@@ -34,6 +37,8 @@ use crate::write;
 
 /// How long to leave a deployment that gave no answer.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long, at the end, what upstream is at work on is waited for.
+const AT_WORK: Duration = Duration::from_secs(1);
 /// How long to leave it between two looks at the privileges of Keyward's own user.
 const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
 /// What a server, or a router on its behalf, says while it can't be reached, ends, or isn't primary.
@@ -64,11 +69,14 @@ pub struct Instance {
     readiness: Readiness,
     reloads: Reloads,
     stage: watch::Sender<Stage>,
-    serving: JoinHandle<()>,
+    serving: JoinHandle<bool>,
+    membership: Arc<Membership>,
+    /// Has the constraints enforced whenever they aren't.
+    keeping: Option<Keeping>,
     sweeping: Background,
     /// Whether Keyward's own user has the privileges that it needs.
     privileges: Background,
-    _following: [Background; 3],
+    following: [Background; 3],
     pages: Pages,
 }
 
@@ -123,16 +131,22 @@ impl Instance {
         let upstream = resolved(config, &readiness).await?;
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
-        let catalog = prepared(&upstream, config, &readiness, &metrics).await?;
-        for constraint in &config.constraints {
-            metrics.set_ready(constraint, true);
-        }
+        let membership = Arc::new(joined(&upstream, config, &readiness).await?);
+        let prepared = prepared(&upstream, config, &readiness, &metrics, &membership).await;
+        let (catalog, waiting) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                membership.leave(true).await;
+                return Err(error);
+            }
+        };
+        fleet::show(&config.constraints, &waiting, &metrics, &readiness);
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.with_users(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
-        let service = Arc::new(service.encrypted(tls));
+        let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
         let following = tokio::spawn({
             let service = service.clone();
             async move { service.writes.follow_shard_keys().await }
@@ -145,17 +159,15 @@ impl Instance {
                 }
             }
         });
-        // Nothing of theirs is waited for: they may lie on a shard that doesn't answer.
-        let warning = tokio::spawn({
-            let (client, constraints) = (service.upstream.client().clone(), config.constraints.clone());
-            async move { prepare::warn_of_others(&client, &constraints).await }
-        });
+        let registering = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
         tracing::info!(listen = %address, "ready");
         Ok(Instance {
             address,
+            keeping: Some(keeping(&service, &membership, config, &readiness)),
+            membership,
             sweeping: sweeping(&service, config),
             privileges: following_privileges(&service, config, &readiness),
             config: config.clone(),
@@ -164,7 +176,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            _following: [following, renewing, warning].map(Background),
+            following: [following, renewing, registering].map(Background),
             pages,
         })
     }
@@ -175,10 +187,18 @@ impl Instance {
     pub async fn reload(&mut self, wanted: Result<Config, Problems>, telemetry: &Telemetry) {
         self.reloads.begin();
         let metrics = self.service.metrics.config.clone();
+        // Nobody may take a constraint for one to be enforced that is about to go.
+        if let Some(keeping) = self.keeping.take() {
+            keeping.stop().await;
+        }
         let applied = match wanted {
-            Ok(wanted) => reload::apply(&self.service, &mut self.config, wanted).await,
+            Ok(wanted) => {
+                let membership = &self.membership;
+                reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await
+            }
             Err(problems) => Err(ReloadError::Config(problems)),
         };
+        self.keeping = Some(keeping(&self.service, &self.membership, &self.config, &self.readiness));
         match applied {
             Ok(changes) => {
                 telemetry.apply(&self.config);
@@ -225,13 +245,59 @@ impl Instance {
         tokio::time::sleep(self.config.drain_delay).await;
         let drain = Drain::begin(self.config.drain);
         self.stage.send_replace(Stage::Draining(drain));
-        drop((self.sweeping, self.privileges));
-        if let Err(error) = self.serving.await {
+        drop((self.sweeping, self.privileges, self.keeping));
+        let is_drained = self.serving.await.unwrap_or_else(|error| {
             tracing::error!(%error, "serving ended before it was told to");
-        }
+            false
+        });
+        drop(self.following);
+        // Whatever may still be done by the deployment that came through here keeps the entry in the register.
+        let writes = &self.service.writes;
+        let last = writes.replace(writes.catalog().clone());
+        let is_over = tokio::time::timeout(AT_WORK, last.is_over()).await.is_ok();
+        self.membership
+            .leave(is_drained && is_over && writes.unseen_end().is_none())
+            .await;
         // The pages close last: how the draining goes can be watched to the end.
         drop(self.pages);
         drain.until().saturating_duration_since(tokio::time::Instant::now())
+    }
+}
+
+fn keeping(service: &Arc<Service>, membership: &Arc<Membership>, config: &Config, readiness: &Readiness) -> Keeping {
+    let kept = Kept {
+        constraints: config.constraints.clone(),
+        lease: config.lease,
+    };
+    let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());
+    let (stop, stopped) = oneshot::channel::<Infallible>();
+    let runtime = Handle::current();
+    // On a thread of its own: what it does is no future that could wander from one to another.
+    let ended = tokio::task::spawn_blocking(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                () = fleet::keep(service, membership, kept, readiness) => {}
+                _ = stopped => {}
+            }
+        });
+    });
+    Keeping { stop, ended }
+}
+
+/// What has the constraints enforced; it stops, wherever it is, when this is dropped.
+#[derive(Debug)]
+struct Keeping {
+    stop: oneshot::Sender<Infallible>,
+    ended: JoinHandle<()>,
+}
+
+impl Keeping {
+    /// Stops it, and waits until it has.
+    async fn stop(self) {
+        drop(self.stop);
+        if let Err(error) = self.ended.await {
+            tracing::error!(%error, "what has the constraints enforced ended before it was told to");
+        }
     }
 }
 
@@ -376,6 +442,20 @@ fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
     missing.is_empty()
 }
 
+/// Enters this Keyward in the register.
+async fn joined(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<Membership, StartError> {
+    loop {
+        match Membership::join(upstream.client(), config.listen.to_string()).await {
+            Ok(membership) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(membership);
+            }
+            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(PrepareError::from(error).into()),
+        }
+    }
+}
+
 /// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:
 /// nothing is begun that a later try wouldn't finish.
 async fn prepared(
@@ -383,18 +463,22 @@ async fn prepared(
     config: &Config,
     readiness: &Readiness,
     metrics: &Metrics,
-) -> Result<Catalog, StartError> {
+    membership: &Membership,
+) -> Result<(Catalog, Vec<Waiting>), StartError> {
     loop {
         let prepared = async {
             let client = upstream.client();
-            let catalog = prepare::prepare(client, &config.constraints, config.lease, metrics).await?;
-            prepare::note_left_out(client, &config.constraints).await?;
-            Ok(catalog)
+            let constraints = &config.constraints;
+            let (reserving, waiting) =
+                prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
+            let identities = reserving.identities(|_| true);
+            membership.declare(reserving.namespaces(), &identities).await?;
+            Ok((reserving.catalog(), waiting))
         };
         match prepared.await {
-            Ok(catalog) => {
+            Ok(prepared) => {
                 readiness.unblock(&Obstacle::Upstream);
-                return Ok(catalog);
+                return Ok(prepared);
             }
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             Err(error) => return Err(error.into()),

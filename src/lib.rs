@@ -27,6 +27,7 @@ pub mod proxy_collection;
 pub mod reply;
 pub mod write;
 
+pub mod fleet;
 pub mod prepare;
 pub mod sweep;
 pub mod verify;

@@ -47,7 +47,10 @@ pub struct Metrics {
     in_doubt: IntCounterVec,
     sweeps: IntCounterVec,
     swept: IntCounterVec,
+    /// How many Keywards the register has.
+    pub keywards: IntGauge,
     ready: IntGaugeVec,
+    waits_for: IntGaugeVec,
 }
 
 /// Clients' connections.
@@ -240,7 +243,15 @@ impl Metrics {
             in_doubt: make.of_constraint("in_doubt_total", "Reservations whose write has an unknown outcome."),
             sweeps: make.of_constraint("sweeps_total", "Sweeps brought to their end."),
             swept: make.of_constraint("swept_total", "Reservations without an owner that a sweep deleted."),
+            keywards: make.gauge(
+                "fleet_keywards",
+                "Keywards in the cluster's register, this one included.",
+            ),
             ready: make.gauge_of_constraint("ready", "1 while the constraint is enforced."),
+            waits_for: make.gauge_of_constraint(
+                "waits_for",
+                "Keywards that may write without the constraint, which isn't enforced before they have it or are gone.",
+            ),
             registry: make.registry.clone(),
         };
         make.build_info();
@@ -248,6 +259,7 @@ impl Metrics {
         for constraint in constraints {
             metrics.constraint(constraint);
             metrics.set_ready(constraint, false);
+            metrics.set_waits_for(constraint, 0);
         }
         metrics
     }
@@ -292,6 +304,13 @@ impl Metrics {
         self.ready.with_label_values(&[&name]).set(ready.into());
     }
 
+    /// Shows for how many Keywards `constraint` waits.
+    pub fn set_waits_for(&self, constraint: &Constraint, keywards: usize) {
+        let name = constraint_label(constraint);
+        let waits_for = self.waits_for.with_label_values(&[&name]);
+        waits_for.set(i64::try_from(keywards).unwrap_or(i64::MAX));
+    }
+
     /// Shows nothing of `constraint` any more.
     pub fn forget(&self, constraint: &Constraint) {
         let name = constraint_label(constraint);
@@ -309,6 +328,7 @@ impl Metrics {
             let _ = counters.remove_label_values(&[&name]);
         }
         let _ = self.ready.remove_label_values(&[&name]);
+        let _ = self.waits_for.remove_label_values(&[&name]);
     }
 
     /// Everything in Prometheus' text format, and its content type.

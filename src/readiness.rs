@@ -15,6 +15,8 @@ pub enum Obstacle {
     Upstream,
     /// Keyward's own user may not do what it must.
     Privileges,
+    /// The register of Keywards may not have this one any more.
+    Register,
     /// The process has been told to stop.
     Draining,
 }
@@ -25,6 +27,7 @@ impl fmt::Display for Obstacle {
             Obstacle::Startup => f.write_str("startup"),
             Obstacle::Upstream => f.write_str("upstream"),
             Obstacle::Privileges => f.write_str("privileges"),
+            Obstacle::Register => f.write_str("register"),
             Obstacle::Draining => f.write_str("draining"),
         }
     }
@@ -34,6 +37,7 @@ impl fmt::Display for Obstacle {
 #[derive(Debug, Clone)]
 pub struct Readiness {
     obstacles: Arc<Mutex<BTreeMap<Obstacle, String>>>,
+    notes: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Readiness {
@@ -42,6 +46,7 @@ impl Readiness {
         let startup = (Obstacle::Startup, "starting".to_owned());
         Readiness {
             obstacles: Arc::new(Mutex::new(BTreeMap::from([startup]))),
+            notes: Arc::default(),
         }
     }
 
@@ -58,6 +63,23 @@ impl Readiness {
     /// What stands in the way now; empty if clients are welcome.
     pub fn obstacles(&self) -> Vec<(Obstacle, String)> {
         self.with(|obstacles| obstacles.clone().into_iter().collect())
+    }
+
+    /// Says `text` of `what`, which stands in nobody's way.
+    pub fn note(&self, what: &str, text: String) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.insert(what.to_owned(), text);
+    }
+
+    /// Says nothing of `what` any more.
+    pub fn forget_note(&self, what: &str) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
+    }
+
+    /// What is said though it stands in nobody's way: of which constraint, and what.
+    pub fn notes(&self) -> Vec<(String, String)> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.clone().into_iter().collect()
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut BTreeMap<Obstacle, String>) -> T) -> T {

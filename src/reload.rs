@@ -10,10 +10,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{sleep_until, timeout};
 
+use crate::catalog::Catalog;
 use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
+use crate::fleet::{self, Membership};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, PrepareError, Reserving};
+use crate::prepare::{self, PrepareError, Reserving, Waiting};
+use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
 use crate::traces;
@@ -44,8 +47,10 @@ pub enum ReloadError {
 /// What a reload has changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Constraints that hold now and didn't before.
+    /// Constraints that reserve now and didn't before.
     pub added: Vec<String>,
+    /// Those of them that aren't enforced yet, because another Keyward may write without them.
+    pub waiting: Vec<String>,
     /// Constraints that don't hold any more.
     pub removed: Vec<String>,
     /// Settings that are different in the file, and stay as they are until the next start.
@@ -76,6 +81,7 @@ impl Reloads {
             "outcome": "applied",
             "generation": generation,
             "constraintsAdded": changes.added,
+            "constraintsWaiting": changes.waiting,
             "constraintsRemoved": changes.removed,
             "needsRestart": changes.needs_restart,
         }));
@@ -100,19 +106,35 @@ impl Reloads {
 /// - Cancel: constraints that are new may reserve already, and enforce nothing.
 /// # Errors
 /// [`ReloadError`]; nothing has changed then.
-pub async fn apply(service: &Service, current: &mut Config, wanted: Config) -> Result<Changes, ReloadError> {
+pub async fn apply(
+    service: &Service,
+    membership: &Membership,
+    readiness: &Readiness,
+    current: &mut Config,
+    wanted: Config,
+) -> Result<Changes, ReloadError> {
     // Looked at before anything is changed, and used only once all the rest holds.
     let certificates = match (&service.tls, &wanted.tls) {
         (Some(acceptor), Some(settings)) => Some((acceptor, tls::Prepared::load(settings.clone())?)),
         _ => None,
     };
-    let (added, removed) = apply_constraints(service, current, &wanted.constraints).await?;
+    let applied = apply_constraints(service, membership, current, &wanted.constraints).await?;
+    let Applied {
+        added,
+        removed,
+        waiting,
+    } = applied;
+    removed
+        .iter()
+        .for_each(|constraint| readiness.forget_note(&constraint_label(constraint)));
+    fleet::show(&added, &waiting, &service.metrics, readiness);
     service.limit(wanted.limits);
     if let Some((acceptor, certificates)) = certificates {
         acceptor.replace(certificates);
     }
     let changes = Changes {
         added: names(&added),
+        waiting: waiting.iter().map(|one| constraint_label(&one.constraint)).collect(),
         removed: names(&removed),
         needs_restart: needing_restart(current, &wanted),
     };
@@ -162,18 +184,34 @@ fn endpoint(config: &Config) -> Option<&str> {
 
 type Constraints = Vec<Arc<Constraint>>;
 
+/// What has become of the constraints.
+struct Applied {
+    /// Those that are new.
+    added: Constraints,
+    /// Those that are gone.
+    removed: Constraints,
+    /// Those that can't be called enforced yet.
+    waiting: Vec<Waiting>,
+}
+
+/// `these` but for `those`.
+fn without(
+    these: &[Arc<Constraint>],
+    those: &[Arc<Constraint>],
+    is_it: fn(&Constraint, &Constraint) -> bool,
+) -> Constraints {
+    let is_there = |one: &Constraint| those.iter().any(|other| is_it(one, other));
+    let left = these.iter().filter(|constraint| !is_there(constraint));
+    left.cloned().collect()
+}
+
 /// Has `wanted` be enforced; gives what is new, and what is gone.
 async fn apply_constraints(
     service: &Service,
+    membership: &Membership,
     current: &Config,
     wanted: &[Arc<Constraint>],
-) -> Result<(Constraints, Constraints), ReloadError> {
-    let without =
-        |these: &[Arc<Constraint>], those: &[Arc<Constraint>], is_it: fn(&Constraint, &Constraint) -> bool| {
-            let is_there = |one: &Constraint| those.iter().any(|other| is_it(one, other));
-            let left = these.iter().filter(|constraint| !is_there(constraint));
-            left.cloned().collect::<Constraints>()
-        };
+) -> Result<Applied, ReloadError> {
     let added = without(wanted, &current.constraints, is_same);
     // What has become another one under the same name is refused by what is written down of it in the cluster.
     let removed = without(&current.constraints, wanted, is_named);
@@ -183,7 +221,11 @@ async fn apply_constraints(
     let are_they =
         names(wanted) == names(&current.constraints) && strategies(wanted) == strategies(&current.constraints);
     if are_they && added.is_empty() {
-        return Ok((added, removed));
+        return Ok(Applied {
+            added,
+            removed,
+            waiting: Vec::new(),
+        });
     }
     let client = service.upstream.client();
     prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
@@ -191,18 +233,14 @@ async fn apply_constraints(
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
     let before = service.writes.catalog().clone();
-    if let Err(error) = enforce(service, current, wanted, &removed, &reserving, &added).await {
-        match suspend(service, &added).await {
-            Ok(()) => {
-                drop(service.writes.replace(before));
-                let new = without(&added, &current.constraints, is_named);
-                new.iter().for_each(|constraint| service.metrics.forget(constraint));
-            }
-            // Who reserves without need does no harm; who doesn't must not be taken for one who does.
-            Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
+    let enforced = enforce(service, membership, current, &removed, &reserving, &added).await;
+    let waiting = match enforced {
+        Ok(waiting) => waiting,
+        Err(error) => {
+            take_back(service, membership, current, &reserving, &added, before).await;
+            return Err(error);
         }
-        return Err(error);
-    }
+    };
     let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_named(gone, constraint));
     drop(
         service
@@ -210,7 +248,40 @@ async fn apply_constraints(
             .replace(Arc::new(service.writes.catalog().without(is_gone))),
     );
     removed.iter().for_each(|constraint| service.metrics.forget(constraint));
-    Ok((added, removed))
+    Ok(Applied {
+        added,
+        removed,
+        waiting,
+    })
+}
+
+/// Has the constraints from `before` hold again.
+async fn take_back(
+    service: &Service,
+    membership: &Membership,
+    current: &Config,
+    reserving: &Reserving,
+    added: &[Arc<Constraint>],
+    before: Arc<Catalog>,
+) {
+    // Those that it had under another definition go on reserving under it.
+    let new = without(added, &current.constraints, is_named);
+    let is_new = |constraint: &Constraint| new.iter().any(|one| is_named(one, constraint));
+    let taken_back = async {
+        membership
+            .give_up(&reserving.identities(is_new))
+            .await
+            .map_err(PrepareError::from)?;
+        suspend(service, added).await
+    };
+    match taken_back.await {
+        Ok(()) => {
+            drop(service.writes.replace(before));
+            new.iter().for_each(|constraint| service.metrics.forget(constraint));
+        }
+        // Who reserves without need does no harm; who doesn't must not be taken for one who does.
+        Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
+    }
 }
 
 /// Has all constraints reserve, and those in `added` take in the documents that are there.
@@ -218,12 +289,12 @@ async fn apply_constraints(
 /// Also where another Keyward has taken them in: what was written here until now is reserved by nobody.
 async fn enforce(
     service: &Service,
+    membership: &Membership,
     current: &Config,
-    wanted: &[Arc<Constraint>],
     removed: &[Arc<Constraint>],
     reserving: &Reserving,
     added: &[Arc<Constraint>],
-) -> Result<(), ReloadError> {
+) -> Result<Vec<Waiting>, ReloadError> {
     let client = service.upstream.client();
     added
         .iter()
@@ -231,6 +302,7 @@ async fn enforce(
     let past = service.writes.replace(Arc::new(reserving.catalog()));
     // If this is broken off, whoever starts next takes all documents in, those too that were written here.
     suspend(service, added).await?;
+    let mut waiting = Vec::new();
     if !added.is_empty() {
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.unseen_end() {
@@ -245,17 +317,24 @@ async fn enforce(
         if let Some(end) = service.writes.lost_end() {
             sleep_until(end).await;
         }
+        let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
+        // Only now does all that this Keyward sent reserve for them.
+        let declared = membership
+            .declare(reserving.namespaces(), &reserving.identities(is_new))
+            .await;
+        declared.map_err(PrepareError::from)?;
         // Who has begun before now may have missed what was under way here.
         suspend(service, added).await?;
-        let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
-        reserving.take_in(client, current.lease, is_new).await?;
+        waiting = reserving
+            .take_in(client, current.lease, Some(membership), is_new)
+            .await?;
     }
+    let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));
+    // First the register: who looks there from now on doesn't call them enforced; who has looked before finds them suspended.
+    let given_up = membership.give_up(&reserving.identities(is_removed)).await;
+    given_up.map_err(PrepareError::from)?;
     suspend(service, removed).await?;
-    prepare::note_left_out(client, wanted).await?;
-    added
-        .iter()
-        .for_each(|constraint| service.metrics.set_ready(constraint, true));
-    Ok(())
+    Ok(waiting)
 }
 
 /// Notes in the cluster that documents may be there that none of these has reserved.

@@ -15,8 +15,8 @@ use tracing::{debug, info, warn};
 use crate::session::{self, Service, Stage};
 
 /// Serves clients until `stage` is draining and the last connection has ended; no longer than that stage says, and not at
-/// all once its sender is gone.
-pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Receiver<Stage>) {
+/// all once its sender is gone. Gives whether all connections ended by themselves.
+pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Receiver<Stage>) -> bool {
     let mut sessions = JoinSet::new();
     let mut stopping = stage.clone();
     let mut next_id = 0_u64;
@@ -47,20 +47,22 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
     info!(connections = sessions.len(), "draining");
     let Some(drain) = drain else {
         sessions.shutdown().await;
-        return;
+        return false;
     };
     let drained = timeout_at(drain.until(), async {
         while let Some(ended) = sessions.join_next().await {
             note_panic(ended);
         }
     });
-    if drained.await.is_err() {
+    let is_drained = drained.await.is_ok();
+    if !is_drained {
         warn!(
             connections = sessions.len(),
             "connections cut off at the end of the drain time"
         );
         sessions.shutdown().await;
     }
+    is_drained
 }
 
 fn refuse(client: TcpStream, peer: std::net::SocketAddr) {

@@ -9,6 +9,7 @@ use super::command::Command;
 use super::rule::{Rule, WriteCommand};
 use super::target::visit_all;
 use super::{Kind, Protection, Refusal, Target, Verdict, Write};
+use crate::fleet;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
@@ -32,6 +33,14 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             Some(out) => output(command, b"mapReduce", &out, protection)?,
             None => Verdict::Forward,
         },
+        // It would take the register of Keywards along.
+        Rule::DropDatabase if protection.is_proxy_collection(command.database, fleet::COLLECTION.as_bytes()) => {
+            let register = Target {
+                database: command.database,
+                collection: fleet::COLLECTION.as_bytes(),
+            };
+            Verdict::Refuse(Refusal::of(command.name, register, Kind::ProxyCollection))
+        }
         Rule::DropDatabase if protection.protects_any_in(command.database) => Verdict::Write(Write::DropDatabase {
             database: command.database,
         }),

@@ -1,5 +1,8 @@
-//! `keyward backfill`: makes constraints hold for the documents that are there, as `keyward run` does before it opens its
-//! port, and ends. Killed, it goes on where it stopped when it is started again, and so does `keyward run`.
+//! `keyward backfill`: reserves for the documents that are there, as `keyward run` does, and ends. Killed, it goes on where it
+//! stopped when it is started again.
+//!
+//! Nobody may reserve meanwhile what is written. So the constraints aren't enforced after it, only backfilled: `keyward run` reads
+//! the documents once more, and has little to write.
 
 use super::failure::Failure;
 use super::task::Task;
@@ -22,7 +25,7 @@ fn take_in(file: &ConfigFile, only: &OneCollection) -> Result<(), Failure> {
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
-        prepare::prepare(&client, &task.constraints, task.config.lease, &task.metrics)
+        prepare::prepare(&client, &task.constraints, task.config.lease, &task.metrics, None)
             .await
             .map_err(StartError::from)?;
         Ok(())

@@ -5,6 +5,7 @@
 mod backfill;
 mod check;
 mod failure;
+mod forget;
 mod open_files;
 mod run;
 mod shell;
@@ -57,6 +58,13 @@ enum Command {
         #[command(flatten)]
         options: status::Options,
     },
+    /// Take a Keyward that was killed out of the cluster's register, so that no constraint waits for it any more
+    Forget {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        options: forget::Options,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -86,7 +94,8 @@ struct OneCollection {
 enum Exit {
     /// All is well.
     Success = 0,
-    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready.
+    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready; `forget` knows no such
+    /// Keyward.
     Findings = 1,
     /// The command line is wrong; or `verify` or `status` can't tell.
     Unsure = 2,
@@ -118,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Verify { file, only, options } => verify::run(&file, &only, &options),
         Command::Check(file) => check::run(&file.config),
         Command::Status { file, options } => status::run(&file.config, &options),
+        Command::Forget { file, options } => forget::run(&file.config, &options),
         Command::Completions { shell } => shell::completions(shell),
         Command::Man => shell::manual(),
     };

@@ -61,7 +61,8 @@ impl Report {
 }
 
 impl Report {
-    fn without_values(&self) -> String {
+    /// How many documents violate what, and none of their values.
+    pub fn without_values(&self) -> String {
         let Report {
             namespace,
             constraint,

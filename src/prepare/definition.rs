@@ -3,7 +3,7 @@
 //!
 //! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
 
-use std::fmt::{self, Display, Formatter};
+use std::collections::BTreeSet;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
@@ -17,17 +17,20 @@ use crate::proxy_collection::{StoreError, answered};
 
 /// How far a constraint has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// Documents that were there before may not be reserved yet.
-    Backfilling,
-    /// Every document is reserved.
+pub enum State {
+    /// Documents may be there, or come, that aren't reserved.
+    Reserving,
+    /// Every document was reserved, once, by somebody who couldn't know whether all who write reserve.
+    Backfilled,
+    /// Every document is reserved, and all who may write reserve.
     Enforced,
 }
 
 impl State {
     fn name(self) -> &'static str {
         match self {
-            State::Backfilling => "backfilling",
+            State::Reserving => "reserving",
+            State::Backfilled => "backfilled",
             State::Enforced => "enforced",
         }
     }
@@ -36,26 +39,19 @@ impl State {
 /// How far a constraint had come when it was looked at.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registered {
-    /// Every document is reserved.
+    /// What it is called in the register of Keywards.
+    pub identity: ObjectId,
+    /// Every document is reserved, and all who may write reserve.
     pub is_enforced: bool,
-    /// Every document was, once, in the proxy collection that is there.
+    /// Every document was reserved, once, in the proxy collection that is there.
     pub was_complete: bool,
 }
 
-/// A constraint that the cluster knows, whether or not the configuration does.
-#[derive(Debug)]
-pub(super) struct Written {
-    /// The protected collection.
-    pub namespace: Namespace,
-    /// The constraint's name.
-    pub name: String,
-}
-
-impl Display for Written {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.namespace, self.name)
-    }
-}
+/// In a constraint's document: the era in which it was noted as enforced. In any other it isn't: versions that know no register
+/// of Keywards don't have this.
+const ENFORCED_IN: &str = "enforcedIn";
+/// What versions that know no register call a constraint that isn't enforced.
+const BACKFILLING: &str = "backfilling";
 
 /// The definitions of one database.
 pub(super) struct Definitions {
@@ -75,19 +71,15 @@ impl Definitions {
         }
     }
 
-    /// All that are enforced, whoever does it.
-    pub(super) async fn enforced(&self) -> Result<Vec<Written>, StoreError> {
-        let enforced = self.collection.find(doc! { "state": State::Enforced.name() });
-        let enforced: Vec<Document> = answered(answered(enforced.into_future()).await?.try_collect()).await?;
-        let database = &self.collection.namespace().db;
-        let written = |document: &Document| {
-            let id = document.get_document("_id").ok()?;
-            Some(Written {
-                namespace: Namespace::new(database.clone(), id.get_str("collection").ok()?),
-                name: id.get_str("name").ok()?.to_owned(),
-            })
+    /// The state of each constraint of a collection that the cluster knows, by name.
+    pub(super) async fn states(&self, namespace: &Namespace) -> Result<Vec<(String, State)>, StoreError> {
+        let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
+        let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
+        let state = |document: &Document| {
+            let name = document.get_document("_id").ok()?.get_str("name").ok()?.to_owned();
+            Some((name, state_of(document)?))
         };
-        Ok(enforced.iter().filter_map(written).collect())
+        Ok(found.iter().filter_map(state).collect())
     }
 
     /// Writes the definition down unless it is there; gives how far the constraint has come. `proxy` is the uuid of its
@@ -101,13 +93,21 @@ impl Definitions {
         self.check_place(constraint).await?;
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
-            "state": State::Backfilling.name(),
+            "state": State::Reserving.name(), ERA_FIELD: ObjectId::new(),
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
         let found = answered(upsert.into_future()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
+        if !found.contains_key(ERA_FIELD) {
+            let mut without = id(constraint);
+            without.insert(ERA_FIELD, doc! { "$exists": false });
+            let first = doc! { "$set": { ERA_FIELD: ObjectId::new() } };
+            answered(self.collection.update_one(without, first).into_future()).await?;
+        }
         let state = state(constraint, &found)?;
+        let identity = found.get_object_id("identity");
+        let identity = identity.map_err(|_| StoreError::Unexpected("the identity of a constraint"))?;
         let was_complete = proxy.is_some() && found.get(PROXY_FIELD.as_str()) == proxy;
         if state == State::Enforced && !was_complete {
             tracing::warn!(
@@ -118,6 +118,7 @@ impl Definitions {
         }
         let is_enforced = state == State::Enforced && was_complete;
         Ok(Registered {
+            identity,
             is_enforced,
             was_complete,
         })
@@ -183,12 +184,14 @@ impl Definitions {
         }
     }
 
-    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`. Not if the `era` in which they
-    /// were taken in is over: another Keyward has reported duplicates, say, and documents may have been changed for it that
-    /// were taken in here before. Gives whether it is noted.
-    pub(super) async fn enforce(
+    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`: that it is `now` enforced, or was
+    /// backfilled. Not if the `era` in which they were taken in is over: another Keyward has reported duplicates, say, and
+    /// documents may have been changed for it that were taken in here before; or one has begun to write that doesn't reserve.
+    /// Gives whether it is noted.
+    pub(super) async fn complete(
         &self,
         constraint: &Constraint,
+        now: State,
         proxy: Option<&Bson>,
         era: Option<&Bson>,
     ) -> Result<bool, PrepareError> {
@@ -200,7 +203,10 @@ impl Definitions {
             doc! { "state": State::Enforced.name() },
         ];
         filter.insert("$or", or);
-        let set = doc! { "state": State::Enforced.name(), PROXY_FIELD.as_str(): proxy };
+        let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
+        if now == State::Enforced {
+            set.insert(ENFORCED_IN, era);
+        }
         let update = self
             .collection
             .update_one(filter, doc! { "$set": set, "$unset": { "backfill": 1 } });
@@ -210,23 +216,55 @@ impl Definitions {
 
     /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
     pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        self.suspend_named(constraint.namespace(), constraint.name()).await
-    }
-
-    /// The same of one that may only be known to the cluster.
-    pub(super) async fn suspend_written(&self, written: &Written) -> Result<(), PrepareError> {
-        self.suspend_named(&written.namespace, &written.name).await
-    }
-
-    async fn suspend_named(&self, namespace: &Namespace, name: &str) -> Result<(), PrepareError> {
-        let update = doc! {
-            "$set": { "state": State::Backfilling.name(), ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 },
-        };
-        let update = self
-            .collection
-            .update_one(doc! { "_id": definition_id(namespace, name) }, update);
+        let update = self.collection.update_one(id(constraint), suspension());
         answered(update.into_future()).await?;
         Ok(())
+    }
+
+    /// The names of those on a collection but the ones with these identities.
+    pub(super) async fn lacking(
+        &self,
+        namespace: &Namespace,
+        identities: &BTreeSet<ObjectId>,
+    ) -> Result<Vec<String>, StoreError> {
+        let find = self.collection.find(others(namespace, identities));
+        let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
+        let name = |document: &Document| Some(document.get_document("_id").ok()?.get_str("name").ok()?.to_owned());
+        Ok(found.iter().filter_map(name).collect())
+    }
+
+    /// Suspends all constraints on a collection but those with these identities; gives how many there are.
+    pub(super) async fn suspend_others(
+        &self,
+        namespace: &Namespace,
+        identities: &BTreeSet<ObjectId>,
+    ) -> Result<u64, StoreError> {
+        let update = self.collection.update_many(others(namespace, identities), suspension());
+        Ok(answered(update.into_future()).await?.matched_count)
+    }
+}
+
+fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {
+    let identities: Vec<ObjectId> = identities.iter().copied().collect();
+    doc! { "_id.collection": &namespace.collection, "identity": { "$nin": identities } }
+}
+
+fn suspension() -> Document {
+    doc! {
+        "$set": { "state": State::Reserving.name(), ERA_FIELD: ObjectId::new() },
+        "$unset": { "backfill": 1, ENFORCED_IN: 1 },
+    }
+}
+
+/// The state in a constraint's document, if it is one that this version knows.
+fn state_of(found: &Document) -> Option<State> {
+    let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(ERA_FIELD);
+    match found.get_str("state").ok()? {
+        name if name == State::Enforced.name() && is_of_era => Some(State::Enforced),
+        name if name == State::Enforced.name() => Some(State::Backfilled),
+        name if name == State::Backfilled.name() => Some(State::Backfilled),
+        name if name == State::Reserving.name() || name == BACKFILLING => Some(State::Reserving),
+        _ => None,
     }
 }
 
@@ -247,11 +285,7 @@ fn state(constraint: &Constraint, found: &Document) -> Result<State, PrepareErro
             there: there.to_string(),
         });
     }
-    match found.get_str("state") {
-        Ok(name) if name == State::Enforced.name() => Ok(State::Enforced),
-        Ok(name) if name == State::Backfilling.name() => Ok(State::Backfilling),
-        _ => Err(StoreError::Unexpected("the state of a constraint").into()),
-    }
+    state_of(found).ok_or_else(|| StoreError::Unexpected("the state of a constraint").into())
 }
 
 fn check_strategy(constraint: &Constraint, here: Strategy, there: &str) -> Result<(), PrepareError> {

@@ -16,32 +16,34 @@ mod results;
 mod sharding;
 mod take_in;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
+use crate::fleet::{Entry, Membership};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
-pub use definition::{DEFINITIONS, definition_id};
-use definition::{Definitions, State};
+use definition::Definitions;
+pub use definition::{DEFINITIONS, State, definition_id};
 pub use error::PrepareError;
-pub use left_out::{note_left_out, warn_of_others};
+pub use left_out::suspend_lacking;
 use position::{Between, Position};
 use sharding::Deployment;
 pub use take_in::{Outcome, take_in};
 
-/// Prepares all `constraints`, in their order; gives the catalog that enforces them.
+/// Prepares all `constraints`, in their order; gives what enforces them, and those that can't be called enforced yet because
+/// some Keyward may write without them. Without `membership`, none is: nobody reserves meanwhile, as far as is known here.
 ///
 /// # Errors
 /// [`PrepareError`]: nothing may be served then.
@@ -50,12 +52,22 @@ pub async fn prepare(
     constraints: &[Arc<Constraint>],
     lease: Duration,
     metrics: &Metrics,
-) -> Result<Catalog, PrepareError> {
+    membership: Option<&Membership>,
+) -> Result<(Reserving, Vec<Waiting>), PrepareError> {
     // Before anything is written down, which would hold against the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
-    reserving.take_in(client, lease, |_| false).await?;
-    Ok(reserving.catalog())
+    let waiting = reserving.take_in(client, lease, membership, |_| false).await?;
+    Ok((reserving, waiting))
+}
+
+/// A constraint that can't be called enforced, because others may write without it.
+#[derive(Debug)]
+pub struct Waiting {
+    /// The constraint.
+    pub constraint: Arc<Constraint>,
+    /// They, as the register of Keywards has them.
+    pub others: Vec<Entry>,
 }
 
 /// Constraints whose keys can be reserved, though documents that were there before may not be reserved yet.
@@ -64,6 +76,8 @@ pub struct Reserving {
     collections: Vec<Collection>,
     /// Those that aren't enforced: which collection, which of its constraints.
     unready: Vec<(usize, usize)>,
+    /// What each constraint is called in the register of Keywards.
+    identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
 
 /// Makes what `constraints` need in the cluster: they are written down there, and their proxy collections exist. It changes
@@ -78,7 +92,7 @@ pub async fn make(
     metrics: &Metrics,
 ) -> Result<Reserving, PrepareError> {
     let (deployment, collections) = look(client, constraints, lease, metrics).await?;
-    let mut unready = Vec::new();
+    let (mut unready, mut identities) = (Vec::new(), Vec::new());
     for (index, (protected, _)) in collections.iter().enumerate() {
         results::create(client, &protected.namespace.database).await?;
         let definitions = Definitions::of(client, &protected.namespace);
@@ -95,12 +109,17 @@ pub async fn make(
             let registered = definitions.register(constraint, there.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, registered.was_complete).await?;
+            identities.push((constraint.clone(), registered.identity));
             if !registered.is_enforced {
                 unready.push((index, position));
             }
         }
     }
-    Ok(Reserving { collections, unready })
+    Ok(Reserving {
+        collections,
+        unready,
+        identities,
+    })
 }
 
 impl Reserving {
@@ -114,10 +133,22 @@ impl Reserving {
         )
     }
 
+    /// What those constraints that `are_meant` are called in the register of Keywards.
+    pub fn identities(&self, are_meant: impl Fn(&Constraint) -> bool) -> Vec<ObjectId> {
+        let meant = self.identities.iter().filter(|(constraint, _)| are_meant(constraint));
+        meant.map(|(_, identity)| *identity).collect()
+    }
+
+    /// Their collections.
+    pub fn namespaces(&self) -> impl Iterator<Item = Namespace> {
+        self.collections
+            .iter()
+            .map(|(protected, _)| protected.namespace.clone())
+    }
+
     /// Reserves the keys of the documents that are there, and notes that the constraints are enforced; for those that
-    /// weren't, and for those that are `anew`, which were suspended since.
-    ///
-    /// Whoever writes meanwhile must reserve already.
+    /// weren't, and for those that are `anew`, which were suspended since. Gives those for which some Keyward is to be waited
+    /// that may write without reserving.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -125,16 +156,21 @@ impl Reserving {
         &self,
         client: &Client,
         lease: Duration,
+        membership: Option<&Membership>,
         anew: impl Fn(&Constraint) -> bool,
-    ) -> Result<(), PrepareError> {
-        let (mut reports, mut taken_in) = (Vec::new(), Vec::new());
+    ) -> Result<Vec<Waiting>, PrepareError> {
+        let (mut reports, mut taken_in, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (protected, uuid)) in self.collections.iter().enumerate() {
             for (position, proxy) in protected.constraints.iter().enumerate() {
                 if anew(&proxy.constraint) || self.unready.contains(&(index, position)) {
-                    let one = TakingIn::of(client, protected, position, uuid.as_ref(), lease).await?;
+                    let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
+                    let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
+                    let guard = membership.map(|membership| (membership, identity));
+                    let one = TakingIn::of(client, protected, position, uuid.as_ref(), lease, guard).await?;
                     match one.reserve_all().await? {
-                        Ok(era) => taken_in.push((one, era)),
-                        Err(report) => reports.push(report),
+                        Taken::All(era) => taken_in.push((one, era)),
+                        Taken::Violated(report) => reports.push(report),
+                        Taken::Nothing(others) => waiting.push(one.waiting(others)),
                     }
                 }
             }
@@ -142,14 +178,22 @@ impl Reserving {
         // None while one is violated: who is refused one goes on without any.
         if reports.is_empty() {
             for (one, era) in taken_in {
-                reports.extend(one.enforce(era).await?);
+                match one.enforce(era).await? {
+                    Taken::All(_) => {}
+                    Taken::Violated(report) => reports.push(report),
+                    Taken::Nothing(others) => waiting.push(one.waiting(others)),
+                }
             }
         }
         match reports.is_empty() {
-            true => Ok(()),
+            true => Ok(waiting),
             false => Err(PrepareError::Duplicates(Reports(reports))),
         }
     }
+}
+
+fn is_same(one: &Constraint, other: &Constraint) -> bool {
+    one.namespace() == other.namespace() && one.name() == other.name()
 }
 
 /// Notes in the cluster that nobody reserves for `constraint` any more as far as is known here: whoever has it again takes its
@@ -197,7 +241,8 @@ pub async fn check_strategies(
     Ok(())
 }
 
-/// Whether every document of the collection is reserved under the constraint at `position`, as it stands here.
+/// Whether every document of the collection is reserved under the constraint at `position`, as it stands here; all who write
+/// needn't reserve by now.
 ///
 /// # Errors
 /// [`PrepareError`] if it isn't, or stands otherwise in the cluster.
@@ -205,8 +250,8 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
     match definitions.look(constraint, protected.strategy()).await? {
-        Some(State::Enforced) => Ok(()),
-        Some(State::Backfilling) | None => Err(PrepareError::NotEnforced {
+        Some(State::Enforced | State::Backfilled) => Ok(()),
+        Some(State::Reserving) | None => Err(PrepareError::NotEnforced {
             namespace: protected.namespace.clone(),
             name: constraint.name().to_owned(),
         }),
@@ -263,6 +308,23 @@ async fn look(
     Ok((deployment, collections))
 }
 
+/// The state of each of `constraints` in the cluster; none of one that it doesn't know.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't say.
+pub async fn states(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<State>>, StoreError> {
+    let mut known = HashMap::new();
+    for constraint in constraints {
+        let namespace = constraint.namespace();
+        if !known.contains_key(namespace) {
+            let states = Definitions::of(client, namespace).states(namespace).await?;
+            known.insert(namespace, states.into_iter().collect::<HashMap<String, State>>());
+        }
+    }
+    let state = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
+    Ok(constraints.iter().map(state).collect())
+}
+
 /// A constraint whose documents are taken in.
 struct TakingIn<'a> {
     client: &'a Client,
@@ -270,6 +332,18 @@ struct TakingIn<'a> {
     position: usize,
     lease: Duration,
     between: Between,
+    /// Where to see whether others write without it, and what it is called there.
+    guard: Option<(&'a Membership, ObjectId)>,
+}
+
+/// What became of the documents of a constraint.
+enum Taken {
+    /// All are reserved in this era.
+    All(Option<Bson>),
+    /// Some violate the constraint.
+    Violated(Report),
+    /// These may write without reserving: nothing was begun.
+    Nothing(Vec<Entry>),
 }
 
 impl<'a> TakingIn<'a> {
@@ -280,6 +354,7 @@ impl<'a> TakingIn<'a> {
         position: usize,
         uuid: Option<&Bson>,
         lease: Duration,
+        guard: Option<(&'a Membership, ObjectId)>,
     ) -> Result<TakingIn<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
         // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
@@ -293,40 +368,66 @@ impl<'a> TakingIn<'a> {
                 collection: uuid.cloned(),
                 proxy,
             },
+            guard,
         })
     }
 
-    fn constraint(&self) -> &Constraint {
+    fn constraint(&self) -> &Arc<Constraint> {
         &self.protected.constraints[self.position].constraint
     }
 
-    /// Reserves all documents; gives the era in which they are, or the report if some violate the constraint.
-    async fn reserve_all(&self) -> Result<Result<Option<Bson>, Report>, PrepareError> {
+    fn waiting(&self, others: Vec<Entry>) -> Waiting {
+        Waiting {
+            constraint: self.constraint().clone(),
+            others,
+        }
+    }
+
+    /// Reserves all documents, if all who may write reserve.
+    async fn reserve_all(&self) -> Result<Taken, PrepareError> {
         let namespace = &self.protected.namespace;
         let id = definition_id(namespace, self.constraint().name());
         let database = self.client.database(&namespace.database);
-        let reached = Position::resume(database, id, self.between.clone()).await?;
+        // First the era, then the register: who begins to write without the constraint registers first, and ends the era then.
+        // So either it is seen here, or the era in which this began is over before its first write.
+        let reached = Position::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
+        if let Some((membership, identity)) = self.guard {
+            let is_strict = self.protected.is_strict();
+            let others = membership.lacking(namespace, identity, is_strict).await?;
+            if !others.is_empty() {
+                return Ok(Taken::Nothing(others));
+            }
+        }
         let report = backfill::backfill(self.protected, self.position, self.lease, &reached).await?;
         Ok(match report.is_empty() {
-            true => Ok(reached.era),
-            false => Err(report),
+            true => Taken::All(reached.era),
+            false => Taken::Violated(report),
         })
     }
 
-    /// Notes that the constraint is enforced. Where the `era` in which its documents were reserved is over, that is done again
-    /// first; gives the report if some violate it by then.
-    async fn enforce(&self, mut era: Option<Bson>) -> Result<Option<Report>, PrepareError> {
+    /// Notes that the constraint is enforced, or was backfilled if nobody knows who reserves. Where the `era` in which its
+    /// documents were reserved is over, that is done again first.
+    async fn enforce(&self, mut era: Option<Bson>) -> Result<Taken, PrepareError> {
         let (namespace, constraint) = (&self.protected.namespace, self.constraint());
         let definitions = Definitions::of(self.client, namespace);
-        let proxy = self.between.proxy.as_ref();
-        while !definitions.enforce(constraint, proxy, era.as_ref()).await? {
+        let (proxy, state) = (
+            self.between.proxy.as_ref(),
+            match self.guard {
+                Some(_) => State::Enforced,
+                None => State::Backfilled,
+            },
+        );
+        while !definitions.complete(constraint, state, proxy, era.as_ref()).await? {
             era = match self.reserve_all().await? {
-                Ok(era) => era,
-                Err(report) => return Ok(Some(report)),
+                Taken::All(era) => era,
+                other => return Ok(other),
             };
         }
-        tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced");
-        Ok(None)
+        match state {
+            State::Enforced => tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced"),
+            _ => tracing::info!(%namespace, constraint = constraint.name(), "constraint backfilled"),
+        }
+        Ok(Taken::All(era))
     }
 }
 

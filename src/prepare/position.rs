@@ -18,6 +18,8 @@ use crate::proxy_collection::{StoreError, answered};
 const COLLECTION_FIELD: &CStr = cstr!("collection");
 /// Where the uuid of the proxy collection stands: with a position, and with a constraint whose reservations are complete in it.
 pub(super) const PROXY_FIELD: &CStr = cstr!("proxyCollection");
+/// Whether all who might write reserved, when the position was noted.
+const GUARDED_FIELD: &CStr = cstr!("guarded");
 /// Where the era stands, in the constraint's document.
 pub(super) const ERA_FIELD: &str = "era";
 
@@ -51,6 +53,8 @@ pub(super) struct Position {
     constraint: Document,
     by: ObjectId,
     between: Between,
+    /// Whether all who may write reserve meanwhile.
+    is_guarded: bool,
     /// The era in which it began; none is one, too.
     pub era: Option<Bson>,
     /// The `_id` up to which all is done.
@@ -61,11 +65,12 @@ pub(super) struct Position {
 
 impl Position {
     /// Takes over from whoever went before. `constraint` is the `_id` of its document. Where one of the collections is
-    /// another one than then, as after a drop or a restore, all begins anew.
+    /// another one than then, as after a drop or a restore, all begins anew; so it does with a guard, if who went before had none.
     pub(super) async fn resume(
         database: Database,
         constraint: Document,
         between: Between,
+        is_guarded: bool,
     ) -> Result<Position, StoreError> {
         let mut position = Position {
             definitions: database.collection(DEFINITIONS),
@@ -73,6 +78,7 @@ impl Position {
             constraint,
             by: ObjectId::new(),
             between,
+            is_guarded,
             era: None,
             after: None,
             done: 0,
@@ -85,6 +91,7 @@ impl Position {
         position.era = era.and_then(|era| Bson::try_from(era).ok());
         if let Ok(backfill) = there.get_document("backfill")
             && position.between.is_of(backfill)
+            && (!is_guarded || backfill.get_bool(GUARDED_FIELD).unwrap_or(false))
         {
             position.after = backfill.get("after").ok().flatten().map(RawBson::from);
             position.done = backfill
@@ -102,6 +109,9 @@ impl Position {
             return Ok(());
         };
         let mut backfill = rawdoc! { "by": self.by, COLLECTION_FIELD: collection, PROXY_FIELD: proxy };
+        if self.is_guarded {
+            backfill.append(GUARDED_FIELD, true);
+        }
         backfill.append(cstr!("after"), after.clone());
         backfill.append(cstr!("done"), i64::try_from(done).unwrap_or(i64::MAX));
         let mut query = RawDocumentBuf::try_from(&self.filter()).map_err(|_| StoreError::Unexpected("a query"))?;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 
-use super::PrepareError;
+use super::{DEFINITIONS, PrepareError};
 use crate::constraint::Constraint;
+use crate::fleet;
 
 /// What is done to the documents of a protected database, and to Keyward's collections beside them. A takeover writes a
 /// placeholder into the protected collection, past its validator.
@@ -21,6 +22,10 @@ const IN_DATABASE: [&str; 8] = [
     "createCollection",
     "createIndex",
 ];
+/// What is done to the register of Keywards, which has one even of those without any constraint.
+const IN_REGISTER: [&str; 4] = ["find", "insert", "update", "remove"];
+/// What is done to the definitions of constraints in any other database, before clients write there.
+const ELSEWHERE: [&str; 2] = ["find", "update"];
 /// What spreading a proxy collection over the shards takes, too.
 const TO_SHARD: [&str; 3] = ["enableSharding", "splitChunk", "moveChunk"];
 
@@ -38,7 +43,12 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
         }
     };
     let mut privileges: Vec<Document> = databases.iter().map(in_database).collect();
-    if privileges.is_empty() {
+    let in_collection = |database: &str, collection: &str, actions: &[&str]| {
+        doc! { "resource": { "db": database, "collection": collection }, "actions": actions }
+    };
+    privileges.push(in_collection(fleet::DATABASE, fleet::COLLECTION, &IN_REGISTER));
+    privileges.push(in_collection("", DEFINITIONS, &ELSEWHERE));
+    if databases.is_empty() {
         return privileges;
     }
     let in_cluster = |action: &str| doc! { "resource": { "cluster": true }, "actions": [action] };

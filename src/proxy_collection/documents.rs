@@ -70,7 +70,7 @@ impl AllDocuments<'_> {
         }
     }
 
-    async fn open(&self) -> Result<Option<RawBatchCursor>, StoreError> {
+    async fn open(&mut self) -> Result<Option<RawBatchCursor>, StoreError> {
         let Some(mut command) = walk(self.proxy.protected.name(), self.after.as_ref(), self.size) else {
             return Ok(None);
         };
@@ -85,7 +85,7 @@ impl AllDocuments<'_> {
     }
 
     /// Those with the last one's `_id` on other shards: who goes on behind it later doesn't meet them.
-    async fn add_namesakes(&self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+    async fn add_namesakes(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
             let mut namesakes = self.proxy.namesakes(id, self.shard_key).await?;
             namesakes.retain(|namesake| !documents.contains(namesake));

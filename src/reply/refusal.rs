@@ -87,6 +87,16 @@ pub enum Refusal {
     /// The configuration was reloaded between two looks at it.
     #[error("the constraints in Keyward's configuration have just changed; send the command again")]
     ConstraintsChanged,
+    /// Another Keyward may count this one as gone, or isn't known to have heard of what it is about to write; nothing was written.
+    #[error(
+        "Keyward writes nothing here as long as the cluster's register of Keywards doesn't say that it may: {reason}; try again"
+    )]
+    Unregistered {
+        /// What is missing.
+        reason: String,
+        /// The label that lets the driver try again, if it may.
+        label: Option<&'static str>,
+    },
     /// The cluster didn't say whether a key could be reserved; parts of the command may have taken effect.
     #[error(
         "Keyward couldn't reserve a key of unique constraint {constraint} on {namespace}: the cluster gave no sure answer; try again"
@@ -119,7 +129,7 @@ impl Refusal {
             Refusal::Bulk(fault) => fault.code(),
             Refusal::ConstraintsChanged => (117, "ConflictingOperationInProgress"),
             // What a mongos says that can't reach a shard: drivers try again.
-            Refusal::Unsure { .. } => (6, "HostUnreachable"),
+            Refusal::Unsure { .. } | Refusal::Unregistered { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
             Refusal::TooLarge { .. } => (10334, "BSONObjectTooLarge"),
             Refusal::Committed => (256, "TransactionCommitted"),
@@ -139,6 +149,7 @@ impl Refusal {
         let label = match self {
             Refusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
             Refusal::Conflict | Refusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
+            Refusal::Unregistered { label, .. } => *label,
             _ => None,
         };
         if let Some(label) = label {

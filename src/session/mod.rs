@@ -36,6 +36,7 @@ pub use end::End;
 
 use crate::authorization::Rights;
 use crate::classify::{Protection, Verdict, classify};
+use crate::fleet::{Guard, Membership};
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{Incoming, Outgoing};
@@ -74,6 +75,8 @@ pub struct Service {
     process: ObjectId,
     /// How clients' connections are encrypted, if they are.
     pub tls: Option<Arc<tls::Acceptor>>,
+    /// Its place in the register of Keywards.
+    pub membership: Option<Arc<Membership>>,
 }
 
 impl Service {
@@ -88,6 +91,7 @@ impl Service {
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             process: ObjectId::new(),
             tls: None,
+            membership: None,
         };
         service.limit(limits);
         service
@@ -96,6 +100,19 @@ impl Service {
     /// Encrypts clients' connections.
     pub fn encrypted(self, tls: Option<Arc<tls::Acceptor>>) -> Service {
         Service { tls, ..self }
+    }
+
+    /// Writes only as the register of Keywards allows.
+    pub fn registered(self, membership: Arc<Membership>) -> Service {
+        Service {
+            membership: Some(membership),
+            ..self
+        }
+    }
+
+    /// Whether nobody can take this Keyward for gone.
+    fn may_write(&self) -> bool {
+        self.membership.as_ref().is_none_or(|membership| membership.may_write())
     }
 
     /// The limits that hold now.
@@ -335,11 +352,16 @@ impl Session {
             transactions.begin(transaction, self.replies.is_authenticated());
         }
         let catalog = self.service.writes.catalog();
-        let may_commit = || self.service.writes.commit(outline.transaction) == Commit::GoesOn;
-        let forwarded = match outline.commits() && !may_commit() {
+        let guard = Guard::new(&**catalog, self.service.membership.as_deref());
+        let may_commit = || self.service.may_write() && self.service.writes.commit(outline.transaction) == Commit::GoesOn;
+        let is_held = outline.commits() && !may_commit();
+        let forwarded = match is_held {
             true => None,
-            false => forwarded(&request, &outline, self.drain.as_ref(), &**catalog),
+            false => forwarded(&request, &outline, self.drain.as_ref(), &guard),
         };
+        // What may write somewhere waits until that is in the register of Keywards.
+        let forwarded =
+            forwarded.filter(|_| !guard.has_undeclared() && (!guard.is_asked() || self.service.may_write()));
         let is_handshake = matches!(forwarded, Some(Some(Owed { hello: Some(_), .. })));
         let span = match &request.parsed {
             Ok(parsed) if !is_handshake => CommandSpan::of(parsed),

@@ -5,6 +5,8 @@
 use super::{Drain, End, Outline, Owed, Requests, Service, Session, forwarded, owed, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::classify::{Verdict, classify};
+use crate::fleet::Guard;
+use crate::reply::{Refusal, Times};
 use crate::traces::note_outcome;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::{self, Served};
@@ -31,10 +33,12 @@ impl Session {
         let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => {
                 let (drain, rights) = (self.drain.as_ref(), &mut self.rights);
+                let is_known = !self.service.upstream.has_credential() || self.replies.is_authenticated();
                 let served = serve_one(
                     &request,
                     self.last_reply_id,
                     &self.service,
+                    is_known,
                     drain,
                     rights,
                     &mut self.upstream,
@@ -73,6 +77,7 @@ async fn serve_one(
     request: &Request<'_>,
     reply_id: i32,
     service: &Service,
+    is_known: bool,
     drain: Option<&Drain>,
     rights: &mut Rights,
     upstream: &mut crate::upstream::Connection,
@@ -85,13 +90,19 @@ async fn serve_one(
     let outline = Outline::of(message);
     let commands = &service.metrics.commands;
     let catalog = service.writes.catalog();
-    let verdict = match classify(message, &**catalog) {
+    let guard = Guard::new(&**catalog, service.membership.as_deref());
+    let verdict = match classify(message, &guard) {
         Ok(verdict) => verdict,
         Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
     };
     if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &outline)) {
         commands.turned_away.inc();
         return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
+    }
+    // Who hasn't logged in writes nothing, and has nothing written.
+    if is_known && let Err(refusal) = registered(service, guard, &outline).await {
+        commands.turned_away.inc();
+        return answer(envelope, &refusal.body(&Times::default()), reply_id);
     }
     if outline.commits()
         && let Message::Msg(commit) = message
@@ -141,6 +152,30 @@ async fn serve_one(
             }
             None => Err(End::OutOfStep),
         },
+    }
+}
+
+/// Makes sure that what may write does so with the knowledge of the other Keywards.
+async fn registered(
+    service: &Service,
+    guard: Guard<'_, crate::catalog::Catalog>,
+    outline: &Outline,
+) -> Result<(), Refusal> {
+    let Some(membership) = &service.membership else {
+        return Ok(());
+    };
+    let unregistered = |reason: String| Refusal::Unregistered {
+        reason,
+        label: outline.label(),
+    };
+    let is_write = guard.is_asked() || outline.commits();
+    if guard.has_undeclared() {
+        let declared = membership.declare(guard.undeclared(), &[]).await;
+        declared.map_err(|error| unregistered(error.to_string()))?;
+    }
+    match !is_write || membership.may_write() {
+        true => Ok(()),
+        false => Err(unregistered("its entry couldn't be renewed".to_owned())),
     }
 }
 

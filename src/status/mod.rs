@@ -31,6 +31,8 @@ pub struct Status {
     facts: Vec<(&'static str, String)>,
     /// What stands in the way of clients, and why.
     obstacles: Vec<(String, String)>,
+    /// Which constraints aren't enforced, and why.
+    notes: Vec<(String, String)>,
     /// A row for each constraint, under [`COLUMNS`].
     constraints: Vec<[String; COLUMNS.len()]>,
 }
@@ -96,6 +98,7 @@ impl Status {
         Status {
             facts,
             obstacles: obstacles.map(|(what, why)| (what.to_string(), why)).collect(),
+            notes: admin.readiness.notes(),
             constraints: admin.metrics.constraints().into_iter().map(row).collect(),
         }
     }
@@ -111,7 +114,7 @@ impl Status {
             true => "ready\n".to_owned(),
             false => "not ready\n".to_owned(),
         };
-        for (what, why) in &self.obstacles {
+        for (what, why) in self.obstacles.iter().chain(&self.notes) {
             lines += &format!("  {what}: {why}\n");
         }
         lines += "\n";
@@ -152,8 +155,8 @@ impl Status {
                 }
                 body {
                     h1 { "Keyward " span.state.no[!self.is_ready()] { (state) } }
-                    @if !self.is_ready() {
-                        ul { @for (what, why) in &self.obstacles { li { b { (what) } ": " (why) } } }
+                    @if !self.is_ready() || !self.notes.is_empty() {
+                        ul { @for (what, why) in self.obstacles.iter().chain(&self.notes) { li { b { (what) } ": " (why) } } }
                     }
                     dl { @for (name, value) in &self.facts { div { dt { (name) } dd { (value) } } } }
                     h2 { "Constraints" }

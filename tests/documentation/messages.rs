@@ -135,17 +135,19 @@ impl Said {
 }
 
 /// What `/readyz` names.
-fn obstacles() -> [String; 4] {
+fn obstacles() -> [String; 5] {
     let all = [
         Obstacle::Startup,
         Obstacle::Upstream,
         Obstacle::Privileges,
+        Obstacle::Register,
         Obstacle::Draining,
     ];
     all.map(|obstacle| {
         match obstacle {
             // Whoever adds one finds the list above.
-            Obstacle::Startup | Obstacle::Upstream | Obstacle::Privileges | Obstacle::Draining => {}
+            Obstacle::Startup | Obstacle::Upstream | Obstacle::Privileges | Obstacle::Register | Obstacle::Draining => {
+            }
         }
         format!("{obstacle}: …")
     })

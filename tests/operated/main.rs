@@ -8,5 +8,6 @@ mod left_out;
 mod process;
 mod reload;
 mod restart;
+mod rolled;
 #[path = "../support/scripts.rs"]
 mod scripts;

@@ -138,6 +138,12 @@ impl Keyward {
         }
     }
 
+    /// Tells it to stop, and waits until it has: unlike one that is killed, nobody takes it for one that may still write.
+    pub fn stop(mut self) {
+        self.send(Signal::SIGTERM);
+        assert_eq!(self.ended(), Some(0), "{}", self.log());
+    }
+
     /// Its exit code, once it has ended.
     pub fn ended(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;

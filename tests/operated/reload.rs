@@ -111,7 +111,7 @@ fn a_changed_file_is_loaded_without_a_signal() {
 fn a_reload_that_fails_midway_leaves_it_to_the_next_start() {
     let database = "reload_broken_off";
     drop_database(database);
-    drop(Keyward::start(&settings(database, &["email"], "")));
+    Keyward::start(&settings(database, &["email"], "")).stop();
     let keyward = Keyward::start(&settings(database, &[], ""));
     keyward.insert(database, user(1, "past@x", "1")).unwrap();
     let no_reads = doc! { "failCommands": ["find"], "namespace": format!("{database}.users"), "errorCode": 2 };
@@ -121,6 +121,7 @@ fn a_reload_that_fails_midway_leaves_it_to_the_next_start() {
     let outcome = keyward.reload(&settings(database, &["email"], ""));
     assert_eq!(outcome["outcome"], json!("refused"), "{outcome}");
     drop(failing);
+    keyward.stop();
     let next = Keyward::start(&settings(database, &["email"], ""));
     assert_eq!(next.insert(database, user(2, "past@x", "2")), Err(11000));
 }
@@ -136,6 +137,7 @@ fn a_reload_that_is_refused_enforces_none_of_its_constraints() {
     let outcome = keyward.reload(&settings(database, &["email", "phone"], ""));
     assert_eq!(outcome["outcome"], json!("refused"), "{outcome}");
     keyward.insert(database, user(3, "late@x", "3")).unwrap();
+    keyward.stop();
     let next = Keyward::start(&settings(database, &["email"], ""));
     assert_eq!(next.insert(database, user(4, "late@x", "4")), Err(11000));
 }
@@ -289,6 +291,7 @@ fn a_constraint_that_went_and_comes_again_takes_in_what_was_written_between() {
     // Also where it is not this Keyward that has it again.
     keyward.reload(&settings(database, &["email"], ""));
     keyward.insert(database, user(4, "d@x", "4")).unwrap();
+    keyward.stop();
     let other = Keyward::start(&both);
     assert_eq!(other.insert(database, user(5, "e@x", "4")), Err(11000));
 }

@@ -19,7 +19,7 @@ pub struct Proxy {
     pub address: String,
     runtime: Runtime,
     stage: watch::Sender<Stage>,
-    server: Option<JoinHandle<()>>,
+    server: Option<JoinHandle<bool>>,
 }
 
 impl Proxy {

@@ -1,0 +1,48 @@
+//! `keyward forget`: takes a Keyward out of the register that is gone for good, so that no constraint waits for it any more.
+
+use std::path::Path;
+
+use bson::oid::ObjectId;
+use clap::Args;
+
+use super::failure::Failure;
+use super::task::Task;
+use super::{ConfigFile, Exit, OneCollection};
+use crate::fleet::Register;
+use crate::instance::StartError;
+use crate::prepare::PrepareError;
+
+/// Whom to forget.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The Keyward's id, as `/readyz` names it; its process must be gone, with all that it had sent
+    #[arg(value_name = "ID")]
+    id: ObjectId,
+}
+
+/// Takes the Keyward out of the register of the deployment in `file`.
+pub(super) fn run(file: &Path, options: &Options) -> Exit {
+    match forget(file, options.id) {
+        Ok(true) => Exit::Success,
+        Ok(false) => {
+            eprintln!("keyward: no Keyward {} is in the register", options.id);
+            Exit::Findings
+        }
+        Err(error) => {
+            error.tell();
+            error.exit()
+        }
+    }
+}
+
+fn forget(file: &Path, id: ObjectId) -> Result<bool, Failure> {
+    let file = ConfigFile {
+        config: file.to_owned(),
+    };
+    let task = Task::new(&file, &OneCollection { collection: None })?;
+    task.runtime.block_on(async {
+        let client = task.connect().await?;
+        let removed = Register::of(&client).remove(id).await;
+        Ok(removed.map_err(|error| StartError::from(PrepareError::from(error)))?)
+    })
+}

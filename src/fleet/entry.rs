@@ -1,0 +1,173 @@
+//! One Keyward as the register has it.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use bson::oid::ObjectId;
+use bson::{Bson, DateTime, Document, doc};
+
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
+
+/// One Keyward as the register has it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Names this start of the process.
+    pub id: ObjectId,
+    /// The host that it runs on.
+    pub host: String,
+    /// Its number there.
+    pub pid: u32,
+    /// Where clients connect to, as it is configured.
+    pub address: String,
+    /// Its version.
+    pub version: String,
+    /// When it was started, by its own clock; to be read by people only.
+    pub started: DateTime,
+    /// Counts its renewals.
+    pub beat: i64,
+    /// How long it may write after a renewal.
+    pub lease: Duration,
+    /// The collections to which it may forward writes.
+    pub collections: BTreeSet<String>,
+    /// It may forward writes to any collection.
+    pub is_everywhere: bool,
+    /// The constraints, each by its identity, for which all that it writes reserves.
+    pub constraints: BTreeSet<ObjectId>,
+    /// It has ended; what it sent may still be done.
+    pub has_left: bool,
+    /// A strict constraint waits for it: the passing of time proves nothing.
+    pub is_pinned: bool,
+}
+
+impl Entry {
+    /// That of this process, which writes nowhere yet.
+    pub fn of_this_process(address: String) -> Entry {
+        let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
+        Entry {
+            id: ObjectId::new(),
+            host: host.unwrap_or_default(),
+            pid: std::process::id(),
+            address,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: DateTime::now(),
+            beat: 0,
+            lease: super::LEASE,
+            collections: BTreeSet::new(),
+            is_everywhere: false,
+            constraints: BTreeSet::new(),
+            has_left: false,
+            is_pinned: false,
+        }
+    }
+
+    /// Whether it may forward writes to `namespace` that reserve nothing for the constraint with this identity.
+    pub fn lacks(&self, namespace: &Namespace, identity: ObjectId) -> bool {
+        let writes = self.is_everywhere || self.collections.contains(&namespace.to_string());
+        writes && !self.constraints.contains(&identity)
+    }
+
+    /// The document in the register.
+    pub(super) fn document(&self) -> Document {
+        doc! {
+            "_id": self.id,
+            "host": &self.host,
+            "pid": i64::from(self.pid),
+            "address": &self.address,
+            "version": &self.version,
+            "started": self.started,
+            "beat": self.beat,
+            "leaseMillis": i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX),
+            "collections": self.collections.iter().collect::<Vec<_>>(),
+            "everywhere": self.is_everywhere,
+            "constraints": self.constraints.iter().copied().collect::<Vec<_>>(),
+            "left": self.has_left,
+            "pinned": self.is_pinned,
+        }
+    }
+
+    /// From a document in the register.
+    ///
+    /// # Errors
+    /// [`StoreError::Unexpected`] if it is none.
+    pub(super) fn read(document: &Document) -> Result<Entry, StoreError> {
+        Entry::parts(document).ok_or(StoreError::Unexpected("an entry in the register of Keywards"))
+    }
+
+    fn parts(document: &Document) -> Option<Entry> {
+        let text = |field| document.get_str(field).ok().map(str::to_owned);
+        let flag = |field| document.get_bool(field).ok();
+        let array = |field| document.get_array(field).ok();
+        Some(Entry {
+            id: document.get_object_id("_id").ok()?,
+            host: text("host")?,
+            pid: document.get_i64("pid").ok()?.try_into().ok()?,
+            address: text("address")?,
+            version: text("version")?,
+            started: *document.get_datetime("started").ok()?,
+            beat: document.get_i64("beat").ok()?,
+            lease: Duration::from_millis(document.get_i64("leaseMillis").ok()?.try_into().ok()?),
+            collections: array("collections")?
+                .iter()
+                .map(|one| Some(one.as_str()?.to_owned()))
+                .collect::<Option<_>>()?,
+            is_everywhere: flag("everywhere")?,
+            constraints: array("constraints")?
+                .iter()
+                .map(Bson::as_object_id)
+                .collect::<Option<_>>()?,
+            has_left: flag("left")?,
+            is_pinned: flag("pinned")?,
+        })
+    }
+}
+
+impl Display for Entry {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        let Entry { id, host, pid, .. } = self;
+        let started = self.started.try_to_rfc3339_string().unwrap_or_default();
+        write!(
+            formatter,
+            "Keyward {id} (host {host}, process {pid}, listen {}, started {started}",
+            self.address
+        )?;
+        match (self.has_left, self.is_pinned) {
+            (true, _) => formatter.write_str(", has ended with writes under way)"),
+            (false, true) => {
+                formatter.write_str(", waited for without limit for a strict constraint; see `keyward forget`)")
+            }
+            (false, false) => formatter.write_str(")"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written() {
+        let mut entry = Entry::of_this_process("127.0.0.1:1".to_owned());
+        entry.collections.insert("shop.users".to_owned());
+        entry.constraints.insert(ObjectId::new());
+        entry.is_pinned = true;
+        assert_eq!(Entry::read(&entry.document()).unwrap(), entry);
+        assert!(Entry::read(&doc! { "_id": 1 }).is_err());
+    }
+
+    #[test]
+    fn only_who_writes_to_the_collection_can_lack_a_constraint() {
+        let (users, orders) = (Namespace::new("shop", "users"), Namespace::new("shop", "orders"));
+        let (email, other) = (ObjectId::new(), ObjectId::new());
+        let mut entry = Entry::of_this_process(String::new());
+        assert!(!entry.lacks(&users, email));
+        entry.collections.insert(users.to_string());
+        assert!(entry.lacks(&users, email) && !entry.lacks(&orders, email));
+        entry.constraints.insert(email);
+        // The same name made anew is another constraint.
+        assert!(!entry.lacks(&users, email) && entry.lacks(&users, other));
+        entry.is_everywhere = true;
+        assert!(entry.lacks(&orders, other) && !entry.lacks(&orders, email));
+    }
+}

@@ -1,0 +1,79 @@
+//! Finds out, as a command is classified, whether it may write, and to which collections that this Keyward hasn't declared.
+//!
+//! Whoever classifies asks of every collection that a command may write to whether it is protected; so nothing that
+//! writes goes by here.
+
+use std::cell::{Cell, RefCell};
+
+use super::Membership;
+use crate::classify::{OtherCollation, Protection};
+use crate::namespace::Namespace;
+use crate::raw::Element;
+
+/// The constraints as they are, and what of a command it was asked about.
+pub struct Guard<'a, P> {
+    protection: &'a P,
+    membership: Option<&'a Membership>,
+    is_asked: Cell<bool>,
+    undeclared: RefCell<Vec<Namespace>>,
+}
+
+impl<'a, P: Protection> Guard<'a, P> {
+    /// Asks `protection`. Where nobody is registered, nothing is to be declared.
+    pub fn new(protection: &'a P, membership: Option<&'a Membership>) -> Guard<'a, P> {
+        Guard {
+            protection,
+            membership,
+            is_asked: Cell::new(false),
+            undeclared: RefCell::default(),
+        }
+    }
+
+    /// Whether the command may write somewhere.
+    pub fn is_asked(&self) -> bool {
+        self.is_asked.get()
+    }
+
+    /// Whether it may write where nothing may be written yet.
+    pub fn has_undeclared(&self) -> bool {
+        !self.undeclared.borrow().is_empty()
+    }
+
+    /// Where that is.
+    pub fn undeclared(self) -> Vec<Namespace> {
+        self.undeclared.into_inner()
+    }
+}
+
+impl<P: Protection> Protection for Guard<'_, P> {
+    fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.is_asked.set(true);
+        if let Some(membership) = self.membership
+            && !membership.has_declared(database, collection)
+            && !database.is_empty()
+            && !collection.is_empty()
+        {
+            let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
+            let namespace = Namespace::new(database, collection);
+            self.undeclared.borrow_mut().push(namespace);
+        }
+        self.protection.protects(database, collection)
+    }
+
+    fn protects_any_in(&self, database: &[u8]) -> bool {
+        self.protection.protects_any_in(database)
+    }
+
+    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protection.is_proxy_collection(database, collection)
+    }
+
+    fn other_collation(
+        &self,
+        database: &[u8],
+        collection: &[u8],
+        collation: Option<&Element<'_>>,
+    ) -> Option<OtherCollation> {
+        self.protection.other_collation(database, collection, collation)
+    }
+}

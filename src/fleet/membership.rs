@@ -1,0 +1,245 @@
+//! This Keyward's own place in the register: whether it may write, and where.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use bson::oid::ObjectId;
+use mongodb::Client;
+
+use super::watch::Watch;
+use super::{COLLECTIONS_MAX, Entry, LEASE, Register};
+use crate::namespace::Namespace;
+use crate::prepare;
+use crate::proxy_collection::StoreError;
+
+/// The databases with constraints of nobody's.
+const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
+
+/// The collections to which writes may go on, by database.
+type Collections = HashMap<Vec<u8>, HashSet<Vec<u8>>>;
+
+/// This Keyward's own place in the register.
+#[derive(Debug)]
+pub struct Membership {
+    client: Client,
+    register: Register,
+    /// The entry, as it is in the register or will be at once; who changes more of it there than its beat holds it.
+    entry: tokio::sync::Mutex<Entry>,
+    id: ArcSwap<ObjectId>,
+    declared: ArcSwap<Collections>,
+    begun: Instant,
+    /// Until when it may write, in milliseconds since `begun`.
+    until: AtomicU64,
+    watch: Mutex<Watch>,
+}
+
+impl Membership {
+    /// Registers a Keyward that writes nowhere yet.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that it is registered.
+    pub async fn join(client: &Client, address: String) -> Result<Membership, StoreError> {
+        let entry = Entry::of_this_process(address);
+        let membership = Membership {
+            client: client.clone(),
+            register: Register::of(client),
+            id: ArcSwap::from_pointee(entry.id),
+            entry: tokio::sync::Mutex::new(entry),
+            declared: ArcSwap::default(),
+            begun: Instant::now(),
+            until: AtomicU64::new(0),
+            watch: Mutex::default(),
+        };
+        let sent = Instant::now();
+        let entry = membership.entry.lock().await;
+        membership.register.insert(&entry).await?;
+        membership.prolong(sent);
+        drop(entry);
+        Ok(membership)
+    }
+
+    /// Whether nobody can have taken its entry away.
+    pub fn may_write(&self) -> bool {
+        self.begun + Duration::from_millis(self.until.load(Ordering::Acquire)) > Instant::now()
+    }
+
+    /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
+    /// called enforced.
+    pub fn has_declared(&self, database: &[u8], collection: &[u8]) -> bool {
+        OF_MONGODB.contains(&database)
+            || self
+                .declared
+                .load()
+                .get(database)
+                .is_some_and(|collections| collections.contains(collection))
+    }
+
+    /// Has writes go to `namespaces` from now on, which all reserve for `constraints`, too: first it is written in the entry, then
+    /// what this Keyward lacks there is noted as not enforced.
+    ///
+    /// # Errors
+    /// [`StoreError`]: nothing may be written there then.
+    pub async fn declare(
+        &self,
+        namespaces: impl IntoIterator<Item = Namespace>,
+        constraints: &[ObjectId],
+    ) -> Result<(), StoreError> {
+        let mut entry = self.entry.lock().await;
+        let known =
+            |namespace: &Namespace| self.has_declared(namespace.database.as_bytes(), namespace.collection.as_bytes());
+        let new: BTreeSet<Namespace> = namespaces.into_iter().filter(|one| !known(one)).collect();
+        let constraints: BTreeSet<ObjectId> = constraints.iter().copied().collect();
+        if new.is_empty() && constraints.is_subset(&entry.constraints) {
+            return Ok(());
+        }
+        let mut wanted = entry.clone();
+        wanted.constraints.extend(&constraints);
+        let names: BTreeSet<String> = new.iter().map(ToString::to_string).collect();
+        wanted.is_everywhere |= wanted.collections.len() + names.len() > COLLECTIONS_MAX;
+        let names = match wanted.is_everywhere {
+            true => BTreeSet::new(),
+            false => names,
+        };
+        wanted.collections.extend(names.iter().cloned());
+        let is_there = self
+            .register
+            .add(entry.id, &names, wanted.is_everywhere, &constraints)
+            .await?;
+        // Also if what follows fails: the register has it.
+        *entry = wanted;
+        if !is_there {
+            self.rejoin(&mut entry).await?;
+        }
+        let constraints = entry.constraints.clone();
+        // One shard that doesn't answer mustn't keep the writes to others waiting.
+        drop(entry);
+        for namespace in &new {
+            prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
+        }
+        self.declared.rcu(|declared| {
+            let mut declared = Collections::clone(declared);
+            for Namespace { database, collection } in &new {
+                let collections = declared.entry(database.clone().into_bytes()).or_default();
+                collections.insert(collection.clone().into_bytes());
+            }
+            declared
+        });
+        Ok(())
+    }
+
+    /// Notes that not all writes reserve for `constraints` from now on. Whoever calls one of them enforced must be told next.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that it is noted.
+    pub async fn give_up(&self, constraints: &[ObjectId]) -> Result<(), StoreError> {
+        let mut entry = self.entry.lock().await;
+        entry.constraints.retain(|one| !constraints.contains(one));
+        match self.register.take_out(entry.id, constraints).await? {
+            true => Ok(()),
+            false => self.rejoin(&mut entry).await,
+        }
+    }
+
+    /// Those that may write to `namespace` without reserving for the constraint with this identity; this Keyward, too, if it
+    /// does. Where the constraint is strict, no time that passes takes them away.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the register can't be read.
+    pub async fn lacking(
+        &self,
+        namespace: &Namespace,
+        identity: ObjectId,
+        is_strict: bool,
+    ) -> Result<Vec<Entry>, StoreError> {
+        let mut lacking = self.register.current().await?;
+        lacking.retain(|entry| entry.lacks(namespace, identity));
+        if is_strict {
+            for entry in lacking.iter_mut().filter(|entry| !entry.is_pinned) {
+                entry.is_pinned = self.register.pin(entry.id).await?;
+            }
+        }
+        Ok(lacking)
+    }
+
+    /// Looks at the register, and takes those away that are gone; gives how many there are.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't do as it is asked.
+    pub async fn look(&self) -> Result<usize, StoreError> {
+        let entries = self.register.recent().await?;
+        let own = **self.id.load();
+        let gone: Vec<Entry> = {
+            let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+            let gone = watch.gone(&entries, Instant::now());
+            gone.into_iter().filter(|entry| entry.id != own).cloned().collect()
+        };
+        let mut left = entries.len();
+        for entry in gone {
+            if self.register.evict(&entry).await? {
+                left -= 1;
+                tracing::warn!(keyward = %entry, "taken out of the register of Keywards: it didn't renew its entry");
+            }
+        }
+        Ok(left)
+    }
+
+    /// Renews the entry; where somebody has taken it away, this Keyward is registered anew.
+    pub(super) async fn renew(&self) -> Result<(), StoreError> {
+        let (id, sent) = (**self.id.load(), Instant::now());
+        if self.register.renew(id).await? {
+            self.prolong(sent);
+            return Ok(());
+        }
+        self.until.store(0, Ordering::Release);
+        let mut entry = self.entry.lock().await;
+        match entry.id == id {
+            true => self.rejoin(&mut entry).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Registers it anew, under another id; what was called enforced without it isn't any more.
+    async fn rejoin(&self, entry: &mut Entry) -> Result<(), StoreError> {
+        self.until.store(0, Ordering::Release);
+        tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
+        let mut new = entry.clone();
+        (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
+        let sent = Instant::now();
+        self.register.insert(&new).await?;
+        let declared = self.declared.load_full();
+        for (database, collections) in declared.iter() {
+            for collection in collections {
+                let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
+                let namespace = Namespace::new(database, collection);
+                prepare::suspend_lacking(&self.client, &namespace, &new.constraints).await?;
+            }
+        }
+        self.id.store(new.id.into());
+        *entry = new;
+        self.prolong(sent);
+        Ok(())
+    }
+
+    fn prolong(&self, sent: Instant) {
+        let until = (sent + LEASE).saturating_duration_since(self.begun).as_millis();
+        self.until
+            .store(until.try_into().unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Ends the membership: nothing is written any more. Where not all is known to be done that was sent, the entry stays for
+    /// as long as that may take.
+    pub async fn leave(&self, is_all_done: bool) {
+        self.until.store(0, Ordering::Release);
+        let entry = self.entry.lock().await;
+        let left = match is_all_done {
+            true => self.register.remove(entry.id).await,
+            false => self.register.leave(entry.id).await,
+        };
+        if let Err(error) = left {
+            tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
+        }
+    }
+}

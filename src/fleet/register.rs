@@ -1,0 +1,131 @@
+//! The register in the cluster: a small collection for the whole deployment, a document for each Keyward.
+//!
+//! Everything is written with majority. What a decision rests on is read as linearizable: a primary that has been replaced
+//! and doesn't know it yet would show an old register.
+
+use std::collections::BTreeSet;
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use bson::oid::ObjectId;
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use mongodb::options::ReadConcern;
+use mongodb::{Client, Collection};
+
+use super::Entry;
+use crate::proxy_collection::{StoreError, answered};
+
+/// The register's database.
+pub const DATABASE: &str = "keyward";
+/// Its collection.
+pub const COLLECTION: &str = "keywards";
+
+/// How long the server may take to prove that a read is current.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+/// The register.
+#[derive(Debug, Clone)]
+pub struct Register {
+    collection: Collection<Document>,
+}
+
+impl Register {
+    /// That of the deployment of `client`.
+    pub fn of(client: &Client) -> Register {
+        Register {
+            collection: client.database(DATABASE).collection(COLLECTION),
+        }
+    }
+
+    /// All entries as of now or later.
+    ///
+    /// # Errors
+    /// [`StoreError`] if they can't be had, or one is none.
+    pub async fn current(&self) -> Result<Vec<Entry>, StoreError> {
+        self.read(ReadConcern::linearizable()).await
+    }
+
+    /// All entries as they were a short time ago.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn recent(&self) -> Result<Vec<Entry>, StoreError> {
+        self.read(ReadConcern::majority()).await
+    }
+
+    async fn read(&self, concern: ReadConcern) -> Result<Vec<Entry>, StoreError> {
+        let find = self.collection.find(doc! {}).read_concern(concern).max_time(READ_MAX);
+        let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
+        found.iter().map(Entry::read).collect()
+    }
+
+    pub(super) async fn insert(&self, entry: &Entry) -> Result<(), StoreError> {
+        answered(self.collection.insert_one(entry.document()).into_future()).await?;
+        Ok(())
+    }
+
+    /// Says that the Keyward lives; gives whether its entry is there.
+    pub(super) async fn renew(&self, id: ObjectId) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$inc": { "beat": 1_i64 } }).await
+    }
+
+    /// Adds collections and constraints to an entry; gives whether it is there.
+    pub(super) async fn add(
+        &self,
+        id: ObjectId,
+        collections: &BTreeSet<String>,
+        is_everywhere: bool,
+        constraints: &BTreeSet<ObjectId>,
+    ) -> Result<bool, StoreError> {
+        let collections: Vec<&String> = collections.iter().collect();
+        let constraints: Vec<ObjectId> = constraints.iter().copied().collect();
+        let mut update = doc! { "$addToSet": {
+            "collections": { "$each": collections }, "constraints": { "$each": constraints },
+        } };
+        if is_everywhere {
+            update.insert("$set", doc! { "everywhere": true });
+        }
+        self.update(id, update).await
+    }
+
+    /// Takes constraints out of an entry; gives whether it is there.
+    pub(super) async fn take_out(&self, id: ObjectId, constraints: &[ObjectId]) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$pull": { "constraints": { "$in": constraints } } })
+            .await
+    }
+
+    /// Has nobody take an entry away because it isn't renewed.
+    pub(super) async fn pin(&self, id: ObjectId) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$set": { "pinned": true } }).await
+    }
+
+    /// Notes that the Keyward has ended, though not all that it sent is known to be done.
+    pub(super) async fn leave(&self, id: ObjectId) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$set": { "left": true } }).await
+    }
+
+    async fn update(&self, id: ObjectId, update: Document) -> Result<bool, StoreError> {
+        let update = self.collection.update_one(doc! { "_id": id }, update);
+        Ok(answered(update.into_future()).await?.matched_count == 1)
+    }
+
+    /// Takes an entry away; gives whether it was there.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that it is gone.
+    pub async fn remove(&self, id: ObjectId) -> Result<bool, StoreError> {
+        let delete = self.collection.delete_one(doc! { "_id": id });
+        Ok(answered(delete.into_future()).await?.deleted_count == 1)
+    }
+
+    /// Takes `entry` away unless it has changed; gives whether it did.
+    pub(super) async fn evict(&self, entry: &Entry) -> Result<bool, StoreError> {
+        let mut filter = doc! { "_id": entry.id, "beat": entry.beat, "left": entry.has_left };
+        if !entry.has_left {
+            filter.insert("pinned", false);
+        }
+        let delete = self.collection.delete_one(filter);
+        Ok(answered(delete.into_future()).await?.deleted_count == 1)
+    }
+}

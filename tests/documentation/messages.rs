@@ -10,10 +10,12 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::markdown::{Page, read, repository};
 
 /// Texts that speak of Keyward and are no messages: each with what it is.
-const NO_MESSAGES: [(&str, &str); 3] = [
+const NO_MESSAGES: [(&str, &str); 5] = [
     ("Exit codes:", "stand in docs/configuration.md"),
     ("Commands answered with", "the help of a metric"),
     ("What of a protected write's time", "the help of a metric"),
+    ("Keywards in the cluster's register", "the help of a metric"),
+    ("Keywards that may write without", "the help of a metric"),
 ];
 
 /// What is said in the source, `…` in the place of what is filled in.

@@ -419,6 +419,7 @@ fn a_strategy_that_is_stated_makes_no_other_constraint() {
             "{outcome}"
         );
         keyward.insert(database, user(3, "b@x", "3")).unwrap();
+        keyward.stop();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A constraint that comes, or goes, by a rolling restart: it isn't called enforced while a Keyward may write without it.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
@@ -18,6 +19,12 @@ fn settings(constraints: &str) -> String {
 
 fn with(database: &str) -> String {
     settings(&format!("[{{ collection: {database}.users, key: {{ z: 1 }} }}]"))
+}
+
+fn with_compensating(database: &str) -> String {
+    settings(&format!(
+        "[{{ collection: {database}.users, key: {{ z: 1 }}, strategy: compensating }}]"
+    ))
 }
 
 fn drop_database(database: &str) {
@@ -131,7 +138,7 @@ fn a_killed_keyward_does_not_hold_the_others_up_for_ever() {
     let second = Keyward::start(&settings("[]"));
     second.insert(database, user(1, "x")).unwrap();
     drop(second);
-    let first = Keyward::start(&with(database));
+    let first = Keyward::start(&with_compensating(database));
     assert!(!is_enforced(&first, database));
     let begun = Instant::now();
     while !is_enforced(&first, database) {
@@ -147,6 +154,32 @@ fn a_killed_keyward_does_not_hold_the_others_up_for_ever() {
     assert_eq!(entries(database).len(), 1);
 }
 
+/// A strict constraint believes no clock: the operator says that it is gone.
+#[test]
+fn a_killed_keyward_is_forgotten_for_a_strict_constraint() {
+    let database = "rolled_forgotten";
+    drop_database(database);
+    let second = Keyward::start(&settings("[]"));
+    second.insert(database, user(1, "x")).unwrap();
+    drop(second);
+    let first = Keyward::start(&with(database));
+    assert!(readyz(&first).contains("see `keyward forget`"), "{}", readyz(&first));
+    let id = entries(database)
+        .iter()
+        .find(|entry| entry.get_bool("pinned").unwrap_or(false))
+        .and_then(|entry| entry.get_object_id("_id").ok())
+        .unwrap();
+    let forget = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
+        command.arg("forget").arg(id.to_hex()).arg("--config").arg(first.file());
+        command.status().unwrap().code()
+    };
+    assert_eq!(forget(), Some(0));
+    first.until("enforced", || is_enforced(&first, database));
+    assert_eq!(first.insert(database, user(2, "x")), Err(11000));
+    assert_eq!(forget(), Some(1));
+}
+
 /// Its process stands still for longer than it may write; its entry is taken away meanwhile.
 #[test]
 fn who_has_slept_does_not_write_before_it_is_registered_anew() {
@@ -156,7 +189,7 @@ fn who_has_slept_does_not_write_before_it_is_registered_anew() {
     second.insert(database, user(1, "w")).unwrap();
     let [old] = <[Document; 1]>::try_from(entries(database)).unwrap();
     second.send(Signal::SIGSTOP);
-    let first = Keyward::start(&with(database));
+    let first = Keyward::start(&with_compensating(database));
     let begun = Instant::now();
     while !is_enforced(&first, database) {
         assert!(begun.elapsed() < GONE, "{}", readyz(&first));

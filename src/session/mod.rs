@@ -353,7 +353,8 @@ impl Session {
         }
         let catalog = self.service.writes.catalog();
         let guard = Guard::new(&**catalog, self.service.membership.as_deref());
-        let may_commit = || self.service.may_write() && self.service.writes.commit(outline.transaction) == Commit::GoesOn;
+        let may_commit =
+            || self.service.may_write() && self.service.writes.commit(outline.transaction) == Commit::GoesOn;
         let is_held = outline.commits() && !may_commit();
         let forwarded = match is_held {
             true => None,

@@ -475,8 +475,8 @@ async fn who_may_not_drop_makes_keyward_look_nothing_up() {
     create_user("drop_writer", vec![role("readWrite", database)]).await;
     let direct = secured().client();
     run(&direct, database, doc! { "profile": 2 }).await.unwrap();
-    // `limit: 1` is how a drop begins to look; the sweeper reads whole pages.
-    let looks = doc! { "command.find": "keyward.users.email_1", "command.limit": 1, "command.singleBatch": true };
+    // A drop asks for the youngest; nobody else does.
+    let looks = doc! { "command.find": "keyward.users.email_1", "command.filter.at": { "$exists": true } };
     let count_looks = async || {
         let profile = direct.database(database).collection::<Document>("system.profile");
         profile.count_documents(looks.clone()).await.unwrap()

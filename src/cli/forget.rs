@@ -1,4 +1,5 @@
-//! `keyward forget`: takes a Keyward out of the register that is gone for good, so that no constraint waits for it any more.
+//! `keyward forget`: takes a Keyward out of the register that is gone for good, so that no constraint waits for it any more. One
+//! that still renews its entry isn't gone, whatever the operator believes.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use clap::Args;
 use super::failure::Failure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
-use crate::fleet::Register;
+use crate::fleet::{Forgotten, Register};
 use crate::instance::StartError;
 use crate::prepare::PrepareError;
 
@@ -23,9 +24,13 @@ pub struct Options {
 /// Takes the Keyward out of the register of the deployment in `file`.
 pub(super) fn run(file: &Path, options: &Options) -> Exit {
     match forget(file, options.id) {
-        Ok(true) => Exit::Success,
-        Ok(false) => {
+        Ok(Forgotten::Gone) => Exit::Success,
+        Ok(Forgotten::Unknown) => {
             eprintln!("keyward: no Keyward {} is in the register", options.id);
+            Exit::Findings
+        }
+        Ok(Forgotten::Lives(entry)) => {
+            eprintln!("keyward: {entry} still renews its entry; stop it first");
             Exit::Findings
         }
         Err(error) => {
@@ -35,14 +40,15 @@ pub(super) fn run(file: &Path, options: &Options) -> Exit {
     }
 }
 
-fn forget(file: &Path, id: ObjectId) -> Result<bool, Failure> {
+fn forget(file: &Path, id: ObjectId) -> Result<Forgotten, Failure> {
     let file = ConfigFile {
         config: file.to_owned(),
     };
     let task = Task::new(&file, &OneCollection { collection: None })?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
-        let removed = Register::of(&client).remove(id).await;
-        Ok(removed.map_err(|error| StartError::from(PrepareError::from(error)))?)
+        tracing::info!(%id, "watching its entry for as long as it may write without renewing it");
+        let forgotten = Register::of(&client).forget(id).await;
+        Ok(forgotten.map_err(|error| StartError::from(PrepareError::from(error)))?)
     })
 }

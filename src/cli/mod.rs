@@ -94,8 +94,8 @@ struct OneCollection {
 enum Exit {
     /// All is well.
     Success = 0,
-    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready; `forget` knows no such
-    /// Keyward.
+    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready; `forget` was told of no
+    /// Keyward in the register, or of one that lives.
     Findings = 1,
     /// The command line is wrong; or `verify` or `status` can't tell.
     Unsure = 2,
@@ -112,7 +112,8 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready;
+      forget: the Keyward isn't in the register, or lives
    2  the command line is wrong; verify: it could not tell; status: nobody answered
   65  documents that are there violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked

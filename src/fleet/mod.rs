@@ -21,7 +21,7 @@ pub use entry::Entry;
 pub use follow::{Kept, keep, renew, show};
 pub use guard::Guard;
 pub use membership::Membership;
-pub use register::{COLLECTION, DATABASE, Register};
+pub use register::{COLLECTION, DATABASE, Forgotten, Register};
 
 use crate::write::TRANSACTION_LIFE;
 

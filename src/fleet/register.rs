@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bson::oid::ObjectId;
 use bson::{Document, doc};
@@ -23,6 +23,20 @@ pub const COLLECTION: &str = "keywards";
 
 /// How long the server may take to prove that a read is current.
 const READ_MAX: Duration = Duration::from_secs(10);
+
+/// How long to leave it between two looks at an entry that is to be forgotten.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What became of an entry that was to be forgotten.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Forgotten {
+    /// It is taken away.
+    Gone,
+    /// There is none.
+    Unknown,
+    /// It was renewed meanwhile.
+    Lives(Entry),
+}
 
 /// The register.
 #[derive(Debug, Clone)]
@@ -111,12 +125,39 @@ impl Register {
     }
 
     /// Takes an entry away; gives whether it was there.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't say that it is gone.
-    pub async fn remove(&self, id: ObjectId) -> Result<bool, StoreError> {
+    pub(super) async fn remove(&self, id: ObjectId) -> Result<bool, StoreError> {
         let delete = self.collection.delete_one(doc! { "_id": id });
         Ok(answered(delete.into_future()).await?.deleted_count == 1)
+    }
+
+    /// Takes an entry away at an operator's word, unless it is renewed meanwhile: it is watched for as long as its Keyward may write
+    /// without renewing it. One that lives is so never taken for one that is gone.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say what stands there.
+    pub async fn forget(&self, id: ObjectId) -> Result<Forgotten, StoreError> {
+        let find = async || {
+            let mut entries = self.recent().await?;
+            entries.retain(|entry| entry.id == id);
+            Ok::<_, StoreError>(entries.pop())
+        };
+        let Some(first) = find().await? else {
+            return Ok(Forgotten::Unknown);
+        };
+        let begun = Instant::now();
+        while begun.elapsed() <= first.lease {
+            tokio::time::sleep(LOOK).await;
+            match find().await? {
+                None => return Ok(Forgotten::Unknown),
+                Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(entry)),
+                Some(_) => {}
+            }
+        }
+        let delete = self.collection.delete_one(doc! { "_id": id, "beat": first.beat });
+        Ok(match answered(delete.into_future()).await?.deleted_count {
+            1 => Forgotten::Gone,
+            _ => Forgotten::Lives(first),
+        })
     }
 
     /// Takes `entry` away unless it has changed; gives whether it did.

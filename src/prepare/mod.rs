@@ -109,6 +109,9 @@ pub async fn make(
             let registered = definitions.register(constraint, there.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, registered.was_complete).await?;
+            if there.is_none() {
+                proxy.note_made();
+            }
             identities.push((constraint.clone(), registered.identity));
             if !registered.is_enforced {
                 unready.push((index, position));

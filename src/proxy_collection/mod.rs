@@ -260,6 +260,11 @@ impl ProxyCollection {
         asking(Step::Read, &self.constraint, keys.len(), reads).await
     }
 
+    /// Notes that the proxy collection has only now been made.
+    pub fn note_made(&self) {
+        self.watch.begin_anew();
+    }
+
     /// Whether the lease of a reservation that was read is over: this process knows that it has been there for longer. `lease` is
     /// this Keyward's, and its writer may have another. One that never was in flight has none to run.
     pub fn is_over(&self, reservation: &Reservation, lease: Duration) -> bool {

@@ -45,6 +45,13 @@ impl Watch {
         Watch { marks, task }
     }
 
+    /// Forgets all marks: the collection has only now been made, so what was read before was read nowhere.
+    pub fn begin_anew(&self) {
+        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        marks.noted.clear();
+        marks.beginning += 1;
+    }
+
     /// Whether what was written `at` this cluster time is known to have been written `span` ago.
     pub fn is_older(&self, at: Timestamp, span: Duration) -> bool {
         self.known_for(span).is_some_and(|known| at <= known)
@@ -63,36 +70,41 @@ impl Drop for Watch {
     }
 }
 
-/// What was known when, in the order of both.
+/// What was known when.
 #[derive(Debug, Default)]
-struct Marks(Vec<(Timestamp, Instant)>);
+struct Marks {
+    /// In the order of both.
+    noted: Vec<(Timestamp, Instant)>,
+    /// How often they were forgotten: a look that began before makes no mark after it.
+    beginning: u32,
+}
 
 impl Marks {
     /// All shards are past the cluster time `known` by `now`.
     fn note(&mut self, known: Timestamp, now: Instant) {
-        if self.0.last().is_some_and(|(last, _)| known <= *last) {
+        if self.noted.last().is_some_and(|(last, _)| known <= *last) {
             return;
         }
-        if self.0.len() >= MARKS_MAX {
+        if self.noted.len() >= MARKS_MAX {
             self.forget_one(now);
         }
-        self.0.push((known, now));
+        self.noted.push((known, now));
     }
 
     /// Forgets the mark that is missed least: the one whose neighbours are closest together for their age.
     fn forget_one(&mut self, now: Instant) {
         let gap = |index: usize| {
-            let ((_, before), (_, after)) = (self.0[index - 1], self.0[index + 1]);
+            let ((_, before), (_, after)) = (self.noted[index - 1], self.noted[index + 1]);
             after.duration_since(before).as_secs_f64() / now.saturating_duration_since(before).as_secs_f64()
         };
-        let inner = 1..self.0.len() - 1;
+        let inner = 1..self.noted.len() - 1;
         if let Some(index) = inner.min_by(|one, other| gap(*one).total_cmp(&gap(*other))) {
-            self.0.remove(index);
+            self.noted.remove(index);
         }
     }
 
     fn known_for(&self, span: Duration, now: Instant) -> Option<Timestamp> {
-        let old = self.0.iter().rev();
+        let old = self.noted.iter().rev();
         let mut old = old.skip_while(|(_, noted)| now.saturating_duration_since(*noted) <= span);
         old.next().map(|(known, _)| *known)
     }
@@ -100,12 +112,15 @@ impl Marks {
 
 /// Makes a mark, again and again. The first look only tells a time.
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
+    let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let told = finder.times().operation;
+        let (beginning, told) = (marks().beginning, finder.times().operation);
         match (finder.find(look(&collection, told)).await, told) {
             (Ok(_), Some(told)) => {
-                let now = Instant::now();
-                marks.lock().unwrap_or_else(PoisonError::into_inner).note(told, now);
+                let (now, mut marks) = (Instant::now(), marks());
+                if marks.beginning == beginning {
+                    marks.note(told, now);
+                }
             }
             (Ok(_), None) if finder.times().operation.is_some() => continue,
             (Ok(_), None) => {}
@@ -159,7 +174,7 @@ mod tests {
         let mut marks = Marks::default();
         for time in 0..100_000 {
             marks.note(at(time), begin + time * second);
-            assert!(marks.0.len() <= MARKS_MAX);
+            assert!(marks.noted.len() <= MARKS_MAX);
         }
         let now = begin + 99_999 * second;
         for age in [0, 1, 10, 100, 1_000, 10_000, 90_000] {

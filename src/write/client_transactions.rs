@@ -9,8 +9,8 @@
 //!   router forgets that it has aborted one, and doesn't look whether its shards have.
 //! - Nor is one that began before the constraints changed, once the documents of that time are about to be backfilled
 //!   ([`ClientTransactions::refuse_older`]).
-//! - Of one whose beginning this process hasn't seen nothing is known. Nothing protected is written in it, and before its
-//!   commit goes on every shard is told to end it ([`end_everywhere`]): then its commit can only repeat one before.
+//! - Of one whose beginning this process hasn't seen nothing is known. Nothing protected is written in it, and its commit goes
+//!   on only if it can but repeat one before ([`commit_unseen`]).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::ForwardError;
 use super::era::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
-use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::Refusal;
+use crate::raw::{Builder, Doc};
+use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
@@ -39,6 +39,8 @@ const SESSIONS_MAX: usize = 1 << 17;
 /// to commit, or forgotten: CursorNotFound, NoSuchTransaction, TransactionCommitted, PreparedTransactionInProgress,
 /// TransactionTooOld.
 const NOT_OPEN: [i64; 5] = [43, 251, 256, 267, 225];
+/// Those of them that say that it is committed, about to commit, or past.
+const DECIDED: [i64; 3] = [256, 267, 225];
 
 /// One transaction of a client's, by the `lsid.id` and the `txnNumber` of its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +186,16 @@ impl ClientTransactions {
         }
     }
 
+    /// Notes that a transaction is never to be committed, nor to be begun any more.
+    fn lose(&self, id: TransactionId) {
+        self.begin(id, true);
+        if let Some(mut seen) = self.by_session.get_mut(&id.session)
+            && seen.number == id.number
+        {
+            seen.is_lost = true;
+        }
+    }
+
     /// Notes that the constraints have changed: what begins from now on is decided by the new ones.
     pub fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
@@ -220,40 +232,65 @@ impl UnderWay<'_> {
     }
 }
 
-/// Has every shard end the transaction of the command `body`, of which this process hasn't seen the beginning, unless it is
-/// committed or about to be. `Some` reply if that isn't certain.
+/// What becomes of the commit `body` of a transaction of which this process hasn't seen the beginning: `None` if it may go on,
+/// since it can only repeat one before.
 ///
-/// First by a command that fails in it: behind that no statement is under way there any more. But a router that answers it
-/// ignores what became of its aborts. So the session's transactions are then killed, which fails if a shard doesn't answer.
+/// First the transaction is ended, by a command that fails in it. From the answer a commit goes on where the server has committed
+/// it or is about to, or is past it. Otherwise nothing was committed, and a commit that went on could commit what begins only
+/// then, by a statement that was late. A router may know nothing of a transaction that another one has committed: that is what
+/// a recovery token is for. Such a commit goes on once the session's transactions are killed on all shards, since a router that ends
+/// one ignores what becomes of its aborts; that fails if a shard doesn't answer.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn end_everywhere(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
-    if let Some(unsure) = end_if_open(body, upstream).await? {
-        return Ok(Some(unsure));
+pub async fn commit_unseen(
+    id: TransactionId,
+    body: Doc<'_>,
+    transactions: &ClientTransactions,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let answer = ask_to_end(body, upstream).await?;
+    let code = Doc::new(&answer)?.whole_number("code")?;
+    if !code.is_some_and(|code| NOT_OPEN.contains(&code)) {
+        return Ok(Some(unsure(answer)));
     }
+    if code.is_some_and(|code| DECIDED.contains(&code)) {
+        return Ok(None);
+    }
+    if body.get("recoveryToken")?.is_some() {
+        return kill_session(body, upstream).await;
+    }
+    transactions.lose(id);
+    Ok(Some(
+        Refusal::NoSuchTransaction { number: id.number }.body(&Times::default()),
+    ))
+}
+
+/// Has every shard end what is open of the session of the command `body`. `Some` reply if that isn't certain.
+async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
+    // Without an id the command would stand for all sessions.
+    let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() else {
+        return Ok(None);
+    };
     let mut command = Builder::new();
     command.open(ElementType::Array, b"killSessions");
-    if let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() {
-        command.open(ElementType::EmbeddedDocument, b"0").element(&id).close();
-    }
+    command.open(ElementType::EmbeddedDocument, b"0").element(&id).close();
     command.close();
     append_fields(&mut command, body, &["apiVersion"])?;
     command.string("$db", b"admin");
     let reply = upstream.run(&command.finish()).await?;
     Ok(match Doc::new(&reply)?.is_set("ok")? {
         true => None,
-        false => Some(Refused { body: reply }.in_doubt(true).body),
+        false => Some(unsure(reply)),
     })
 }
 
 /// Has the server end the transaction of the command `body` if it is open still, by a command that fails in it. Unlike
-/// `abortTransaction` this leaves one alone that is about to commit on several shards. `Some` reply if the server says something
-/// else; where it says that the transaction is over, that holds for a replica set, and a router hasn't looked.
+/// `abortTransaction` this leaves one alone that is about to commit on several shards. Gives the server's answer.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn end_if_open(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
+pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
     let mut command = Builder::new();
     // No cursor has this number; and to be told so one must have logged in, no more.
     command.append(ElementType::Int64, b"getMore", &i64::MIN.to_le_bytes());
@@ -261,18 +298,13 @@ pub async fn end_if_open(body: Doc<'_>, upstream: &mut Connection) -> Result<Opt
     append_fields(&mut command, body, &["lsid", "txnNumber", "autocommit"])?;
     append_fields(&mut command, body, &API)?;
     command.string("$db", b"keyward");
-    let command = command.finish();
-    let reply = upstream.run(&command).await?;
-    Ok(match is_not_open(Doc::new(&reply)?)? {
-        true => None,
-        // Told by the driver from the label that the transaction can be run again, a client would do so though it may be committed.
-        false => Some(Refused { body: reply }.in_doubt(true).body),
-    })
+    Ok(upstream.run(&command.finish()).await?)
 }
 
-fn is_not_open(reply: Doc<'_>) -> Result<bool, Malformed> {
-    let code = reply.whole_number("code")?;
-    Ok(code.is_some_and(|code| NOT_OPEN.contains(&code)))
+/// What a client is told of a commit of which nobody knows whether it may go on. Told by the driver from the label that the
+/// transaction can be run again, a client would do so though it may be committed.
+fn unsure(answer: Vec<u8>) -> Vec<u8> {
+    Refused { body: answer }.in_doubt(true).body
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ use back_off::BackOff;
 use batch_command::BatchCommand;
 use client_transactions::ClientTransactions;
 pub use client_transactions::{Commit, TransactionId};
-use client_transactions::{end_everywhere, end_if_open};
+use client_transactions::{ask_to_end, commit_unseen};
 use era::Eras;
 pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
@@ -117,9 +117,9 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// What becomes of the commit of a client's transaction.
+    /// What becomes of the commit of a client's transaction; one that names none, the server refuses.
     pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
-        transaction.map_or(Commit::Unknown, |transaction| self.transactions.commit(transaction))
+        transaction.map_or(Commit::GoesOn, |transaction| self.transactions.commit(transaction))
     }
 
     fn documents_max(&self) -> usize {
@@ -203,12 +203,18 @@ pub async fn refuse_commit(
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    Ok(match context.commit(transaction) {
+    // Outside a transaction the server refuses it.
+    let is_within = commit.get("autocommit")?.is_some() && !commit.is_set("autocommit")?;
+    let Some(transaction) = transaction.filter(|_| is_within) else {
+        return Ok(None);
+    };
+    let transactions = &context.transactions;
+    Ok(match transactions.commit(transaction) {
         Commit::GoesOn => None,
-        Commit::Unknown => end_everywhere(commit, upstream).await?,
+        Commit::Unknown => commit_unseen(transaction, commit, transactions, upstream).await?,
         Commit::Refused => {
             // So that nobody has to wait for what it has locked. It isn't committed whatever the answer is.
-            end_if_open(commit, upstream).await?;
+            ask_to_end(commit, upstream).await?;
             let number = commit.whole_number("txnNumber")?.unwrap_or_default();
             Some(Refusal::NoSuchTransaction { number }.body(&Times::default()))
         }

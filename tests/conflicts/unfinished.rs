@@ -91,8 +91,10 @@ async fn another_keyward_commits_nothing_that_it_has_not_seen() {
     let transaction = begin(first, database);
     let reply = send(first, database, take("c@x", &transaction)).unwrap();
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    let mut known = transaction.clone();
+    known.insert("recoveryToken", reply.get_document("recoveryToken").unwrap());
     for address in [first, other, first] {
-        let reply = commit(address, &transaction);
+        let reply = commit(address, &known);
         assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
     }
     let mut next = transaction;
@@ -101,6 +103,39 @@ async fn another_keyward_commits_nothing_that_it_has_not_seen() {
     assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
     is_told_to_begin_anew(&commit(other, &next));
     is_told_to_begin_anew(&commit(first, &next));
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A statement may reach one Keyward after the client's commit has reached another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_begins_behind_a_commit_is_not_committed_by_it() {
+    let database = "unfinished_late";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let transaction = begin(&keyward.address, database);
+    is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    is_told_to_begin_anew(&send(&keyward.address, database, take("a@x", &transaction)).unwrap());
+    is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_of_nothing_ends_nobodys_transaction() {
+    let database = "unfinished_nothing";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let transaction = begin(&keyward.address, database);
+    let reply = send(&keyward.address, database, take("c@x", &transaction)).unwrap();
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+    for nothing in [
+        doc! { "commitTransaction": 1 },
+        doc! { "commitTransaction": 1, "lsid": transaction.get_document("lsid").unwrap() },
+    ] {
+        let reply = send(&keyward.address, "admin", nothing).unwrap();
+        assert_eq!(reply.get_f64("ok").unwrap(), 0.0, "{reply}");
+    }
+    let reply = commit(&keyward.address, &transaction);
+    assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
     assert_agreement(cluster, database, "email").await;
 }
 

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::classify::{OtherCollation, Protection};
+use crate::classify::{Encrypted, OtherCollation, Protection};
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::default_collations::DefaultCollations;
+use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
@@ -171,5 +172,10 @@ impl Protection for Catalog {
         let protected = self.protected(database, collection)?;
         let constraints = protected.constraints.iter().map(|proxy| &*proxy.constraint);
         protected.creatable_with.objection(collation, constraints)
+    }
+
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+        let protected = self.protected(database, collection)?;
+        fields.read_by(protected.constraints.iter().map(|proxy| &*proxy.constraint))
     }
 }

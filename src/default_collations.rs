@@ -4,12 +4,11 @@
 //! when the constraints were last prepared. Dropped and created anew with another one, the collection would be kept
 //! unique by the one that it had, and the next start would refuse the constraint. What can't be compared counts as another one.
 
-use bson::spec::ElementType;
 use bson::{Document, RawDocument, RawDocumentBuf, doc};
 
 use crate::classify::OtherCollation;
 use crate::constraint::{Constraint, resolved_collation};
-use crate::raw::{Doc, Element};
+use crate::raw::Element;
 
 /// Each with all its fields, none for the simple one; empty if the one that is there can't be compared with any.
 #[derive(Debug, Clone, Default)]
@@ -47,7 +46,8 @@ impl DefaultCollations {
             None => Some(None),
             Some(element) if element.is_nothing() => Some(None),
             Some(element) => {
-                specification(element).and_then(|specification| resolved_collation(Some(&specification)).ok())
+                let specification = element.to_document();
+                specification.and_then(|specification| resolved_collation(Some(&specification)).ok())
             }
         };
         if asked.is_some_and(|asked| self.0.contains(&asked)) {
@@ -75,20 +75,14 @@ impl DefaultCollations {
     }
 }
 
-fn specification(element: &Element<'_>) -> Option<Document> {
-    if element.kind != ElementType::EmbeddedDocument {
-        return None;
-    }
-    // Also that it isn't nested deeper than the stack is: nobody has looked at it yet.
-    Doc::new(element.value).ok()?.validate().ok()?;
-    Document::try_from(RawDocument::from_bytes(element.value).ok()?).ok()
-}
-
 #[cfg(test)]
 mod tests {
+    use bson::spec::ElementType;
+
     use super::*;
     use crate::constraint::IndexSpec;
     use crate::namespace::Namespace;
+    use crate::raw::Doc;
 
     fn constraint(collation: Option<Document>) -> Constraint {
         let spec = IndexSpec {

@@ -20,6 +20,7 @@ pub mod upstream;
 pub mod catalog;
 pub mod constraint;
 pub mod default_collations;
+pub mod encrypted_fields;
 pub mod reservation;
 
 pub mod claims;

@@ -103,6 +103,14 @@ async fn what_would_write_past_the_constraints_is_refused_in_keywards_words_and_
             doc! { "cloneCollectionAsCapped": "users", "toCollection": "others", "size": 4096 },
         ),
         (database, doc! { "create": "users", "viewOn": "others", "pipeline": [] }),
+        (
+            database,
+            doc! { "create": "users", "timeseries": { "timeField": "at" } },
+        ),
+        (
+            "admin",
+            doc! { "shardCollection": &users, "key": { "email": 1 }, "timeseries": { "timeField": "at" } },
+        ),
         (database, doc! { "emptycapped": "users" }),
         (database, doc! { "insert": proxy, "documents": [{ "_id": 1 }] }),
         (
@@ -178,6 +186,30 @@ async fn reads_and_explanations_are_never_in_the_way() {
         }
     }
     assert_eq!(everything(&direct, database).await, before);
+}
+
+/// Equal values of an encrypted field look different: the refusal names the constraint that reads it, and the field.
+#[tokio::test]
+async fn a_collection_is_made_without_encrypting_what_a_constraint_reads() {
+    let database = "refused_encryption";
+    let (_keyward, client, direct) = with_a_user(database).await;
+    run(&client, database, doc! { "drop": "users" }).await;
+    let encrypting = |path: &str| {
+        let field = doc! { "keyId": bson::Uuid::new(), "path": path, "bsonType": "string" };
+        doc! { "create": "users", "encryptedFields": { "fields": [field] } }
+    };
+    for field in ["email", "email.local"] {
+        let reply = run(&client, database, encrypting(field)).await;
+        assert_eq!(reply.get_i32("code").ok(), Some(115), "{reply}");
+        let expected = format!(
+            "create can't encrypt field {field} of {database}.users through Keyward, because unique constraint email_1"
+        );
+        assert!(reply.get_str("errmsg").unwrap().starts_with(&expected), "{reply}");
+    }
+    let names = direct.database(database).list_collection_names().await.unwrap();
+    assert!(!names.contains(&"users".to_owned()), "{names:?}");
+    let reply = run(&client, database, encrypting("phone")).await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
 }
 
 /// The constraint has its keys under the collation that the collection had.

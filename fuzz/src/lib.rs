@@ -7,9 +7,10 @@ use std::sync::LazyLock;
 
 use bson::doc;
 use bytes::BufMut;
-use keyward::classify::{OtherCollation, Protection, Verdict, classify};
+use keyward::classify::{Encrypted, OtherCollation, Protection, Verdict, classify};
 use keyward::config::Config;
 use keyward::constraint::{Constraint, IndexSpec, Key};
+use keyward::encrypted_fields::EncryptedFields;
 use keyward::namespace::Namespace;
 use keyward::raw::{Doc, Element};
 use keyward::wire::{
@@ -133,6 +134,14 @@ impl Protection for Guarded {
         (self.protects(database, collection) && collation.is_some()).then(|| OtherCollation {
             constraint: String::new(),
             had: String::new(),
+        })
+    }
+
+    /// Whatever they are.
+    fn encrypted(&self, database: &[u8], collection: &[u8], _fields: &EncryptedFields) -> Option<Encrypted> {
+        self.protects(database, collection).then(|| Encrypted {
+            constraint: String::new(),
+            field: String::new(),
         })
     }
 }

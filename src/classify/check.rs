@@ -9,6 +9,7 @@ use super::command::Command;
 use super::rule::{Rule, WriteCommand};
 use super::target::visit_all;
 use super::{Kind, Protection, Refusal, Target, Verdict, Write};
+use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
@@ -48,16 +49,18 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
         Rule::Create => {
             let body = command.message.body;
             let changes_kind = body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some();
-            match changes_kind || encrypts(command)? {
-                true => refuse_known(&mut named()),
-                false => match create(command, protection)? {
-                    Some(refusal) => Verdict::Refuse(refusal),
-                    None => refuse_proxy(&mut named()),
-                },
+            if changes_kind {
+                return Ok(refuse_known(&mut named()));
+            }
+            match create(command, protection)?.or(encrypts(command, protection)?) {
+                Some(refusal) => Verdict::Refuse(refusal),
+                None => refuse_proxy(&mut named()),
             }
         }
-        Rule::Definition if encrypts(command)? => refuse_known(&mut named()),
-        Rule::Definition => refuse_proxy(&mut named()),
+        Rule::Definition => match encrypts(command, protection)? {
+            Some(refusal) => Verdict::Refuse(refusal),
+            None => refuse_proxy(&mut named()),
+        },
         // It would make the collection a view of buckets, of which each holds many documents.
         Rule::Reshape if command.message.body.get("timeseries")?.is_some() => {
             refuse_known(&mut Target::whole(&command.first))
@@ -82,10 +85,34 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
     })
 }
 
-/// Whether the command makes fields of the collection encrypted ones. Equal values are other bytes in each document then, and
-/// the server keeps collections of its own beside it.
-fn encrypts(command: &Command<'_>) -> Result<bool, Malformed> {
-    Ok(command.message.body.get("encryptedFields")?.is_some())
+/// Why fields of a protected collection can't be encrypted so. Where `encryptedFields` stands several times, which no server
+/// takes, each counts. A value that can't be read may encrypt any field.
+fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
+    for field in command.message.body.elements() {
+        let field = field?;
+        if field.name != b"encryptedFields" {
+            continue;
+        }
+        let listed = EncryptedFields::of_element(&field);
+        for target in Target::in_database(command.database, &command.first) {
+            let refusal = match &listed {
+                None => target
+                    .kind(protection)
+                    .map(|kind| Refusal::of(command.name, target, kind)),
+                Some(fields) => protection
+                    .encrypted(target.database, target.collection, fields)
+                    .map(|encrypted| Refusal::Encrypted {
+                        command: String::from_utf8_lossy(command.name).into_owned(),
+                        namespace: target.display(),
+                        encrypted,
+                    }),
+            };
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Why a protected collection can't be created so. Where `collation` stands several times, which no server takes, each counts.

@@ -11,9 +11,10 @@ mod refusal;
 mod rule;
 mod target;
 
-pub use refusal::{OtherCollation, Refusal};
+pub use refusal::{Encrypted, OtherCollation, Refusal};
 pub use target::{Kind, Target};
 
+use crate::encrypted_fields::EncryptedFields;
 use crate::raw::{Element, Malformed};
 use crate::wire::Message;
 use command::Command;
@@ -34,6 +35,8 @@ pub trait Protection {
         collection: &[u8],
         collation: Option<&Element<'_>>,
     ) -> Option<OtherCollation>;
+    /// What stands against encrypting these fields of this collection; nothing if it isn't protected.
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted>;
 }
 
 /// What to do with a request.

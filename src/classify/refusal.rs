@@ -14,6 +14,15 @@ pub struct OtherCollation {
     pub had: String,
 }
 
+/// That a constraint reads a field whose equal values can't be compared, since Queryable Encryption encrypts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encrypted {
+    /// The constraint's name.
+    pub constraint: String,
+    /// The encrypted field: one of the constraint's, or a field above or below one of those.
+    pub field: String,
+}
+
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -61,6 +70,21 @@ pub enum Refusal {
         namespace: String,
         /// What it had, and for whose sake.
         other: OtherCollation,
+    },
+    /// A field that a constraint reads would be encrypted.
+    #[error(
+        "{command} can't encrypt field {field} of {namespace} through Keyward, because unique constraint {constraint} on it \
+         reads that field, and encrypted values can't be compared; leave the field unencrypted, or take the constraint out of \
+         Keyward's configuration first",
+        constraint = encrypted.constraint, field = encrypted.field
+    )]
+    Encrypted {
+        /// The command.
+        command: String,
+        /// The protected collection.
+        namespace: String,
+        /// The field, and the constraint that reads it.
+        encrypted: Encrypted,
     },
     /// The collection to write to is given by its UUID.
     #[error("{command} must name its collection when it is sent through Keyward, not give its UUID")]

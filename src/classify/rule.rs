@@ -25,11 +25,11 @@ pub enum Rule {
     MapReduce,
     /// Takes away a whole database.
     DropDatabase,
-    /// `create`: harmless, unless it makes the name a view or a time series, encrypts fields, or gives it another default
+    /// `create`: harmless, unless it makes the name a view or a time series, encrypts a constraint's fields, or gives it another default
     /// collation.
     Create,
-    /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections. It mustn't encrypt fields
-    /// of a protected one.
+    /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections. It mustn't encrypt a
+    /// constraint's fields.
     Definition,
     /// Gives the collection whose whole namespace the first field is another shard key; it mustn't make it a time series.
     Reshape,

@@ -3,6 +3,8 @@
 use bson::{Bson, Document, doc};
 
 use super::*;
+use crate::constraint::{Constraint, IndexSpec};
+use crate::namespace::Namespace;
 use crate::wire::{Draft, OpMsg, OutSequence};
 
 /// `shop.users` is protected, `shop.keyward.*` are proxy collections.
@@ -33,6 +35,20 @@ impl Protection for Shop {
             had: "none".to_owned(),
         })
     }
+
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            ..IndexSpec::default()
+        };
+        let constraint = Constraint::new(Namespace::new("shop", "users"), spec).unwrap();
+        self.protects(database, collection)
+            .then(|| fields.read_by([&constraint].into_iter()))?
+    }
+}
+
+fn encrypting(command: &str, collection: &str, path: &str) -> Document {
+    doc! { command: collection, "encryptedFields": { "fields": [{ "path": path }] } }
 }
 
 /// What became of a command, without its details.
@@ -268,6 +284,16 @@ fn what_cannot_be_protected_is_refused() {
             Unprotectable,
         ),
         ("shop", doc! { "create": "others", "encryptedFields": {} }, Forward),
+        ("shop", encrypting("create", "users", "email"), OtherRefusal),
+        ("shop", encrypting("create", "users", "email.local"), OtherRefusal),
+        ("shop", encrypting("collMod", "users", "email"), OtherRefusal),
+        ("shop", encrypting("create", "users", "phone"), Forward),
+        ("shop", encrypting("create", "others", "email"), Forward),
+        (
+            "shop",
+            encrypting("create", "keyward.users.a", "email"),
+            ProxyCollection,
+        ),
         (
             "admin",
             doc! { "shardCollection": "shop.users", "key": {}, "timeseries": {} },

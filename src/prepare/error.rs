@@ -80,6 +80,20 @@ pub enum PrepareError {
     /// A view, or a time series.
     #[error("{0} is a view or a time series, which can have no unique constraint")]
     NoCollection(Namespace),
+    /// The constraint reads a field that Queryable Encryption encrypts.
+    #[error(
+        "unique constraint {name} on {namespace} reads field {field}, which Queryable Encryption encrypts, and encrypted values \
+         can't be compared; take the constraint out of the configuration, or move the documents to a collection in which the \
+         field isn't encrypted"
+    )]
+    Encrypted {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+        /// The encrypted field.
+        field: String,
+    },
     /// Upstream is a server by itself, which has neither transactions nor retryable writes.
     #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
     Standalone,

@@ -9,6 +9,7 @@ mod backfill;
 mod batches;
 mod definition;
 mod error;
+mod existing;
 mod left_out;
 mod position;
 pub mod privileges;
@@ -25,6 +26,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
+use crate::classify::Encrypted;
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
 use crate::fleet::{Entry, Membership};
@@ -37,6 +39,7 @@ pub use backfill::{Report, Reports};
 use definition::Definitions;
 pub use definition::{DEFINITIONS, State, definition_id};
 pub use error::PrepareError;
+use existing::Existing;
 pub use left_out::suspend_lacking;
 use position::{Between, Position};
 use sharding::Deployment;
@@ -102,11 +105,11 @@ pub async fn make(
                 .prepare_collation()
                 .await
                 .map_err(|error| not_collated(constraint, error))?;
-            let (collation, there) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
-            if collation.is_some() {
+            let proxy_collection = Existing::look(client, &constraint.proxy_collection()).await?;
+            if proxy_collection.collation.is_some() {
                 return Err(PrepareError::NotOurs(constraint.proxy_collection(), "has a collation"));
             }
-            let registered = definitions.register(constraint, there.as_ref()).await?;
+            let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, registered.was_complete).await?;
             if there.is_none() {
@@ -282,7 +285,22 @@ async fn look(
         .collect();
     let mut collections = Vec::with_capacity(namespaces.len());
     for namespace in namespaces {
-        let (default, uuid) = collation_and_uuid(client, namespace).await?;
+        let Existing {
+            collation: default,
+            uuid,
+            encrypted,
+        } = Existing::look(client, namespace).await?;
+        let of_collection = constraints
+            .iter()
+            .filter(|constraint| constraint.namespace() == namespace);
+        if let Some(Encrypted { constraint, field }) = encrypted.read_by(of_collection.map(|constraint| &**constraint))
+        {
+            return Err(PrepareError::Encrypted {
+                namespace: namespace.clone(),
+                name: constraint,
+                field,
+            });
+        }
         let mut proxies = Vec::new();
         for constraint in constraints {
             if constraint.namespace() != namespace {
@@ -361,7 +379,7 @@ impl<'a> TakingIn<'a> {
     ) -> Result<TakingIn<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
         // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
-        let (_, proxy) = collation_and_uuid(client, &constraint.proxy_collection()).await?;
+        let proxy = Existing::look(client, &constraint.proxy_collection()).await?.uuid;
         Ok(TakingIn {
             client,
             protected,
@@ -432,28 +450,6 @@ impl<'a> TakingIn<'a> {
         }
         Ok(Taken::All(era))
     }
-}
-
-/// The collection's default collation, if it has one, and its uuid, if it is there.
-async fn collation_and_uuid(
-    client: &Client,
-    namespace: &Namespace,
-) -> Result<(Option<Document>, Option<Bson>), PrepareError> {
-    let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
-    let reply = client.database(&namespace.database).run_command(command).await?;
-    let batch = reply
-        .get_document("cursor")
-        .and_then(|cursor| cursor.get_array("firstBatch"));
-    let batch = batch.map_err(|_| StoreError::Unexpected("the list of collections"))?;
-    let Some(collection) = batch.first().and_then(|collection| collection.as_document()) else {
-        return Ok((None, None));
-    };
-    if collection.get_str("type").is_ok_and(|kind| kind != "collection") {
-        return Err(PrepareError::NoCollection(namespace.clone()));
-    }
-    let nested = |document: &str, field: &str| collection.get_document(document).ok()?.get(field).cloned();
-    let collation = nested("options", "collation").and_then(|collation| collation.as_document().cloned());
-    Ok((collation, nested("info", "uuid")))
 }
 
 /// The constraint as `createIndex` would make it on a collection with this default collation.

@@ -8,6 +8,7 @@
 mod builder;
 
 use bson::spec::ElementType;
+use bson::{Document, RawDocument};
 
 pub use builder::Builder;
 
@@ -251,6 +252,16 @@ impl<'a> Element<'a> {
             ElementType::EmbeddedDocument | ElementType::Array => Doc::new(self.value).map(Some),
             _ => Ok(None),
         }
+    }
+
+    /// The nested document, decoded; none if it isn't one, is malformed, or is nested deeper than the server takes.
+    pub fn to_document(self) -> Option<Document> {
+        if self.kind != ElementType::EmbeddedDocument {
+            return None;
+        }
+        // Decoding recurses: what is nested deeper than the stack must be found out before.
+        Doc::new(self.value).ok()?.validate().ok()?;
+        Document::try_from(RawDocument::from_bytes(self.value).ok()?).ok()
     }
 
     /// A whole number: an int32, an int64, or a double without a fraction.

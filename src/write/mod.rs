@@ -65,6 +65,7 @@ pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
 use statement::Kind;
 use strict::Groups;
+pub use touch::overlap;
 use transaction::Transaction;
 
 /// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.

@@ -90,6 +90,51 @@ async fn a_proxy_collection_of_another_make_refuses_to_start() {
     );
 }
 
+/// Equal values of an encrypted field look different, a document of a time series is a part of another one, and a view has none.
+#[tokio::test]
+async fn what_can_have_no_unique_constraint_refuses_to_start() {
+    let cluster = Cluster::shared();
+    let encrypting = |path: &str| {
+        let field = doc! { "keyId": bson::Uuid::new(), "path": path, "bsonType": "string" };
+        doc! { "create": "users", "encryptedFields": { "fields": [field] } }
+    };
+    let email = "unique constraint email_1 on DB.users reads field email, which Queryable Encryption encrypts";
+    for (database, create, refusal) in [
+        (
+            "start_view",
+            doc! { "create": "users", "viewOn": "others", "pipeline": [] },
+            Some("is a view or a time series"),
+        ),
+        (
+            "start_time_series",
+            doc! { "create": "users", "timeseries": { "timeField": "at" } },
+            Some("is a view or a time series"),
+        ),
+        ("start_encrypted", encrypting("email"), Some(email)),
+        ("start_encrypted_other", encrypting("phone"), None),
+    ] {
+        cluster.run(database, create).unwrap();
+        let constraints = EMAIL.replace("DB", database);
+        match (Keyward::try_start(&cluster.uri(), "10s", &constraints), refusal) {
+            (Err(refused), Some(refusal)) => {
+                assert_eq!(refused.exit, Some(69), "{database}: {}", refused.errors);
+                let refusal = refusal.replace("DB", database);
+                assert!(refused.errors.contains(&refusal), "{database}: {}", refused.errors);
+                let kept = cluster
+                    .client()
+                    .database(database)
+                    .list_collection_names()
+                    .await
+                    .unwrap();
+                assert!(kept.iter().all(|name| !name.starts_with("keyward.")), "{kept:?}");
+            }
+            (Err(refused), None) => panic!("{database}: {}", refused.errors),
+            (Ok(_), Some(_)) => panic!("{database}: it started"),
+            (Ok(_), None) => {}
+        }
+    }
+}
+
 /// What it would have written down would have refused the corrected configuration.
 #[tokio::test]
 async fn a_start_that_is_refused_for_a_strategy_writes_nothing_down() {

@@ -1,0 +1,59 @@
+//! A collection's options, as `listCollections` shows them.
+
+use bson::{Bson, Document, doc};
+use mongodb::Client;
+
+use super::PrepareError;
+use crate::encrypted_fields::EncryptedFields;
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
+
+/// What of a collection matters to its constraints; nothing of one that isn't there.
+#[derive(Debug, Default)]
+pub struct Existing {
+    /// Its default collation, if it has one.
+    pub collation: Option<Document>,
+    /// Its uuid, if it is there.
+    pub uuid: Option<Bson>,
+    /// The fields that Queryable Encryption encrypts.
+    pub encrypted: EncryptedFields,
+}
+
+impl Existing {
+    /// Asks the cluster for it.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if the cluster doesn't say, or it is a view or a time series.
+    pub async fn look(client: &Client, namespace: &Namespace) -> Result<Self, PrepareError> {
+        let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
+        let reply = client.database(&namespace.database).run_command(command).await?;
+        let batch = reply
+            .get_document("cursor")
+            .and_then(|cursor| cursor.get_array("firstBatch"));
+        let batch = batch.map_err(|_| StoreError::Unexpected("the list of collections"))?;
+        match batch.first().and_then(Bson::as_document) {
+            Some(listed) => Existing::of(listed, namespace),
+            None => Ok(Existing::default()),
+        }
+    }
+
+    fn of(listed: &Document, namespace: &Namespace) -> Result<Self, PrepareError> {
+        if listed.get_str("type").is_ok_and(|kind| kind != "collection") {
+            return Err(PrepareError::NoCollection(namespace.clone()));
+        }
+        let nested = |document: &str, field: &str| listed.get_document(document).ok()?.get(field).cloned();
+        let option = |name: &str| match nested("options", name) {
+            Some(Bson::Document(option)) => Some(option),
+            _ => None,
+        };
+        let encrypted = match option("encryptedFields") {
+            Some(listed) => EncryptedFields::of(&listed).ok_or(StoreError::Unexpected("a list of encrypted fields"))?,
+            None => EncryptedFields::default(),
+        };
+        Ok(Existing {
+            collation: option("collation"),
+            uuid: nested("info", "uuid"),
+            encrypted,
+        })
+    }
+}

@@ -6,7 +6,8 @@
 use std::cell::{Cell, RefCell};
 
 use super::Membership;
-use crate::classify::{OtherCollation, Protection};
+use crate::classify::{Encrypted, OtherCollation, Protection};
+use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
 
@@ -75,5 +76,9 @@ impl<P: Protection> Protection for Guard<'_, P> {
         collation: Option<&Element<'_>>,
     ) -> Option<OtherCollation> {
         self.protection.other_collation(database, collection, collation)
+    }
+
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+        self.protection.encrypted(database, collection, fields)
     }
 }

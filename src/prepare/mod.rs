@@ -112,7 +112,7 @@ pub async fn make(
             let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
             deployment.create(client, constraint, registered.was_complete).await?;
-            if there.is_none() {
+            if proxy_collection.uuid.is_none() {
                 proxy.note_made();
             }
             identities.push((constraint.clone(), registered.identity));

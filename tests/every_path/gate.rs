@@ -141,7 +141,9 @@ fn step(request: &[u8]) -> Option<String> {
             {
                 return None;
             }
-            let is_a_writes = collection != "keyward.constraints" && !["config", "admin"].contains(&database);
+            // Nor are the register of Keywards and the states of constraints, which Keyward looks at each second.
+            let is_a_writes =
+                collection != "keyward.constraints" && !["config", "admin", "keyward"].contains(&database);
             let short = collection.trim_start_matches("keyward.users.").trim_end_matches("_1");
             is_a_writes.then(|| format!("{name} {short}{inside}"))
         }

@@ -76,7 +76,7 @@ impl Protected {
         }
     }
 
-    /// The latest cluster times that Keyward's own reads for this collection told.
+    /// The latest cluster times that Keyward was told itself when it read and wrote this collection's reservations.
     pub fn times(&self) -> Times {
         let mut times = Times::default();
         for proxy in &self.constraints {

@@ -3,7 +3,6 @@
 //! The driver's usual cursors hide `operationTime`, which clients have to be told of and [`super::watch`] brings to all shards,
 //! and give up on documents with text that isn't UTF-8; so the replies are taken as bytes.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bson::{RawDocumentBuf, cstr, rawdoc};
@@ -29,7 +28,6 @@ pub(super) struct Finder {
     sessions: Sessions,
     database: Database,
     limit: Duration,
-    times: Arc<Mutex<Times>>,
 }
 
 impl Finder {
@@ -39,7 +37,6 @@ impl Finder {
             sessions,
             database: database.clone(),
             limit,
-            times: Arc::default(),
         }
     }
 
@@ -52,16 +49,13 @@ impl Finder {
         )
         .await?;
         self.sessions.keep(session);
-        self.times
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .advance(found.times.clone());
+        self.sessions.note(found.times.clone());
         Ok(found)
     }
 
-    /// The latest cluster times that its reads told.
+    /// The latest cluster times that its reads told, and the writes in the same sessions.
     pub(super) fn times(&self) -> Times {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sessions.times()
     }
 }
 

@@ -371,7 +371,7 @@ impl ProxyCollection {
         reservation::document(key, owner, mark.into(), self.lease)
     }
 
-    /// The latest cluster times that this collection's reads told.
+    /// The latest `operationTime` that this collection's reads told, and the latest `$clusterTime` of its reads and writes.
     pub fn times(&self) -> Times {
         self.finder.times()
     }

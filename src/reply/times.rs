@@ -1,7 +1,7 @@
 //! The cluster times that a reply carries, so that a client's causal session goes on through Keyward's own replies.
 
 use bson::spec::ElementType;
-use bson::{RawDocument, RawDocumentBuf, Timestamp};
+use bson::{Document, RawDocument, RawDocumentBuf, Timestamp};
 
 use crate::raw::{Builder, Doc, Element};
 
@@ -46,17 +46,53 @@ impl Times {
         }
     }
 
+    /// Keeps whichever `$clusterTime` is later.
+    pub fn advance_cluster(&mut self, told: &Document) {
+        if told.get_timestamp("clusterTime").ok() > self.cluster_timestamp() {
+            self.cluster = RawDocumentBuf::try_from(told).ok();
+        }
+    }
+
+    /// The `$clusterTime`, if it is later than the one that a command carries, or the command has none. What isn't a time is
+    /// the server's business.
+    pub fn later_than(&self, carried: Option<&Element<'_>>) -> Option<Doc<'_>> {
+        let own = self.cluster_timestamp()?;
+        if let Some(carried) = carried {
+            let carried = carried.as_document_or_array().ok()??.get("clusterTime").ok()??;
+            let is_time = carried.kind == ElementType::Timestamp;
+            if timestamp(carried.value).filter(|_| is_time)? >= own {
+                return None;
+            }
+        }
+        Doc::new(self.cluster.as_ref()?.as_bytes()).ok()
+    }
+
+    /// Whether `$clusterTime` is signed by the deployment. Where nobody logs in none is; and a user who may advance the clock is
+    /// told none, which nobody else may send.
+    pub fn is_signed(&self) -> bool {
+        let signature = self
+            .cluster
+            .as_ref()
+            .and_then(|told| told.get_document("signature").ok());
+        signature.is_some_and(|signature| signature.get_i64("keyId").is_ok_and(|key| key != 0))
+    }
+
     fn cluster_timestamp(&self) -> Option<Timestamp> {
         self.cluster.as_ref()?.get_timestamp("clusterTime").ok()
     }
 
-    /// Appends `$clusterTime` and `operationTime`, the last fields of every reply.
-    pub fn append_to(&self, reply: &mut Builder) {
+    /// Appends `$clusterTime`, which a command may carry, too.
+    pub fn append_cluster_to(&self, message: &mut Builder) {
         if let Some(cluster) = &self.cluster
             && let Ok(cluster) = Doc::new(cluster.as_bytes())
         {
-            reply.document("$clusterTime", cluster);
+            message.document("$clusterTime", cluster);
         }
+    }
+
+    /// Appends `$clusterTime` and `operationTime`, the last fields of every reply.
+    pub fn append_to(&self, reply: &mut Builder) {
+        self.append_cluster_to(reply);
         if let Some(time) = self.operation {
             let value = (u64::from(time.time) << 32) | u64::from(time.increment);
             reply.timestamp("operationTime", value);
@@ -103,5 +139,32 @@ mod tests {
         let signed = doc! { "clusterTime": time(5), "signature": { "keyId": 1_i64 } };
         let expected = doc! { "$clusterTime": signed, "operationTime": time(3) };
         assert_eq!(repeated.finish(), expected.to_vec().unwrap());
+    }
+
+    #[test]
+    fn a_command_carries_the_later_time() {
+        let time = |time| Timestamp { time, increment: 7 };
+        let known = |time: bson::RawBson| rawdoc! { "$clusterTime": { "clusterTime": time } };
+        let mut told = Times::default();
+        let later = |told: &Times, carried: Option<RawDocumentBuf>| {
+            let carried = carried.as_ref().map(|carried| Doc::new(carried.as_bytes()).unwrap());
+            let carried = carried.map(|carried| carried.get("$clusterTime").unwrap().unwrap());
+            told.later_than(carried.as_ref()).is_some()
+        };
+        assert!(!later(&told, None));
+        told.advance_cluster(&doc! { "clusterTime": time(5), "signature": { "keyId": 1_i64 } });
+        told.advance_cluster(&doc! { "clusterTime": time(4), "signature": { "keyId": 0_i64 } });
+        assert!(told.is_signed());
+        assert!(later(&told, None));
+        assert!(later(
+            &told,
+            Some(rawdoc! { "$clusterTime": { "clusterTime": time(4) } })
+        ));
+        for known in [known(time(5).into()), known(time(6).into()), known("x".into())] {
+            assert!(!later(&told, Some(known)));
+        }
+        assert!(!later(&told, Some(rawdoc! { "$clusterTime": 1 })));
+        told.advance_cluster(&doc! { "clusterTime": time(9), "signature": { "keyId": 0_i64 } });
+        assert!(!told.is_signed());
     }
 }

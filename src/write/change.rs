@@ -14,7 +14,6 @@ use bson::spec::ElementType;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::BackOff;
 use super::conclusion::{Case, Conclusion};
 use super::forward::{self, Acknowledged, Fate, ForwardError};
 use super::image::{self, Seen};
@@ -23,6 +22,7 @@ use super::narrow;
 use super::plain::{Plain, names_shard};
 use super::reserve::{Claimed, reserve};
 use super::transaction::Refused;
+use super::{BackOff, gossip};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
 use crate::proxy_collection::{Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
@@ -155,7 +155,8 @@ async fn write(
         return Ok(Tried::Again);
     };
     let which = (case.statement.kind, case.index);
-    let sent = forward::statement(case.command, which, own, Acknowledged::ByMajority, Some(time), upstream);
+    let (told, by_majority) = (gossip::told(case.protected, upstream), Acknowledged::ByMajority);
+    let sent = forward::statement(case.command, which, own, by_majority, Some(time), &told, upstream);
     let sent = forward::within(case.context.lease, sent).await;
     let sent = sent.inspect_err(|_| in_doubt(case, candidate))?;
     match sent.fate {
@@ -323,7 +324,8 @@ async fn ask(
     let query = case.statement.query()?.unwrap_or(Doc::empty());
     let own = case.statement.with_query(&narrow::nothing(query)?)?;
     let which = (case.statement.kind, case.index);
-    let said = forward::statement(case.command, which, &own, acknowledged, None, upstream).await?;
+    let told = gossip::told(case.protected, upstream);
+    let said = forward::statement(case.command, which, &own, acknowledged, None, &told, upstream).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,
         ..said

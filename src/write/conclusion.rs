@@ -83,7 +83,7 @@ impl Case<'_> {
         let mut back_off = BackOff::default();
         let mut upserts = 0;
         loop {
-            let mut transaction = Transaction::own(self.statement.body, upstream)?;
+            let mut transaction = Transaction::own(self.protected, self.statement.body, upstream)?;
             let tried = self.attempt(&mut transaction, upstream).await;
             let again = match tried {
                 Ok(Attempted::Concluded(conclusion)) => return Ok(conclusion),
@@ -130,7 +130,7 @@ impl Case<'_> {
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
-        let mut transaction = Transaction::own(self.statement.body, upstream)?;
+        let mut transaction = Transaction::own(self.protected, self.statement.body, upstream)?;
         let evaluated = self.evaluate(&mut transaction, upstream).await;
         let obstacle = match evaluated {
             Ok(Attempted::Concluded(_)) => None,
@@ -150,7 +150,7 @@ impl Case<'_> {
         let Some(operation) = self.operation else {
             return Ok(None);
         };
-        let mut transaction = Transaction::own(self.statement.body, upstream)?;
+        let mut transaction = Transaction::own(self.protected, self.statement.body, upstream)?;
         let record = Recorded::new(self.protected, operation);
         let Some(reply) = record.find(&mut transaction, upstream).await? else {
             transaction.abort(upstream).await?;

@@ -48,7 +48,7 @@ pub async fn find_and_modify(
         operation: command.operation(0),
         deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
     };
-    let conclusion = match Transaction::of_client(body)? {
+    let conclusion = match Transaction::of_client(protected, body, upstream)? {
         Some(mut transaction) => case.conclude_within(&mut transaction, upstream).await?,
         None => case.conclude_alone(upstream).await?,
     };

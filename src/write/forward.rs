@@ -9,11 +9,12 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::batch_command::BatchCommand;
+use super::gossip;
 use super::refused_for_certain::{REFUSED_BEFORE_EXECUTION, is_refused};
 use super::statement::Kind;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::WriteError;
+use crate::reply::{Times, WriteError};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
@@ -70,7 +71,7 @@ pub async fn within<T>(
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
-/// Sends `candidates` on, allowing `time` for it.
+/// Sends `candidates` on, allowing `time` for it, not before what was `told` of the deployment's time.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
@@ -78,9 +79,10 @@ pub async fn forward(
     command: &BatchCommand<'_>,
     candidates: &[&Candidate<'_>],
     time: Duration,
+    told: &Times,
     upstream: &mut Connection,
 ) -> Result<Part, ForwardError> {
-    let body = body(command, candidates, time)?;
+    let body = body(command, candidates, time, told)?;
     let documents = candidates.iter().map(|candidate| &*candidate.document).collect();
     let sequence = OutSequence {
         name: b"documents",
@@ -103,9 +105,10 @@ pub async fn statements(
     command: &BatchCommand<'_>,
     list: &'static str,
     positions: std::ops::Range<usize>,
+    told: &Times,
     upstream: &mut Connection,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    let body = part_of_body(command, list, positions.clone())?.finish();
+    let body = part_of_body(command, list, positions.clone(), told)?.finish();
     let documents = command.documents[positions]
         .iter()
         .map(|statement| statement.bytes())
@@ -165,6 +168,7 @@ pub async fn statement(
     own: &[u8],
     acknowledged: Acknowledged,
     time: Option<Duration>,
+    told: &Times,
     upstream: &mut Connection,
 ) -> Result<Sent, ForwardError> {
     let (body, sequences) = match kind.list() {
@@ -173,10 +177,10 @@ pub async fn statement(
                 name: list.as_bytes(),
                 documents: vec![own],
             };
-            let part = part_of_body(command, list, std::iter::once(index))?.finish();
-            (concerned(Doc::new(&part)?, acknowledged, time)?, vec![sequence])
+            let part = part_of_body(command, list, std::iter::once(index), told)?.finish();
+            (concerned(Doc::new(&part)?, acknowledged, time, told)?, vec![sequence])
         }
-        None => (concerned(Doc::new(own)?, acknowledged, time)?, Vec::new()),
+        None => (concerned(Doc::new(own)?, acknowledged, time, told)?, Vec::new()),
     };
     let draft = Draft {
         sequences,
@@ -219,9 +223,14 @@ fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
 }
 
 /// The client's body without its documents, fit for this part.
-fn body(command: &BatchCommand<'_>, candidates: &[&Candidate<'_>], time: Duration) -> Result<Vec<u8>, Malformed> {
+fn body(
+    command: &BatchCommand<'_>,
+    candidates: &[&Candidate<'_>],
+    time: Duration,
+    told: &Times,
+) -> Result<Vec<u8>, Malformed> {
     let positions = candidates.iter().map(|candidate| candidate.position);
-    let mut body = part_of_body(command, "documents", positions)?;
+    let mut body = part_of_body(command, "documents", positions, told)?;
     body.int32("maxTimeMS", milliseconds(time));
     Ok(body.finish())
 }
@@ -231,6 +240,7 @@ fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
     positions: impl Iterator<Item = usize>,
+    told: &Times,
 ) -> Result<Builder, Malformed> {
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
@@ -244,7 +254,7 @@ fn part_of_body(
     for element in command.body.elements() {
         let element = element?;
         match element.name {
-            b"stmtId" | b"stmtIds" => {}
+            b"stmtId" | b"stmtIds" | b"$clusterTime" => {}
             name if name == list.as_bytes() => {}
             // The limit of an insert is set anew, within its lease.
             b"maxTimeMS" if list == "documents" => {}
@@ -264,15 +274,22 @@ fn part_of_body(
     if let Some(numbers) = numbers {
         part.int32s("stmtIds", numbers);
     }
+    gossip::append(told, command.body, &mut part)?;
     Ok(part)
 }
 
 /// The command, to be acknowledged so, and with `time` for its limit if there is one.
-fn concerned(command: Doc<'_>, acknowledged: Acknowledged, time: Option<Duration>) -> Result<Vec<u8>, Malformed> {
+fn concerned(
+    command: Doc<'_>,
+    acknowledged: Acknowledged,
+    time: Option<Duration>,
+    told: &Times,
+) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
     for element in command.elements() {
         let element = element?;
-        let is_replaced = element.name == b"writeConcern" || element.name == b"maxTimeMS" && time.is_some();
+        let is_replaced =
+            matches!(element.name, b"writeConcern" | b"$clusterTime") || element.name == b"maxTimeMS" && time.is_some();
         if !is_replaced {
             with.element(&element);
         }
@@ -295,6 +312,7 @@ fn concerned(command: Doc<'_>, acknowledged: Acknowledged, time: Option<Duration
     if let Some(time) = time {
         with.int32("maxTimeMS", milliseconds(time));
     }
+    gossip::append(told, command, &mut with)?;
     Ok(with.finish())
 }
 

@@ -16,7 +16,7 @@ use super::lease_left::LeaseLeft;
 use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
 use super::strict::Strict;
 use super::transaction::Failure;
-use super::{BackOff, Context};
+use super::{BackOff, Context, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
 use crate::constraint::KeyError;
@@ -277,7 +277,8 @@ impl<'a> Insert<'a, '_> {
         let part = match (strict, self.time_to_forward(&ready)) {
             (Some(strict), _) => strict.insert(&ready, upstream).await,
             (None, Some(time)) => {
-                let forwarded = forward(self.command, &ready, time, upstream);
+                let told = gossip::told(self.protected, upstream);
+                let forwarded = forward(self.command, &ready, time, &told, upstream);
                 within(self.context.lease, forwarded).await
             }
             (None, None) => {

@@ -149,7 +149,7 @@ async fn insert(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, Failure> {
     let mut body = insert_body(command)?;
-    append_fields(&mut body, command.body, &["maxTimeMS", "$clusterTime"])?;
+    append_fields(&mut body, command.body, &["maxTimeMS"])?;
     let sequence = OutSequence {
         name: b"documents",
         documents,

@@ -8,6 +8,7 @@ mod batch_command;
 mod bulk;
 mod drop;
 mod era;
+mod gossip;
 mod shard_key;
 mod touch;
 mod unusual;
@@ -269,7 +270,7 @@ async fn carry_out(
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
     let Some(kind) = kind else {
-        let reply = match Transaction::of_client(command.body)? {
+        let reply = match Transaction::of_client(&protected, command.body, upstream)? {
             Some(transaction) => {
                 insert_within::insert_within(context, &protected, &command, transaction, upstream).await
             }

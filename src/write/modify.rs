@@ -12,7 +12,7 @@ use super::conclusion::{Case, Conclusion};
 use super::statement::{Kind, Statement};
 use super::touch::may_touch;
 use super::transaction::{Failure, Transaction};
-use super::{Context, ForwardError, Served, TIME_MAX, forward};
+use super::{Context, ForwardError, Served, TIME_MAX, forward, gossip};
 use crate::catalog::Protected;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteReply};
@@ -47,7 +47,7 @@ pub async fn modify(
     if !touching.contains(&true) {
         return Ok(Served::Untouched);
     }
-    let transaction = Transaction::of_client(command.body)?;
+    let transaction = Transaction::of_client(protected, command.body, upstream)?;
     let reply = match transaction {
         Some(_) => WriteReply::in_transaction(),
         None => WriteReply::default(),
@@ -191,7 +191,8 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
             "deletes"
         };
         let first = positions.start;
-        let (reply, is_ok) = forward::statements(self.command, list, positions, upstream).await?;
+        let told = gossip::told(self.protected, upstream);
+        let (reply, is_ok) = forward::statements(self.command, list, positions, &told, upstream).await?;
         match is_ok {
             true => self.reply.add_statements(Doc::new(&reply)?, first)?,
             false => self.failed = Some(reply),

@@ -291,7 +291,7 @@ impl<'a> Statement<'a> {
         protected: &Protected,
         upstream: &mut Connection,
     ) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
-        let mut transaction = Transaction::own(self.body, upstream)?;
+        let mut transaction = Transaction::own(protected, self.body, upstream)?;
         let database = &protected.namespace.database;
         let reply = transaction.run(upstream, database, self.command(None)?, None).await;
         transaction.abort(upstream).await?;

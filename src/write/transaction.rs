@@ -6,7 +6,8 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::{BackOff, ForwardError};
+use super::{BackOff, ForwardError, gossip};
+use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
 use crate::upstream::{self, Connection};
@@ -19,6 +20,8 @@ pub struct Transaction {
     fields: Vec<u8>,
     /// What only the first command carries; `None` once it was sent.
     opening: Option<Vec<u8>>,
+    /// What the first command sent here tells the router of the deployment's time, which it tells the shards.
+    time: Option<Times>,
     is_clients: bool,
     /// The session, if the transaction is Keyward's own.
     session: Option<[u8; 16]>,
@@ -132,7 +135,7 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Malformed`] if the body is.
-    pub fn own(body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
+    pub fn own(protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
         let of_client = session_of_retryable(body)?;
         let (session, number) = upstream.next_transaction(of_client);
@@ -142,6 +145,7 @@ impl Transaction {
             .close();
         fields.int64("txnNumber", number).boolean("autocommit", false);
         append_fields(&mut fields, body, &API)?;
+        let time = gossip::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
         // Whatever the cluster's default is.
@@ -149,6 +153,7 @@ impl Transaction {
         Ok(Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
+            time: Some(time),
             is_clients: false,
             session: Some(session),
             is_shared: of_client.is_some(),
@@ -168,11 +173,22 @@ impl Transaction {
         self
     }
 
+    /// The same, not begun yet, not before what others know of the deployment's time.
+    pub fn not_before(&mut self, known: Times) {
+        if let Some(time) = &mut self.time {
+            time.advance(known);
+        }
+    }
+
     /// The client's, if its command `body` is part of one.
     ///
     /// # Errors
     /// [`Malformed`] if the body is.
-    pub fn of_client(body: Doc<'_>) -> Result<Option<Transaction>, Malformed> {
+    pub fn of_client(
+        protected: &Protected,
+        body: Doc<'_>,
+        upstream: &Connection,
+    ) -> Result<Option<Transaction>, Malformed> {
         if body.get("autocommit")?.is_none() {
             return Ok(None);
         }
@@ -190,6 +206,7 @@ impl Transaction {
         Ok(Some(Transaction {
             fields: fields.finish(),
             opening,
+            time: Some(gossip::latest(protected, body, upstream)?),
             is_clients: true,
             session: None,
             is_shared: false,
@@ -243,6 +260,9 @@ impl Transaction {
         }
         if let Some(opening) = self.opening.take() {
             append_all(&mut command, &opening)?;
+        }
+        if let Some(time) = self.time.take() {
+            time.append_cluster_to(&mut command);
         }
         command.string("$db", database.as_bytes());
         let body = command.finish();

@@ -33,6 +33,7 @@ mod side_by_side;
 #[path = "../support/mod.rs"]
 mod support;
 mod taken_in;
+mod told_time;
 mod trial;
 mod unfinished;
 mod waiting;

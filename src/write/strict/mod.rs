@@ -158,7 +158,7 @@ impl<'a, 'c> Strict<'a, 'c> {
         let record = Note::new(first, Vec::new());
         let mut back_off = BackOff::default();
         loop {
-            let mut transaction = Transaction::own(self.command.body, upstream)?;
+            let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?;
             match self.read(&record, &mut transaction, upstream).await {
                 Ok(statements) => return Ok(statements),
                 // Its session is that of the command's first try, which may still be at work.
@@ -276,7 +276,7 @@ impl<'a, 'c> Strict<'a, 'c> {
                 sequence: None,
             };
             let records = record::find(self.protected, &[Note::new(first, Vec::new())]);
-            let mut transaction = Transaction::own(self.command.body, upstream)?;
+            let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?;
             let replies = pipeline::run(vec![records, everywhere], &mut transaction, upstream).await?;
             transaction.abort(upstream).await?;
             // A number that is too low, say, ends nothing.
@@ -321,7 +321,7 @@ impl<'a, 'c> Strict<'a, 'c> {
         reservations: Reservations,
         upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
-        let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
+        let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?.at_one_moment();
         let load = self.load(these)?;
         let tried = self
             .try_to_insert(&load, reservations, &mut transaction, upstream)
@@ -437,7 +437,6 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// The client's command with these documents.
     fn documents<'s>(&'s self, load: &'s Load<'_>) -> Result<Step<'s>, Malformed> {
         let mut command = insert_body(self.command)?;
-        load.time.append_to(&mut command);
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));

@@ -84,7 +84,8 @@ impl Strict<'_, '_> {
             load.notes.extend(member.note.clone());
             load.time.advance(member.time.clone());
         }
-        let mut transaction = Transaction::own(self.command.body, upstream)?.at_one_moment();
+        let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?.at_one_moment();
+        transaction.not_before(load.time.clone());
         let tried = self
             .try_to_insert(&load, reservations, &mut transaction, upstream)
             .await;

@@ -1,0 +1,56 @@
+//! What a command on the client's connection tells its router of the deployment's time.
+//!
+//! Keyward reserves keys on connections of its own, perhaps through another router. If the client's router, and the shard
+//! it writes to, are behind, the document could get an earlier time than its reservation; and a snapshot between the two
+//! would show a key's new holder beside the former one. So whatever is sent once keys are held carries the time that Keyward
+//! was told when it reserved them, unless the client knows a later one.
+
+use crate::catalog::Protected;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::Times;
+use crate::upstream::Connection;
+
+/// The field's name.
+const CLUSTER_TIME: &str = "$clusterTime";
+
+/// The latest time that Keyward was told when it read and wrote reservations, if the client may repeat it.
+pub fn told(protected: &Protected, upstream: &Connection) -> Times {
+    let told = protected.times();
+    match told.is_signed() || !has_logged_in(upstream) {
+        true => told,
+        // Keyward's user may advance the clock, and was told without a signature what the server believes of nobody else.
+        false => Times::default(),
+    }
+}
+
+/// The later of that and the time that the client's command `body` carries.
+///
+/// # Errors
+/// [`Malformed`] if the body is.
+pub fn latest(protected: &Protected, body: Doc<'_>, upstream: &Connection) -> Result<Times, Malformed> {
+    let mut latest = Times::default();
+    if let Some(carried) = body.get(CLUSTER_TIME)? {
+        latest.take(&carried);
+    }
+    latest.advance(told(protected, upstream));
+    Ok(latest)
+}
+
+/// Appends the later of the `$clusterTime` that `body` carries and the one that was `told`.
+///
+/// # Errors
+/// [`Malformed`] if `body` is.
+pub fn append(told: &Times, body: Doc<'_>, command: &mut Builder) -> Result<(), Malformed> {
+    let carried = body.get(CLUSTER_TIME)?;
+    if let Some(later) = told.later_than(carried.as_ref()) {
+        command.document(CLUSTER_TIME, later);
+    } else if let Some(carried) = carried {
+        command.element(&carried);
+    }
+    Ok(())
+}
+
+fn has_logged_in(upstream: &Connection) -> bool {
+    let users = Doc::new(upstream.users()).and_then(|users| users.nested("authenticatedUsers"));
+    users.is_ok_and(|users| users.is_some_and(|users| !users.is_empty()))
+}

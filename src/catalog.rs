@@ -143,6 +143,11 @@ impl Catalog {
         self.databases.values().flat_map(HashMap::values)
     }
 
+    /// Whether what is protected lies on one replica set.
+    pub fn is_on_one_replica_set(&self) -> bool {
+        self.all().any(|protected| protected.is_on_one_replica_set)
+    }
+
     /// The protected collection of that name, byte for byte.
     pub fn protected(&self, database: &[u8], collection: &[u8]) -> Option<&Arc<Protected>> {
         self.databases.get(database)?.get(collection)

@@ -112,8 +112,7 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready;
-      forget: the Keyward isn't in the register, or lives
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone
    2  the command line is wrong; verify: it could not tell; status: nobody answered
   65  documents that are there violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked

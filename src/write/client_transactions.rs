@@ -88,6 +88,8 @@ struct Seen {
     unfinished: usize,
     /// Whether it is never to be committed any more.
     is_lost: bool,
+    /// Whether its commit came before its beginning.
+    is_unseen: bool,
     is_committed: bool,
     /// How often the constraints had changed when it began.
     changes: u64,
@@ -100,6 +102,7 @@ impl Seen {
             number,
             unfinished: 0,
             is_lost: false,
+            is_unseen: false,
             is_committed: false,
             changes,
             at: Instant::now(),
@@ -162,7 +165,7 @@ impl ClientTransactions {
         if seen.is_committed {
             return Err(Refusal::Committed);
         }
-        if seen.is_lost || self.is_older(&seen) {
+        if seen.is_lost || seen.is_unseen || self.is_older(&seen) {
             return Err(no_such);
         }
         seen.unfinished += 1;
@@ -173,7 +176,7 @@ impl ClientTransactions {
     /// goes on.
     pub fn commit(&self, id: TransactionId) -> Commit {
         match self.by_session.get_mut(&id.session) {
-            Some(mut seen) if seen.number == id.number => {
+            Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
                 // The outcome of a commit that has passed is the server's to tell.
                 if !seen.is_committed && (seen.is_lost || seen.unfinished > 0 || self.is_older(&seen)) {
                     seen.is_lost = true;
@@ -186,13 +189,13 @@ impl ClientTransactions {
         }
     }
 
-    /// Notes that a transaction is never to be committed, nor to be begun any more.
-    fn lose(&self, id: TransactionId) {
+    /// Has nothing be written any more in a transaction whose commit has come before its beginning.
+    fn shut_out(&self, id: TransactionId) {
         self.begin(id, true);
         if let Some(mut seen) = self.by_session.get_mut(&id.session)
             && seen.number == id.number
         {
-            seen.is_lost = true;
+            seen.is_unseen = true;
         }
     }
 
@@ -235,11 +238,10 @@ impl UnderWay<'_> {
 /// What becomes of the commit `body` of a transaction of which this process hasn't seen the beginning: `None` if it may go on,
 /// since it can only repeat one before.
 ///
-/// First the transaction is ended, by a command that fails in it. From the answer a commit goes on where the server has committed
-/// it or is about to, or is past it. Otherwise nothing was committed, and a commit that went on could commit what begins only
-/// then, by a statement that was late. A router may know nothing of a transaction that another one has committed: that is what
-/// a recovery token is for. Such a commit goes on once the session's transactions are killed on all shards, since a router that ends
-/// one ignores what becomes of its aborts; that fails if a shard doesn't answer.
+/// First the transaction is ended, by a command that fails in it. A replica set tells by the answer whether it was committed: if
+/// it wasn't, the commit doesn't go on. It could commit what begins only then, by a statement that was late. A router's answer
+/// says nothing of commits, and it ignores what becomes of its aborts. So the session's transactions are killed on all shards
+/// there, which fails if one doesn't answer; what was committed stays, and the router answers the commit.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -247,23 +249,22 @@ pub async fn commit_unseen(
     id: TransactionId,
     body: Doc<'_>,
     transactions: &ClientTransactions,
+    is_on_one_replica_set: bool,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
+    transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
     let code = Doc::new(&answer)?.whole_number("code")?;
-    if !code.is_some_and(|code| NOT_OPEN.contains(&code)) {
-        return Ok(Some(unsure(answer)));
-    }
-    if code.is_some_and(|code| DECIDED.contains(&code)) {
-        return Ok(None);
-    }
-    if body.get("recoveryToken")?.is_some() {
-        return kill_session(body, upstream).await;
-    }
-    transactions.lose(id);
-    Ok(Some(
-        Refusal::NoSuchTransaction { number: id.number }.body(&Times::default()),
-    ))
+    Ok(match code {
+        Some(code) if !NOT_OPEN.contains(&code) => Some(unsure(answer)),
+        None => Some(unsure(answer)),
+        Some(code) if DECIDED.contains(&code) => None,
+        Some(_) if is_on_one_replica_set => {
+            let refusal = Refusal::NoSuchTransaction { number: id.number };
+            Some(refusal.body(&Times::default()))
+        }
+        Some(_) => kill_session(body, upstream).await?,
+    })
 }
 
 /// Has every shard end what is open of the session of the command `body`. `Some` reply if that isn't certain.
@@ -330,6 +331,19 @@ mod tests {
         assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         // What comes behind the commit would take effect without its reservations.
         assert_eq!(transactions.enter(id(1)).unwrap_err(), Refusal::Committed);
+    }
+
+    #[test]
+    fn nothing_is_written_behind_a_commit_that_came_first() {
+        let transactions = ClientTransactions::default();
+        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        transactions.shut_out(id(1));
+        transactions.begin(id(1), true);
+        let refused = transactions.enter(id(1)).unwrap_err();
+        assert_eq!(refused, Refusal::NoSuchTransaction { number: 1 });
+        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        transactions.begin(id(2), true);
+        assert_eq!(transactions.commit(id(2)), Commit::GoesOn);
     }
 
     #[test]

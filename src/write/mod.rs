@@ -213,7 +213,10 @@ pub async fn refuse_commit(
     let transactions = &context.transactions;
     Ok(match transactions.commit(transaction) {
         Commit::GoesOn => None,
-        Commit::Unknown => commit_unseen(transaction, commit, transactions, upstream).await?,
+        Commit::Unknown => {
+            let is_on_one = context.catalog().is_on_one_replica_set();
+            commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
+        }
         Commit::Refused => {
             // So that nobody has to wait for what it has locked. It isn't committed whatever the answer is.
             ask_to_end(commit, upstream).await?;

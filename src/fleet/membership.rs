@@ -1,7 +1,7 @@
 //! This Keyward's own place in the register: whether it may write, and where.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub struct Membership {
     begun: Instant,
     /// Until when it may write, in milliseconds since `begun`.
     until: AtomicU64,
+    /// A constraint was to be listed in the entry, and nobody knows when that is done.
+    is_listing_lost: AtomicBool,
     watch: Mutex<Watch>,
 }
 
@@ -51,6 +53,7 @@ impl Membership {
             declared: ArcSwap::default(),
             begun: Instant::now(),
             until: AtomicU64::new(0),
+            is_listing_lost: AtomicBool::new(false),
             watch: Mutex::default(),
         };
         let sent = Instant::now();
@@ -104,20 +107,31 @@ impl Membership {
             false => names,
         };
         wanted.collections.extend(names.iter().cloned());
+        let was_lost = self.is_listing_lost.load(Ordering::Acquire);
+        let is_any_listed = !constraints.is_subset(&entry.constraints);
+        self.is_listing_lost.store(was_lost || is_any_listed, Ordering::Release);
         let is_there = self
             .register
             .add(entry.id, &names, wanted.is_everywhere, &constraints)
             .await?;
+        self.is_listing_lost.store(was_lost, Ordering::Release);
         // Also if what follows fails: the register has it.
         *entry = wanted;
         if !is_there {
             self.rejoin(&mut entry).await?;
         }
-        let constraints = entry.constraints.clone();
-        // One shard that doesn't answer mustn't keep the writes to others waiting.
-        drop(entry);
-        for namespace in &new {
-            prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
+        loop {
+            let (id, constraints) = (entry.id, entry.constraints.clone());
+            // One shard that doesn't answer mustn't keep the writes to others waiting.
+            drop(entry);
+            for namespace in &new {
+                prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
+            }
+            entry = self.entry.lock().await;
+            // Another entry has come meanwhile, without these: who looked before it was there, and after this, saw neither.
+            if entry.id == id {
+                break;
+            }
         }
         self.declared.rcu(|declared| {
             let mut declared = Collections::clone(declared);
@@ -137,10 +151,17 @@ impl Membership {
     pub async fn give_up(&self, constraints: &[ObjectId]) -> Result<(), StoreError> {
         let mut entry = self.entry.lock().await;
         entry.constraints.retain(|one| !constraints.contains(one));
-        match self.register.take_out(entry.id, constraints).await? {
-            true => Ok(()),
-            false => self.rejoin(&mut entry).await,
+        // What was to list one of them may be done after this: then in an entry that nobody goes by.
+        let is_lost = self.is_listing_lost.load(Ordering::Acquire);
+        if !is_lost && self.register.take_out(entry.id, constraints).await? {
+            return Ok(());
         }
+        let replaced = entry.id;
+        self.rejoin(&mut entry).await?;
+        if is_lost && let Err(error) = self.register.remove(replaced).await {
+            tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
+        }
+        Ok(())
     }
 
     /// Those that may write to `namespace` without reserving for the constraint with this identity; this Keyward, too, if it
@@ -219,6 +240,7 @@ impl Membership {
         }
         self.id.store(new.id.into());
         *entry = new;
+        self.is_listing_lost.store(false, Ordering::Release);
         self.prolong(sent);
         Ok(())
     }

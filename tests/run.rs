@@ -4,15 +4,20 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use bson::doc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 use testbed::process::Process;
 use testbed::{Cluster, ReplicaSet};
+
+/// For how long a log may say nothing while a test waits for a line of it; milliseconds.
+const PATIENCE: u16 = 60_000;
 
 /// A running `keyward`, which logs JSON; killed when it is dropped.
 struct Keyward {
@@ -62,11 +67,12 @@ impl Keyward {
     fn logged(&mut self, message: &str) -> Value {
         let mut seen = String::new();
         loop {
+            let log = self.log.as_mut().unwrap();
+            let mut waiting = [PollFd::new(log.get_ref().as_fd(), PollFlags::POLLIN)];
+            let is_there = !log.buffer().is_empty() || poll(&mut waiting, PollTimeout::from(PATIENCE)).unwrap() > 0;
+            assert!(is_there, "no {message:?}, and nothing for a minute, after {seen}");
             let mut line = String::new();
-            assert!(
-                self.log.as_mut().unwrap().read_line(&mut line).unwrap() > 0,
-                "no {message:?} in {seen}"
-            );
+            assert!(log.read_line(&mut line).unwrap() > 0, "no {message:?} in {seen}");
             let event: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
             if event["message"] == message {
                 return event;
@@ -319,7 +325,13 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
     ));
     let pages = keyward.logged("starting")["admin"].clone();
     let lacking = keyward.logged("Keyward's user lacks privileges")["missing"].to_string();
-    for part in ["createCollection, createIndex", "lacking", "shardingState"] {
+    for part in [
+        "createCollection, createIndex",
+        "lacking",
+        "keywards",
+        "killAnySession",
+        "shardingState",
+    ] {
         assert!(lacking.contains(part), "{part} in {lacking}");
     }
     let answer = get(&pages, "/readyz");
@@ -329,7 +341,9 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
     );
     let granted = vec![
         doc! { "resource": resource, "actions": ["createCollection", "createIndex"] },
-        doc! { "resource": { "cluster": true }, "actions": ["shardingState"] },
+        doc! { "resource": { "db": "keyward", "collection": "keywards" }, "actions": ["find", "insert", "update", "remove"] },
+        doc! { "resource": { "db": "", "collection": "keyward.constraints" }, "actions": ["find", "update"] },
+        doc! { "resource": { "cluster": true }, "actions": ["shardingState", "killAnySession"] },
     ];
     admin(doc! { "grantPrivilegesToRole": "keyward", "privileges": granted });
     keyward.logged("ready");

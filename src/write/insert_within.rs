@@ -167,8 +167,7 @@ pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
     let mut body = Builder::new();
     for element in command.body.elements() {
         let element = element?;
-        let is_set_anew =
-            matches!(element.name, b"documents" | b"maxTimeMS" | b"$clusterTime") || is_about_running(&element);
+        let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
         if !is_set_anew {
             body.element(&element);
         }

@@ -446,7 +446,8 @@ pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Re
 
 /// Whether a client's field belongs to how its command runs, which Keyward sets anew, rather than to what it does.
 pub fn is_about_running(element: &Element<'_>) -> bool {
-    const NAMES: [&[u8]; 13] = [
+    const NAMES: [&[u8]; 14] = [
+        b"$clusterTime",
         b"lsid",
         b"txnNumber",
         b"autocommit",

@@ -91,8 +91,9 @@ impl Place {
         metrics.lines().any(is_it)
     }
 
+    /// Kills it; there is none then, until the next start.
     pub fn kill(&self) {
-        if let Some(keyward) = self.keyward().as_mut() {
+        if let Some(mut keyward) = self.keyward().take() {
             keyward.kill();
         }
     }

@@ -15,6 +15,7 @@ mod unusual;
 
 mod forward;
 mod insert;
+pub mod plan;
 mod refused_for_certain;
 mod retried;
 

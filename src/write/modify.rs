@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::conclusion::{Case, Conclusion};
+use super::plan::touches;
 use super::statement::{Kind, Statement};
-use super::touch::may_touch;
 use super::transaction::{Failure, Transaction};
 use super::{Context, ForwardError, Served, TIME_MAX, forward, gossip};
 use crate::catalog::Protected;
@@ -66,20 +66,6 @@ pub async fn modify(
         None => modify.alone(&touching, upstream).await?,
     }
     modify.into_body().map(Served::Reply)
-}
-
-/// Whether the statement may change a key, and so must be watched. What the server always refuses needn't be.
-fn touches(kind: Kind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
-    if kind == Kind::Delete {
-        return Ok(true);
-    }
-    if own.is_set("upsert")? {
-        return Ok(true);
-    }
-    match own.get("u")? {
-        Some(update) => may_touch(&update, paths),
-        None => Ok(false),
-    }
 }
 
 impl<'a: 'c, 'c> Modify<'a, 'c> {

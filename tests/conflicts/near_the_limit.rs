@@ -175,3 +175,29 @@ async fn a_retry_gets_the_largest_document_that_its_first_try_got() {
     );
     assert_agreement(cluster, database, "email").await;
 }
+
+/// The way that a statement takes depends on its own size alone, not on that of the document that it meets.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_statement_that_comes_again_is_carried_out_once() {
+    let database = "near_the_limit_again";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let run = |command: Document| send(&keyward.address, database, command).unwrap();
+    let long = "a".repeat(900_000);
+    assert_eq!(
+        run(insert(vec![sized(&long, 1_000_000)], true)).get_i32("n").ok(),
+        Some(1)
+    );
+    let query = doc! { "_id": 1, "region": "a" };
+    let update = |u: Document| doc! { "update": "users", "updates": [{ "q": &query, "u": u }] };
+    let large = crate::retries::retryable(update(sized("b@x", BYTES_MAX)), 1);
+    assert_eq!(run(large.clone()).get_i32("nModified").ok(), Some(1));
+    assert_eq!(run(update(sized("c@x", 1_000))).get_i32("nModified").ok(), Some(1));
+    assert_eq!(run(large).get_i32("nModified").ok(), Some(1));
+    let found = run(doc! { "count": "users", "query": { "email": "c@x" } });
+    assert_eq!(found.get_i32("n").ok(), Some(1), "{found}");
+    // The codes by themselves, beside those of a native index.
+    let too_large = run(update(sized("d@x", BYTES_MAX + 20_000)));
+    assert_eq!(too_large.get_i32("code").ok(), Some(10334), "{too_large}");
+    assert_agreement(cluster, database, "email").await;
+}

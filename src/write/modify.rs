@@ -112,6 +112,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                         match transaction.run(upstream, database, command, None).await {
                             Ok(reply) => Conclusion::Reply(reply),
                             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                                case.leave_or_abort(&mut transaction, &refused, upstream).await?;
                                 Conclusion::Failed(refused.body)
                             }
                             Err(Failure::Forward(error)) => return Err(error),

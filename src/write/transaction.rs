@@ -6,6 +6,7 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
+use super::refused_for_certain::REFUSED_BEFORE_EXECUTION;
 use super::{BackOff, ForwardError, gossip};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -29,6 +30,8 @@ pub struct Transaction {
     is_shared: bool,
     /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
     is_committing: bool,
+    /// Whether a command that writes was sent.
+    has_tried_to_write: bool,
     /// Whether a command that writes was answered, and not with `ok: 0`.
     has_written: bool,
 }
@@ -158,6 +161,7 @@ impl Transaction {
             session: Some(session),
             is_shared: of_client.is_some(),
             is_committing: false,
+            has_tried_to_write: false,
             has_written: false,
         })
     }
@@ -211,6 +215,7 @@ impl Transaction {
             session: None,
             is_shared: false,
             is_committing: false,
+            has_tried_to_write: false,
             has_written: false,
         }))
     }
@@ -232,6 +237,7 @@ impl Transaction {
         sequence: Option<OutSequence<'_>>,
     ) -> Result<Vec<u8>, Failure> {
         let is_read = command.is_first("find") || command.is_first("getMore");
+        self.has_tried_to_write |= !is_read;
         self.send(upstream, database, command, sequence).await?;
         let reply = self.receive(upstream).await?;
         self.has_written |= !is_read;
@@ -241,6 +247,17 @@ impl Transaction {
     /// Whether a command that writes was answered in it, of those that were run here, and not with `ok: 0`.
     pub fn has_written(&self) -> bool {
         self.has_written
+    }
+
+    /// Whether nothing stands in it of what was run here, the last of which the server `refused`. A replica set that refuses a
+    /// command keeps nothing of it: it has done nothing yet, or ends the transaction. A router may have sent it on.
+    pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
+        let is_turned_down = || {
+            refused
+                .code()
+                .is_some_and(|code| REFUSED_BEFORE_EXECUTION.contains(&code))
+        };
+        !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || is_turned_down())
     }
 
     /// Sends `command` in the transaction; [`Transaction::receive`] fetches the reply, in the order of sending.

@@ -30,7 +30,8 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "features" => return from_config(operation, "features").await,
         "whatsmyuri" => doc! { "you": &client.peer },
         "isdbgrid" => doc! { "isdbgrid": 1, "hostname": operation.router.address.to_string() },
-        "getDefaultRWConcern" | "setDefaultRWConcern" => return from_config_as_it_came(operation).await,
+        "getDefaultRWConcern" => return from_config_as_it_came(operation).await,
+        "setDefaultRWConcern" => return set_default_concerns(operation).await,
         "startSession" => start_session(),
         "endSessions" => return end_sessions(operation).await,
         "refreshSessions" | "logout" => doc! {},
@@ -80,6 +81,13 @@ async fn from_config_as_it_came(operation: &Operation) -> Result<Vec<u8>, Failur
     }
     let router = &operation.router;
     Ok(router.catalog.run(&router.link(), &command).await?.success()?.public())
+}
+
+/// The router that sets them knows them at once; the others once they ask again.
+async fn set_default_concerns(operation: &Operation) -> Result<Vec<u8>, Failure> {
+    let answer = from_config_as_it_came(operation).await;
+    operation.router.default_concerns.forget().await;
+    answer
 }
 
 /// The parameters that drivers and shells read; another one is an unknown option, as on any server.

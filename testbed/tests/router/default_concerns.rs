@@ -10,7 +10,7 @@ use testbed::command::{CommandError, Connection};
 const UNSATISFIABLE: Option<i32> = Some(100);
 
 fn set(connection: &mut Connection, concerns: Document) {
-    let mut command = doc! { "setDefaultRWConcern": 1, "writeConcern": { "w": "majority" } };
+    let mut command = doc! { "setDefaultRWConcern": 1 };
     command.extend(concerns);
     connection.run("admin", command).unwrap();
 }

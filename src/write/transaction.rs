@@ -202,7 +202,12 @@ impl Transaction {
         let opening = match body.get("startTransaction")? {
             Some(_) => {
                 let mut opening = Builder::new();
-                append_fields(&mut opening, body, &["startTransaction", "readConcern"])?;
+                append_fields(&mut opening, body, &["startTransaction"])?;
+                match body.nested("readConcern")?.is_none_or(Doc::is_empty) {
+                    // As for a write, which the cluster's default for reads isn't about; Keyward's first command may be a read.
+                    true => append_read_concern(&mut opening, b"local"),
+                    false => append_fields(&mut opening, body, &["readConcern"])?,
+                }
                 Some(opening.finish())
             }
             None => None,

@@ -9,5 +9,6 @@ mod process;
 mod reload;
 mod restart;
 mod rolled;
+mod rolled_on_shards;
 #[path = "../support/scripts.rs"]
 mod scripts;

@@ -32,18 +32,18 @@ fn drop_database(database: &str) {
     ReplicaSet::shared().run(database, doc! { "dropDatabase": 1 }).unwrap();
 }
 
-fn user(id: i32, z: &str) -> Document {
+pub fn user(id: i32, z: &str) -> Document {
     doc! { "_id": id, "z": z }
 }
 
 /// What `/readyz` says below its head.
-fn readyz(keyward: &Keyward) -> String {
+pub fn readyz(keyward: &Keyward) -> String {
     let answer = keyward.get("/readyz");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     answer.split("\r\n\r\n").nth(1).unwrap().to_owned()
 }
 
-fn is_enforced(keyward: &Keyward, database: &str) -> bool {
+pub fn is_enforced(keyward: &Keyward, database: &str) -> bool {
     let metrics = keyward.get("/metrics");
     let line = format!("keyward_constraint_ready{{constraint=\"{database}.users.z_1\"}} 1");
     metrics.lines().any(|one| one == line)

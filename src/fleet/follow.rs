@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Membership, RENEWAL};
+use super::Membership;
 use crate::constraint::Constraint;
 use crate::metrics::{Metrics, constraint_label};
 use crate::prepare::{self, PrepareError, State, Waiting};
@@ -20,10 +20,10 @@ const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
     loop {
         let pause = match membership.renew().await {
-            Ok(()) => RENEWAL,
+            Ok(()) => membership.terms().renewal(),
             Err(error) => {
                 tracing::warn!(%error, "this Keyward's entry in the register of Keywards could not be renewed");
-                LOOK
+                LOOK.min(membership.terms().renewal())
             }
         };
         match membership.may_write() {

@@ -1,16 +1,16 @@
 //! This Keyward's own place in the register: whether it may write, and where.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
 use mongodb::Client;
 
 use super::watch::Watch;
-use super::{COLLECTIONS_MAX, Entry, LEASE, Register};
+use super::{COLLECTIONS_MAX, Entry, Permit, Register, Terms};
 use crate::namespace::Namespace;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
@@ -30,9 +30,8 @@ pub struct Membership {
     entry: tokio::sync::Mutex<Entry>,
     id: ArcSwap<ObjectId>,
     declared: ArcSwap<Collections>,
-    begun: Instant,
-    /// Until when it may write, in milliseconds since `begun`.
-    until: AtomicU64,
+    permit: Permit,
+    terms: Terms,
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
     watch: Mutex<Watch>,
@@ -43,30 +42,40 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is registered.
-    pub async fn join(client: &Client, address: String) -> Result<Membership, StoreError> {
-        let entry = Entry::of_this_process(address);
+    pub async fn join(client: &Client, address: String, terms: Terms) -> Result<Membership, StoreError> {
+        let entry = Entry::of_this_process(address, terms);
         let membership = Membership {
             client: client.clone(),
             register: Register::of(client),
             id: ArcSwap::from_pointee(entry.id),
             entry: tokio::sync::Mutex::new(entry),
             declared: ArcSwap::default(),
-            begun: Instant::now(),
-            until: AtomicU64::new(0),
+            permit: Permit::withheld(),
+            terms,
             is_listing_lost: AtomicBool::new(false),
             watch: Mutex::default(),
         };
         let sent = Instant::now();
         let entry = membership.entry.lock().await;
         membership.register.insert(&entry).await?;
-        membership.prolong(sent);
+        membership.permit.prolong(sent + terms.lease);
         drop(entry);
         Ok(membership)
     }
 
     /// Whether nobody can have taken its entry away.
     pub fn may_write(&self) -> bool {
-        self.begun + Duration::from_millis(self.until.load(Ordering::Acquire)) > Instant::now()
+        self.permit.holds()
+    }
+
+    /// The same for who can't ask here.
+    pub fn permit(&self) -> Permit {
+        self.permit.clone()
+    }
+
+    /// How long its entry vouches for it.
+    pub fn terms(&self) -> Terms {
+        self.terms
     }
 
     /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
@@ -211,10 +220,10 @@ impl Membership {
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
-            self.prolong(sent);
+            self.permit.prolong(sent + self.terms.lease);
             return Ok(());
         }
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         let mut entry = self.entry.lock().await;
         match entry.id == id {
             true => self.rejoin(&mut entry).await,
@@ -224,7 +233,7 @@ impl Membership {
 
     /// Registers it anew, under another id; what was called enforced without it isn't any more.
     async fn rejoin(&self, entry: &mut Entry) -> Result<(), StoreError> {
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
@@ -241,20 +250,14 @@ impl Membership {
         self.id.store(new.id.into());
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
-        self.prolong(sent);
+        self.permit.prolong(sent + self.terms.lease);
         Ok(())
-    }
-
-    fn prolong(&self, sent: Instant) {
-        let until = (sent + LEASE).saturating_duration_since(self.begun).as_millis();
-        self.until
-            .store(until.try_into().unwrap_or(u64::MAX), Ordering::Release);
     }
 
     /// Ends the membership: nothing is written any more. Where not all is known to be done that was sent, the entry stays for
     /// as long as that may take.
     pub async fn leave(&self, is_all_done: bool) {
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         let entry = self.entry.lock().await;
         let left = match is_all_done {
             true => self.register.remove(entry.id).await,

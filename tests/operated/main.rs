@@ -5,6 +5,7 @@
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
 mod left_out;
+mod outlasted;
 mod process;
 mod reload;
 mod restart;

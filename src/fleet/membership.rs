@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -35,6 +35,8 @@ pub struct Membership {
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
     watch: Mutex<Watch>,
+    /// Entries of its own that it doesn't go by: of one that nobody renews nobody would know whose it is.
+    orphans: Mutex<Vec<ObjectId>>,
 }
 
 impl Membership {
@@ -54,6 +56,7 @@ impl Membership {
             terms,
             is_listing_lost: AtomicBool::new(false),
             watch: Mutex::default(),
+            orphans: Mutex::default(),
         };
         let sent = Instant::now();
         let entry = membership.entry.lock().await;
@@ -165,12 +168,7 @@ impl Membership {
         if !is_lost && self.register.take_out(entry.id, constraints).await? {
             return Ok(());
         }
-        let replaced = entry.id;
-        self.rejoin(&mut entry).await?;
-        if is_lost && let Err(error) = self.register.remove(replaced).await {
-            tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
-        }
-        Ok(())
+        self.rejoin(&mut entry).await
     }
 
     /// Those that may write to `namespace` without reserving for the constraint with this identity; this Keyward, too, if it
@@ -221,6 +219,11 @@ impl Membership {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
             self.permit.prolong(sent + self.terms.lease);
+            if !self.orphans().is_empty() {
+                // Not while a new entry is under way, which is one of them until it is there.
+                let _entry = self.entry.lock().await;
+                self.take_orphans_away().await;
+            }
             return Ok(());
         }
         self.permit.withdraw();
@@ -237,6 +240,8 @@ impl Membership {
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
+        // If this ends midway, whoever tries again begins with another: what this one lists may have been given up by then.
+        self.orphans().push(new.id);
         let sent = Instant::now();
         self.register.insert(&new).await?;
         let declared = self.declared.load_full();
@@ -248,10 +253,32 @@ impl Membership {
             }
         }
         self.id.store(new.id.into());
+        {
+            let mut orphans = self.orphans();
+            orphans.retain(|one| *one != new.id);
+            orphans.push(entry.id);
+        }
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
         self.permit.prolong(sent + self.terms.lease);
         Ok(())
+    }
+
+    fn orphans(&self) -> MutexGuard<'_, Vec<ObjectId>> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes those entries away that it doesn't go by; whoever calls it holds the entry.
+    async fn take_orphans_away(&self) {
+        let orphans = self.orphans().clone();
+        for id in orphans {
+            match self.register.remove(id).await {
+                Ok(_) => self.orphans().retain(|one| *one != id),
+                Err(error) => {
+                    tracing::warn!(%error, %id, "an entry of this Keyward's that it doesn't go by stays in the register for now");
+                }
+            }
+        }
     }
 
     /// Ends the membership: nothing is written any more. Where not all is known to be done that was sent, the entry stays for
@@ -259,6 +286,9 @@ impl Membership {
     pub async fn leave(&self, is_all_done: bool) {
         self.permit.withdraw();
         let entry = self.entry.lock().await;
+        if is_all_done {
+            self.take_orphans_away().await;
+        }
         let left = match is_all_done {
             true => self.register.remove(entry.id).await,
             false => self.register.leave(entry.id).await,

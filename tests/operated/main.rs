@@ -7,6 +7,7 @@ mod forwarder;
 mod left_out;
 mod outlasted;
 mod process;
+mod rejoined;
 mod reload;
 mod restart;
 mod rolled;

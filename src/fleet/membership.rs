@@ -192,26 +192,27 @@ impl Membership {
         Ok(lacking)
     }
 
-    /// Looks at the register, and takes those away that are gone; gives how many there are.
+    /// Looks at the register, and takes those away that are gone; gives the others as they were a short time ago.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't do as it is asked.
-    pub async fn look(&self) -> Result<usize, StoreError> {
-        let entries = self.register.recent().await?;
+    pub async fn look(&self) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = self.register.recent().await?;
         let own = **self.id.load();
         let gone: Vec<Entry> = {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
             let gone = watch.gone(&entries, Instant::now());
             gone.into_iter().filter(|entry| entry.id != own).cloned().collect()
         };
-        let mut left = entries.len();
+        let mut evicted = Vec::new();
         for entry in gone {
             if self.register.evict(&entry).await? {
-                left -= 1;
+                evicted.push(entry.id);
                 tracing::warn!(keyward = %entry, "taken out of the register of Keywards: it didn't renew its entry");
             }
         }
-        Ok(left)
+        entries.retain(|entry| !evicted.contains(&entry.id));
+        Ok(entries)
     }
 
     /// Renews the entry; where somebody has taken it away, this Keyward is registered anew.

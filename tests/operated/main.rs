@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+mod backfilled_once;
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
 mod left_out;

@@ -114,10 +114,6 @@ impl Reserving {
                 waiting.extend(left.iter().map(|one| one.waiting(Vec::new())));
                 return Ok(waiting);
             }
-            for one in &left {
-                let (namespace, constraint) = (one.constraint().namespace(), one.constraint().name());
-                tracing::debug!(%namespace, constraint, "another Keyward reads the documents: waiting for it");
-            }
             tokio::time::sleep(CLAIMED).await;
             pending = left;
         }

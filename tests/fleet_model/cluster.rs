@@ -115,6 +115,8 @@ pub struct Keyward {
     pub reload: Reload,
     /// Its client has had its write decided by this start.
     pub has_decided: bool,
+    /// A write that is decided and not sent yet; whether it is reserved.
+    pub unsent: Option<bool>,
     pub is_acknowledged: bool,
 }
 
@@ -173,6 +175,11 @@ impl State {
         self.network.iter().any(is_one)
     }
 
+    /// The same, or something that it has decided and not sent.
+    pub fn has_undone(&self, keyward: u8) -> bool {
+        self.has_unreserved(keyward) || self.keywards[usize::from(keyward)].unsent == Some(false)
+    }
+
     /// Reserves the key for a document; another's reservation only once its document can't come any more.
     pub fn reserve(&mut self, document: u8) -> Option<bool> {
         match self.reserved_for {
@@ -180,7 +187,8 @@ impl State {
                 let may_come = self
                     .network
                     .iter()
-                    .any(|message| matches!(message, Message::Insert { of, .. } if *of == other));
+                    .any(|message| matches!(message, Message::Insert { of, .. } if *of == other))
+                    || self.keywards[usize::from(other)].unsent.is_some();
                 match (self.documents[usize::from(other)], may_come) {
                     (true, _) => return Some(false),
                     (false, true) => return None,

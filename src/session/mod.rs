@@ -215,10 +215,13 @@ impl Session {
             () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
             greeted = greeting => greeted,
         };
-        let upstream = match greeted {
+        let mut upstream = match greeted {
             Ok(upstream) => upstream,
             Err(end) => return Err(farewell::part(end, &mut client_in, &mut client_out).await),
         };
+        if let Some(membership) = &service.membership {
+            upstream.depend_on(membership.permit());
+        }
         let mut eras = service.writes.eras();
         let session = Session {
             era: eras.borrow_and_update().clone(),

@@ -28,6 +28,8 @@ pub struct Transaction {
     session: Option<[u8; 16]>,
     /// Whether the session is that of the first try of a client's command, too, and may be ended for what that one left.
     is_shared: bool,
+    /// Whether the client's command is a retryable one of its own.
+    is_retryable: bool,
     /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
@@ -160,6 +162,7 @@ impl Transaction {
             is_clients: false,
             session: Some(session),
             is_shared: of_client.is_some(),
+            is_retryable: of_client.is_some(),
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -219,6 +222,7 @@ impl Transaction {
             is_clients: true,
             session: None,
             is_shared: false,
+            is_retryable: false,
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
@@ -350,6 +354,12 @@ impl Transaction {
     /// # Errors
     /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        // What was done in it so far may have waited for long.
+        if !upstream.may_write() {
+            self.abort(upstream).await?;
+            let body = Refusal::outlasted(self.is_retryable).body(&Times::default());
+            return Err(Failure::Refused(Refused { body }));
+        }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
             upstream.take_open_transaction();

@@ -1,5 +1,5 @@
-//! What the documents say, held against what is there: links, lists, messages, samples of configuration, commands that can't be
-//! run. Those that can be are run by tests/chapters.
+//! What the documents say, held against what is there: links, lists, messages, samples of configuration, commands that cannot be
+//! run; and how they say it (STYLE.md). Commands that can be run are run by tests/chapters.
 
 #![expect(clippy::unwrap_used, reason = "a document that isn't as it must be fails its test")]
 
@@ -7,5 +7,6 @@ mod commands;
 mod inventories;
 mod markdown;
 mod messages;
+mod prose;
 mod samples;
 mod site;

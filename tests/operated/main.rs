@@ -5,6 +5,7 @@
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
 mod left_out;
+mod prepared;
 mod process;
 mod reload;
 mod restart;

@@ -26,6 +26,8 @@ use crate::reservation::{AttemptId, Token};
 const BATCH: i32 = 8_000;
 /// So many batches are under way: while one is read, others are reserved.
 const BATCHES_AT_ONCE: usize = 3;
+/// So long nothing is logged of the wait before it.
+const QUIET: Duration = Duration::from_secs(10);
 /// So many duplicates are named in a report; the rest is counted.
 const NAMED_MAX: usize = 1_000;
 
@@ -128,6 +130,8 @@ pub(super) async fn backfill(
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }
     let (documents, _) = proxy.estimate().await?;
+    // What they have written is reserved by nobody if they began before the constraint, and the walk passes it by.
+    decided(protected, position).await?;
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
     let mut progress = Progress::start("backfilling", what, done, documents);
@@ -155,6 +159,21 @@ pub(super) async fn backfill(
         reached.forget().await?;
     }
     Ok(report)
+}
+
+/// Waits until transactions that are prepared are decided, however long that takes.
+async fn decided(protected: &Protected, position: usize) -> Result<(), StoreError> {
+    let waiting = protected.constraints[position].wait_for_prepared();
+    tokio::pin!(waiting);
+    if let Ok(decided) = tokio::time::timeout(QUIET, waiting.as_mut()).await {
+        return decided;
+    }
+    let (namespace, constraint) = (&protected.namespace, protected.constraints[position].constraint.name());
+    tracing::info!(
+        %namespace, constraint,
+        "before the backfill all documents are read once, which waits for transactions that are prepared and undecided"
+    );
+    waiting.await
 }
 
 /// Reserves the keys of one batch; what violates the constraint. Each key is an attempt of its own: one duplicate must not cost

@@ -4,6 +4,7 @@
 //! Every change of a reservation names the token it expects, so no change can hit a reservation that somebody else has
 //! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
 
+mod decided;
 mod deleting;
 mod documents;
 mod find;

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
+use super::decided::ALL_AT_ONCE;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity};
@@ -65,6 +66,8 @@ impl ProxyCollection {
         if scope == Scope::Fenced {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
             command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
+            // Later replies would pass by what is prepared.
+            command.append(cstr!("batchSize"), ALL_AT_ONCE);
         }
         Ok(self.find(command).await?.documents)
     }

@@ -14,10 +14,12 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 pub struct Attempt {
     token: Token,
     pace: Pace,
-    /// The keys that it took, or tried to take, from an earlier try of the same operation, or from itself at an earlier start.
-    /// It never gives them back: that try's write may still be on its way under the same statement number, and its document
-    /// needs the reservation; the lease settles it.
+    /// The keys that it took, or tried to take, from an earlier try of the same operation, or from itself after it might have been
+    /// forwarded. It never gives them back: that try's write may still be on its way under the same statement number, and its
+    /// document needs the reservation; the lease settles it. What it finds of itself before, it wrote without hearing of it.
     adopted: BTreeSet<usize>,
+    /// Whether it might have been forwarded, now or at an earlier start.
+    let_through: bool,
     /// A key about which no sure answer came, of a release perhaps. That may still come, and would hit whatever stands there
     /// under the same token: the attempt doesn't begin again.
     failed: Option<usize>,
@@ -114,7 +116,11 @@ impl Attempt {
             return self.give_up(NotHeld::Unsure(key));
         }
         let mut effects = self.clone().withdraw();
-        let (attempt, more) = Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys]).settled();
+        let anew = Attempt {
+            let_through: self.let_through,
+            ..Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys])
+        };
+        let (attempt, more) = anew.settled();
         effects.extend(more);
         (attempt, effects)
     }
@@ -124,6 +130,7 @@ impl Attempt {
             token,
             pace: Pace::AllAtOnce,
             adopted,
+            let_through: false,
             failed: None,
             state: State::Claiming(claims),
         }
@@ -204,7 +211,13 @@ impl Attempt {
         };
         let (claim, effect) = claims[key].step(key, self.token, event);
         claims[key] = claim;
-        if matches!(effect, Some(Effect::TakeOver { from_absent: false, .. })) {
+        if let Some(Effect::TakeOver {
+            from_absent: false,
+            rival,
+            ..
+        }) = effect
+            && (rival != self.token || self.let_through)
+        {
             self.adopted.insert(key);
         }
         match effect {
@@ -287,6 +300,7 @@ impl Attempt {
         }
         if effects.is_empty() {
             let claims = std::mem::take(claims);
+            self.let_through = true;
             return (self.with(State::Forwarding(claims)), vec![Effect::Forward]);
         }
         (self, effects)

@@ -245,6 +245,9 @@ fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
 }
 
 /// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.
+///
+/// The transaction that gave the document a key may be committed on the document's shard and still be prepared on the key's: what
+/// isn't found is read once more, when that is decided.
 async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) -> GivenUp {
     let mut given_up = GivenUp::new();
     for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
@@ -257,10 +260,23 @@ async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) ->
             tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
             Vec::new()
         });
+        let is_own = |read: &Reservation| read.owner.id == seen.image.owner.id;
+        let mut missing = Vec::new();
         for (key, read) in keys.into_iter().zip(reads) {
-            let own = read.filter(|read| read.owner.id == seen.image.owner.id);
-            given_up.extend(own.map(|read| (key.clone(), read)));
+            match read.filter(is_own) {
+                Some(read) => given_up.push((key.clone(), read)),
+                None => missing.push(&key.key),
+            }
         }
+        if missing.is_empty() {
+            continue;
+        }
+        let decided = proxy.read_decided(&missing).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
+            Vec::new()
+        });
+        let decided = decided.into_iter().filter(|(_, read)| is_own(read));
+        given_up.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
     }
     given_up
 }

@@ -17,8 +17,10 @@ pub mod router;
 
 mod deadline;
 mod error;
+mod prepared;
 
 pub use cluster::{Cluster, ClusterBuilder, StandIn};
 pub use error::Error;
 pub use fetch::{NodeProject, node_project, python, python_with};
+pub use prepared::Prepared;
 pub use replica_set::{ReplicaSet, ReplicaSetBuilder};

@@ -7,6 +7,7 @@
 mod abandoned;
 mod collated;
 mod crash;
+mod cut_commits;
 mod failing;
 mod forwarder;
 #[path = "../native_index/generate/mod.rs"]

@@ -7,9 +7,11 @@ use keyward::proxy_collection::{Mark, Owner, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
 use crate::abandoned::{Abandoned, NOW};
+use crate::forwarder::{Forwarder, send, wait_until};
+use crate::retries::behind;
 use crate::support::run;
 use crate::trial::store_of_email;
-use crate::{EMAIL, failing, insert, keyward, users};
+use crate::{EMAIL, assert_agreement, failing, insert, keyward, users, write_errors};
 
 fn owner(id: i32) -> Owner {
     Owner {
@@ -112,4 +114,22 @@ async fn whoever_claims_again_what_it_gave_back_says_so_in_the_reservation() {
         .iter()
         .map(|reservation| reservation.get_i64("beginning").unwrap_or(0));
     assert!(beginnings.max() > Some(0), "{reservations:?}");
+}
+
+/// The reply to a reservation is lost, so it is written once more, and found to be there: it is the attempt's own, of which
+/// nothing was forwarded before, and no write that is on its way needs it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_attempt_finds_to_be_its_own_is_given_back() {
+    let database = "found_own";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind(&forwarder, database);
+    let validator = doc! { "collMod": "users", "validator": { "email": { "$ne": "refused@x" } } };
+    cluster.run(database, validator).unwrap();
+    let is_lost = forwarder.lose_reply_to_insert("keyward.users.email_1");
+    let user = doc! { "_id": 1, "region": "a", "email": "refused@x" };
+    let reply = send(&keyward.address, database, insert(vec![user], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 121)], "{reply}");
+    wait_until(&is_lost);
+    assert_agreement(cluster, database, "email").await;
 }

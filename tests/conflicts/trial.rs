@@ -54,10 +54,14 @@ pub async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
 
 /// The store of the reservations of `users.email`, and the key of `a@x`.
 pub fn store_of_email(database: &str) -> (ProxyCollection, Key) {
+    store_with_lease(database, Duration::from_secs(60))
+}
+
+/// The same; what it reserves may be in flight for `lease`.
+pub fn store_with_lease(database: &str, lease: Duration) -> (ProxyCollection, Key) {
     let constraint = Arc::new(email(database));
     let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
     let client = Cluster::shared().client();
-    let lease = Duration::from_secs(60);
     let proxy = ProxyCollection::new(&client, constraint, metrics, lease);
     (proxy, key_of_email("a@x", database))
 }

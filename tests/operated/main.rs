@@ -7,6 +7,7 @@ mod backfilled_once;
 mod forwarder;
 mod left_out;
 mod outlasted;
+mod prepared;
 mod process;
 mod rejoined;
 mod reload;

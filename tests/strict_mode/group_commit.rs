@@ -27,6 +27,8 @@ const FIRST: i32 = 4;
 const BLOCKED_MS: i32 = 300;
 /// The server ends what nobody goes on with after twice as long.
 const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
+/// On shards the server ends it after 20 s at the earliest.
+const SOON: Duration = Duration::from_secs(8);
 
 /// Every other one is retryable, and needs no order; some are of three documents.
 fn commands() -> Vec<Document> {
@@ -387,6 +389,42 @@ async fn with_the_leaders_connection_all_are_lost_and_come_again() {
     assert_all_inserted(&all, &send_all(&keyward, database, &all));
     // The retry of who led ends it, on all shards.
     assert!(again.elapsed() < LEFT_OPEN_FOR, "{:?}", again.elapsed());
+    crate::assert_agreement(cluster, database, "email").await;
+}
+
+/// A Keyward whose reservations are nobody's a second after what they were for was lost.
+pub fn behind_with_a_short_lease(forwarder: &Forwarder, database: &str) -> Keyward {
+    let uri = format!("mongodb://{}/", forwarder.address);
+    Keyward::start_with_lease(&uri, "1s", &EMAIL.replace("DB", database))
+}
+
+/// The leader's transaction, left open, has all of its documents and keys. No driver comes again: others have the keys once the
+/// lease is over, and don't wait until the server ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_leader_has_left_open_holds_nobody_up() {
+    let database = "group_commit_left";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind_with_a_short_lease(&forwarder, database);
+    let all = on_shards();
+    let lost = forwarder.lose_reply_to(format!("sign {}\0", CLIENTS - 1).into_bytes());
+    let replies = send_behind_the_first(cluster, &forwarder, &keyward, database, &all);
+    wait_until(&lost);
+    assert_eq!(counted(&keyward, "keyward_group_commit_lost_total"), 1);
+    let is_lost = |(command, reply): (&Document, &io::Result<Document>)| reply.is_err().then(|| command.clone());
+    let mut others: Vec<Document> = all.iter().zip(&replies).filter_map(is_lost).collect();
+    assert!(others.len() > 1, "{}", others.len());
+    for command in &mut others {
+        let user = command.get_array_mut("documents").unwrap()[0]
+            .as_document_mut()
+            .unwrap();
+        let id = user.get_i32("_id").unwrap();
+        user.insert("_id", id + CLIENTS);
+    }
+    let others: Vec<Document> = others.into_iter().map(retryable).collect();
+    let begun = Instant::now();
+    assert_all_inserted(&others, &send_all(&keyward, database, &others));
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     crate::assert_agreement(cluster, database, "email").await;
 }
 

@@ -5,8 +5,12 @@ use std::time::{Duration, Instant};
 use bson::{Binary, Document, doc, spec::BinarySubtype};
 
 use crate::forwarder::{Forwarder, send, wait_until};
+use crate::group_commit::behind_with_a_short_lease;
 use crate::retries::{behind, lose_this_and_retry, retryable};
-use crate::{EMAIL, insert, keyward, users, write_errors};
+use crate::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+
+/// Far below a transaction's life, which is 20 s at least here.
+const SOON: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_takes_effect_once_through_the_same_keyward_or_another() {
@@ -53,7 +57,6 @@ async fn a_record_that_cannot_be_read_at_once_is_read_again() {
 /// driver comes again, nobody else waits for the document or its keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_never_came_holds_nobody_up() {
-    const SOON: Duration = Duration::from_secs(8);
     let database = "commit_cut";
     let cluster = users(database);
     let forwarder = Forwarder::start(cluster.router_address());
@@ -99,4 +102,45 @@ async fn one_that_never_came_holds_nobody_up() {
     let found = run(&doc! { "find": "users", "filter": { "_id": 1 } }).unwrap();
     let found = &found.get_document("cursor").unwrap().get_array("firstBatch").unwrap()[0];
     assert_eq!(found.as_document().unwrap().get_i32("times").unwrap(), 6, "{found}");
+}
+
+/// Nor does anybody wait for an insert's transaction: the driver's second retry inserts at once, and where none comes, the key
+/// is another document's once the lease is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_whose_commit_never_came_holds_nobody_up() {
+    let database = "insert_cut";
+    let cluster = users(database);
+    let forwarder = Forwarder::start(cluster.router_address());
+    let keyward = behind_with_a_short_lease(&forwarder, database);
+    let run = |command: &Document| send(&keyward.address, database, command.clone());
+    let soon = |command: &Document| {
+        let begun = Instant::now();
+        let reply = run(command).unwrap();
+        assert!(begun.elapsed() < SOON, "{command} {:?} {reply}", begun.elapsed());
+        reply
+    };
+    for (id, is_retried) in [(1, true), (2, false)] {
+        let user = |id: i32, email: i32| doc! { "_id": id, "region": "a", "email": format!("{email}@x") };
+        let command = insert(vec![user(id, id)], true);
+        let (command, tries) = match is_retried {
+            true => (retryable(command, 1), 2),
+            false => (command, 1),
+        };
+        for _ in 0..tries {
+            let is_cut = forwarder.tear_request_with(b"\x10commitTransaction\0".to_vec());
+            let cut = run(&command);
+            assert!(cut.is_err(), "{cut:?}");
+            wait_until(&is_cut);
+        }
+        if is_retried {
+            let reply = soon(&command);
+            assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+        }
+        let expected = if is_retried { vec![(0, 11000)] } else { vec![] };
+        let same_key = soon(&insert(vec![user(10 + id, id)], true));
+        assert_eq!(write_errors(&same_key), expected, "{same_key}");
+        let same_id = soon(&insert(vec![user(id, 20 + id)], true));
+        assert_eq!(write_errors(&same_id), expected, "{same_id}");
+    }
+    assert_agreement(cluster, database, "email").await;
 }

@@ -1,17 +1,20 @@
 //! The insert's transaction and the takeover's, in every order, step by step: exactly one of them takes effect.
 
+use std::time::Duration;
+
 use bson::{Document, RawBson, doc, rawdoc};
 use futures_util::TryStreamExt;
 use keyward::constraint::Key;
-use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, StoreError, TakenOver};
+use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 use testbed::Cluster;
 
+use crate::forwarder::send;
 use crate::support::shard_on_two;
-use crate::trial::store_of_email;
-use crate::{EMAIL, keyward, users};
+use crate::trial::{store_of_email, store_with_lease};
+use crate::{EMAIL, insert, keyward, users};
 
 /// A reservation of `a@x` for a document that isn't there.
 struct Trial {
@@ -210,4 +213,43 @@ async fn a_collection_that_is_sharded_by_another_key_meanwhile_keeps_its_reserva
     session.commit_transaction().await.unwrap();
     assert_eq!(trial.documents().await, [elsewhere]);
     assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+/// A Keyward that serves knows the shard key of up to ten seconds ago. It takes nothing over by that: the insert that is still
+/// to come, by the key of today, goes to another shard than a placeholder by the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyward_that_knows_the_old_shard_key_takes_nothing_over() {
+    let database = "order_old_key";
+    let cluster = users(database);
+    // No sweep comes in between.
+    let keyward = keyward(cluster, database, "1s\nsweep: 1h", &[EMAIL]);
+    let (proxy, key) = store_with_lease(database, Duration::from_secs(1));
+    let first = owner(RawBson::Int32(1));
+    let reserved = proxy.reserve(&[(&key, &first, token(1).into())]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    // Past the Keyward, which looks shard keys up every ten seconds.
+    let client = cluster.client();
+    let users = client.database(database).collection::<Document>("users");
+    users.drop().await.unwrap();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
+    let mut session = client.start_session().await.unwrap();
+    let begin = session.start_transaction().read_concern(ReadConcern::snapshot());
+    begin.await.unwrap();
+    let reservations = client
+        .database(database)
+        .collection::<Document>("keyward.users.email_1");
+    let seen = reservations
+        .find_one(doc! { "owner": 1 })
+        .session(&mut session)
+        .await
+        .unwrap();
+    assert!(seen.is_some());
+    let taking = doc! { "_id": 2, "region": "a", "place": "a", "email": "a@x" };
+    let refused = send(&keyward.address, database, insert(vec![taking], true)).unwrap();
+    let elsewhere = doc! { "_id": 1, "region": "a", "place": "z", "email": "a@x" };
+    users.insert_one(&elsewhere).session(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    let documents: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(documents, [elsewhere], "{refused}");
 }

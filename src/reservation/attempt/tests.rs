@@ -272,7 +272,10 @@ fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
         token: token(1),
         ..rival(Age::InLease)
     };
-    let (adopted, _) = run(1, &[Event::Taken(0), Event::Found(0, own), Event::TookOver(0)]);
+    // It might have been forwarded before.
+    let (lost, _) = run(1, &[Event::Reserved(0), Event::Lost]);
+    let found = [Event::Taken(0), Event::Found(0, own), Event::TookOver(0)];
+    let adopted = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
     let (anew, effects) = adopted.clone().begin_again(1);
     assert_eq!(effects, [Effect::Reserve(0)]);
     // Whether the reservation that nobody answered for is the new one or the adopted one isn't known.
@@ -281,6 +284,19 @@ fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
     let (anew, effects) = adopted.step(&Event::Lost);
     assert_eq!(effects, [Effect::Reserve(0)]);
     assert_eq!(anew.step(&Event::Failed(0)).1, []);
+}
+
+#[test]
+fn what_it_wrote_without_hearing_of_it_it_gives_back() {
+    let own = Rival {
+        token: token(1),
+        ..rival(Age::InLease)
+    };
+    let (found, _) = run(1, &[Event::Taken(0), Event::Found(0, own)]);
+    assert_eq!(found.clone().step(&Event::Failed(0)).1, [Effect::Release(0)]);
+    let (held, _) = found.step(&Event::TookOver(0));
+    assert_eq!(held.clone().withdraw(), [Effect::Release(0)]);
+    assert_eq!(held.step(&Event::NotApplied).1, [Effect::Release(0)]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::error::{ErrorKind, TRANSIENT_TRANSACTION_ERROR, WriteFailure};
 use mongodb::options::ReadConcern;
-use testbed::Cluster;
 use testbed::command::{CommandError, Connection};
+use testbed::{Cluster, Prepared};
 
 use super::{by_k, on_shards};
 
@@ -272,4 +272,66 @@ fn a_session_that_is_ended_leaves_nothing_open_and_nothing_half_done() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert_eq!(count(), 4);
+}
+
+/// Which reads wait until a prepared transaction is decided: those after a cluster time, however early, linearizable ones and
+/// snapshots, and those only in their first reply. Keyward's reads before a backfill rest on it.
+#[tokio::test]
+async fn a_read_after_a_cluster_time_waits_for_what_is_prepared_in_its_first_reply() {
+    const MAX_TIME_EXPIRED: i32 = 50;
+    let database = "prepared";
+    let collection = by_k(database);
+    let documents = (1..7).filter(|id| *id != 2).map(|id| doc! { "_id": id, "k": 1 });
+    collection.insert_many(documents).await.unwrap();
+    let shard = &Cluster::shared().shards()[0];
+    let undecided = Prepared::insert(shard, database, "c", doc! { "_id": 2, "k": 1 }).unwrap();
+    let read = |concern: &Document, size: i32| -> Result<Vec<i32>, testbed::Error> {
+        let find = doc! {
+            "find": "c", "sort": { "_id": -1 }, "hint": { "_id": 1 }, "batchSize": size, "maxTimeMS": 500,
+            "readConcern": concern.clone(),
+        };
+        let (mut ids, mut reply) = (Vec::new(), shard.run(database, find)?);
+        loop {
+            let cursor = reply.get_document("cursor").unwrap();
+            let batch = cursor
+                .get_array("firstBatch")
+                .or(cursor.get_array("nextBatch"))
+                .unwrap();
+            ids.extend(
+                batch
+                    .iter()
+                    .map(|found| found.as_document().unwrap().get_i32("_id").unwrap()),
+            );
+            match cursor.get_i64("id").unwrap() {
+                0 => return Ok(ids),
+                id => reply = shard.run(database, doc! { "getMore": id, "collection": "c" })?,
+            }
+        }
+    };
+    let count = |address: &str, concern: &Document| {
+        let count = doc! {
+            "count": "c", "query": { "k": { "$exists": true } }, "hint": { "_id": 1 }, "maxTimeMS": 500,
+            "readConcern": concern.clone(),
+        };
+        testbed::command::run(address, database, count).map_err(|error| error.code())
+    };
+    let router = Cluster::shared().router_address();
+    for level in ["local", "majority"] {
+        let concern = doc! { "level": level };
+        assert_eq!(read(&concern, 10).unwrap(), [6, 5, 4, 3, 1], "{level}");
+    }
+    let after = doc! { "level": "local", "afterClusterTime": bson::Timestamp { time: 1, increment: 0 } };
+    for concern in [&after, &doc! { "level": "linearizable" }, &doc! { "level": "snapshot" }] {
+        assert_eq!(read(concern, 2).unwrap(), [6, 5, 4, 3, 1], "{concern}");
+        match read(concern, 10) {
+            Err(testbed::Error::Command(refused)) => assert_eq!(refused.code(), Some(MAX_TIME_EXPIRED), "{concern}"),
+            other => panic!("{concern} {other:?}"),
+        }
+    }
+    for address in [&router, &shard.addresses()[0]] {
+        assert_eq!(count(address, &after).unwrap_err(), Some(MAX_TIME_EXPIRED));
+    }
+    undecided.commit().unwrap();
+    assert_eq!(read(&after, 10).unwrap(), [6, 5, 4, 3, 2, 1]);
+    assert_eq!(count(&router, &after).unwrap().get_i32("n").unwrap(), 6);
 }

@@ -20,7 +20,7 @@ use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::config::Problems;
 use crate::constraint::Constraint;
-use crate::fleet::{self, Kept, Membership};
+use crate::fleet::{self, Kept, Membership, Terms};
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, Waiting};
 use crate::proxy_collection::StoreError;
@@ -445,7 +445,8 @@ fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
 /// Enters this Keyward in the register.
 async fn joined(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<Membership, StartError> {
     loop {
-        match Membership::join(upstream.client(), config.listen.to_string()).await {
+        let terms = Terms::of(config.lease).hastened();
+        match Membership::join(upstream.client(), config.listen.to_string(), terms).await {
             Ok(membership) => {
                 readiness.unblock(&Obstacle::Upstream);
                 return Ok(membership);

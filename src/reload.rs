@@ -15,7 +15,7 @@ use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, PrepareError, Reserving, Waiting};
+use crate::prepare::{self, IfClaimed, PrepareError, Reserving, Waiting};
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
@@ -326,7 +326,7 @@ async fn enforce(
         // Who has begun before now may have missed what was under way here.
         suspend(service, added).await?;
         waiting = reserving
-            .take_in(client, current.lease, Some(membership), is_new)
+            .take_in(client, current.lease, Some(membership), is_new, IfClaimed::Wait)
             .await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bson::oid::ObjectId;
 use bson::{Bson, DateTime, Document, doc};
 
+use super::Terms;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -27,8 +28,8 @@ pub struct Entry {
     pub started: DateTime,
     /// Counts its renewals.
     pub beat: i64,
-    /// How long it may write after a renewal.
-    pub lease: Duration,
+    /// How long it may write after a renewal, and how long what it sent may take after that.
+    pub terms: Terms,
     /// The collections to which it may forward writes.
     pub collections: BTreeSet<String>,
     /// It may forward writes to any collection.
@@ -43,7 +44,7 @@ pub struct Entry {
 
 impl Entry {
     /// That of this process, which writes nowhere yet.
-    pub fn of_this_process(address: String) -> Entry {
+    pub fn of_this_process(address: String, terms: Terms) -> Entry {
         let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
         Entry {
             id: ObjectId::new(),
@@ -53,7 +54,7 @@ impl Entry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: DateTime::now(),
             beat: 0,
-            lease: super::LEASE,
+            terms,
             collections: BTreeSet::new(),
             is_everywhere: false,
             constraints: BTreeSet::new(),
@@ -78,7 +79,8 @@ impl Entry {
             "version": &self.version,
             "started": self.started,
             "beat": self.beat,
-            "leaseMillis": i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX),
+            "leaseMillis": millis(self.terms.lease),
+            "aftermathMillis": millis(self.terms.aftermath),
             "collections": self.collections.iter().collect::<Vec<_>>(),
             "everywhere": self.is_everywhere,
             "constraints": self.constraints.iter().copied().collect::<Vec<_>>(),
@@ -99,6 +101,7 @@ impl Entry {
         let text = |field| document.get_str(field).ok().map(str::to_owned);
         let flag = |field| document.get_bool(field).ok();
         let array = |field| document.get_array(field).ok();
+        let time = |field| Some(Duration::from_millis(document.get_i64(field).ok()?.try_into().ok()?));
         Some(Entry {
             id: document.get_object_id("_id").ok()?,
             host: text("host")?,
@@ -107,7 +110,10 @@ impl Entry {
             version: text("version")?,
             started: *document.get_datetime("started").ok()?,
             beat: document.get_i64("beat").ok()?,
-            lease: Duration::from_millis(document.get_i64("leaseMillis").ok()?.try_into().ok()?),
+            terms: Terms {
+                lease: time("leaseMillis")?,
+                aftermath: time("aftermathMillis")?,
+            },
             collections: array("collections")?
                 .iter()
                 .map(|one| Some(one.as_str()?.to_owned()))
@@ -121,6 +127,10 @@ impl Entry {
             is_pinned: flag("pinned")?,
         })
     }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl Display for Entry {
@@ -148,7 +158,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_read_as_it_was_written() {
-        let mut entry = Entry::of_this_process("127.0.0.1:1".to_owned());
+        let mut entry = Entry::of_this_process("127.0.0.1:1".to_owned(), Terms::of(Duration::from_secs(200)));
         entry.collections.insert("shop.users".to_owned());
         entry.constraints.insert(ObjectId::new());
         entry.is_pinned = true;
@@ -160,7 +170,7 @@ mod tests {
     fn only_who_writes_to_the_collection_can_lack_a_constraint() {
         let (users, orders) = (Namespace::new("shop", "users"), Namespace::new("shop", "orders"));
         let (email, other) = (ObjectId::new(), ObjectId::new());
-        let mut entry = Entry::of_this_process(String::new());
+        let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::ZERO));
         assert!(!entry.lacks(&users, email));
         entry.collections.insert(users.to_string());
         assert!(entry.lacks(&users, email) && !entry.lacks(&orders, email));

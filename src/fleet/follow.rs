@@ -1,13 +1,16 @@
 //! What a Keyward does about the register while it runs: it renews its entry, and has its constraints enforced once
 //! all who may write reserve for them, whatever comes between.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Membership, RENEWAL};
+use bson::oid::ObjectId;
+
+use super::{Entry, Membership};
 use crate::constraint::Constraint;
 use crate::metrics::{Metrics, constraint_label};
-use crate::prepare::{self, PrepareError, State, Waiting};
+use crate::prepare::{self, IfClaimed, PrepareError, Standing, State, Waiting};
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
@@ -20,10 +23,10 @@ const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
     loop {
         let pause = match membership.renew().await {
-            Ok(()) => RENEWAL,
+            Ok(()) => membership.terms().renewal(),
             Err(error) => {
                 tracing::warn!(%error, "this Keyward's entry in the register of Keywards could not be renewed");
-                LOOK
+                LOOK.min(membership.terms().renewal())
             }
         };
         match membership.may_write() {
@@ -48,8 +51,9 @@ pub struct Kept {
 
 /// Has the constraints enforced whenever they aren't, and shows which are; for as long as it runs.
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
+    let mut waited_for = HashSet::new();
     loop {
-        let pause = match look(&service, &membership, &kept, &readiness).await {
+        let pause = match look(&service, &membership, &kept, &mut waited_for, &readiness).await {
             Ok(pause) => pause,
             Err(PrepareError::Duplicates(reports)) => {
                 tracing::error!(%reports, "constraints aren't enforced");
@@ -72,32 +76,65 @@ async fn look(
     service: &Service,
     membership: &Membership,
     kept: &Kept,
+    waited_for: &mut HashSet<(String, ObjectId)>,
     readiness: &Readiness,
 ) -> Result<Duration, PrepareError> {
     let (client, metrics) = (service.upstream.client(), &service.metrics);
-    metrics
-        .keywards
-        .set(membership.look().await?.try_into().unwrap_or(i64::MAX));
-    let states = prepare::states(client, &kept.constraints).await?;
-    let mut is_any_left = false;
-    for (constraint, state) in kept.constraints.iter().zip(states) {
-        match state {
-            Some(State::Enforced) => show_enforced(constraint, metrics, readiness),
-            _ => {
-                is_any_left = true;
-                metrics.set_ready(constraint, false);
-            }
+    let entries = membership.look().await?;
+    metrics.keywards.set(entries.len().try_into().unwrap_or(i64::MAX));
+    let standings = prepare::standings(client, &kept.constraints).await?;
+    let mut waiting = Vec::new();
+    let mut is_any_to_do = false;
+    for (constraint, standing) in kept.constraints.iter().zip(standings) {
+        if standing.is_some_and(|standing| standing.state == State::Enforced) {
+            continue;
+        }
+        metrics.set_ready(constraint, false);
+        match still_waited_for(constraint, standing, &entries, waited_for) {
+            Some(others) => waiting.push(Waiting {
+                constraint: constraint.clone(),
+                others,
+            }),
+            None => is_any_to_do = true,
         }
     }
-    if !is_any_left {
+    if !is_any_to_do {
+        show(&kept.constraints, &waiting, metrics, readiness);
         return Ok(LOOK);
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
     let waiting = reserving
-        .take_in(client, kept.lease, Some(membership), |_| false)
+        .take_in(client, kept.lease, Some(membership), |_| false, IfClaimed::Leave)
         .await?;
+    *waited_for = waiting
+        .iter()
+        .flat_map(|one| {
+            let label = constraint_label(&one.constraint);
+            one.others.iter().map(move |entry| (label.clone(), entry.id))
+        })
+        .collect();
     show(&kept.constraints, &waiting, metrics, readiness);
     Ok(LOOK)
+}
+
+/// For whom a constraint has to wait, if that is clear from a look at the register and at its document: only those that a whole
+/// look has found before, or whoever reads its documents. That costs the same each time, however long it takes.
+fn still_waited_for(
+    constraint: &Constraint,
+    standing: Option<Standing>,
+    entries: &[Entry],
+    waited_for: &HashSet<(String, ObjectId)>,
+) -> Option<Vec<Entry>> {
+    let standing = standing?;
+    let label = constraint_label(constraint);
+    let lacking = entries
+        .iter()
+        .filter(|entry| entry.lacks(constraint.namespace(), standing.identity));
+    let lacking: Vec<Entry> = lacking.cloned().collect();
+    let is_known = lacking
+        .iter()
+        .all(|entry| waited_for.contains(&(label.clone(), entry.id)));
+    (is_known && (standing.is_claimed || !lacking.is_empty())).then_some(lacking)
 }
 
 /// Shows which of `constraints` are enforced, and for whom the others wait.
@@ -110,7 +147,13 @@ pub fn show(constraints: &[Arc<Constraint>], waiting: &[Waiting], metrics: &Metr
                 metrics.set_ready(constraint, false);
                 metrics.set_waits_for(constraint, others.len());
                 let others: Vec<String> = others.iter().map(ToString::to_string).collect();
-                readiness.note(&label, format!("reserving: waits for {}", others.join("; ")));
+                readiness.note(
+                    &label,
+                    match others.is_empty() {
+                        true => "reserving: another Keyward reads the documents".to_owned(),
+                        false => format!("reserving: waits for {}", others.join("; ")),
+                    },
+                );
             }
         }
     }

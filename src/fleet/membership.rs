@@ -1,16 +1,16 @@
 //! This Keyward's own place in the register: whether it may write, and where.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
 use mongodb::Client;
 
 use super::watch::Watch;
-use super::{COLLECTIONS_MAX, Entry, LEASE, Register};
+use super::{COLLECTIONS_MAX, Entry, Permit, Register, Terms};
 use crate::namespace::Namespace;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
@@ -30,12 +30,13 @@ pub struct Membership {
     entry: tokio::sync::Mutex<Entry>,
     id: ArcSwap<ObjectId>,
     declared: ArcSwap<Collections>,
-    begun: Instant,
-    /// Until when it may write, in milliseconds since `begun`.
-    until: AtomicU64,
+    permit: Permit,
+    terms: Terms,
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
     watch: Mutex<Watch>,
+    /// Entries of its own that it doesn't go by: of one that nobody renews nobody would know whose it is.
+    orphans: Mutex<Vec<ObjectId>>,
 }
 
 impl Membership {
@@ -43,30 +44,41 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is registered.
-    pub async fn join(client: &Client, address: String) -> Result<Membership, StoreError> {
-        let entry = Entry::of_this_process(address);
+    pub async fn join(client: &Client, address: String, terms: Terms) -> Result<Membership, StoreError> {
+        let entry = Entry::of_this_process(address, terms);
         let membership = Membership {
             client: client.clone(),
             register: Register::of(client),
             id: ArcSwap::from_pointee(entry.id),
             entry: tokio::sync::Mutex::new(entry),
             declared: ArcSwap::default(),
-            begun: Instant::now(),
-            until: AtomicU64::new(0),
+            permit: Permit::withheld(),
+            terms,
             is_listing_lost: AtomicBool::new(false),
             watch: Mutex::default(),
+            orphans: Mutex::default(),
         };
         let sent = Instant::now();
         let entry = membership.entry.lock().await;
         membership.register.insert(&entry).await?;
-        membership.prolong(sent);
+        membership.permit.prolong(sent + terms.lease);
         drop(entry);
         Ok(membership)
     }
 
     /// Whether nobody can have taken its entry away.
     pub fn may_write(&self) -> bool {
-        self.begun + Duration::from_millis(self.until.load(Ordering::Acquire)) > Instant::now()
+        self.permit.holds()
+    }
+
+    /// The same for who can't ask here.
+    pub fn permit(&self) -> Permit {
+        self.permit.clone()
+    }
+
+    /// How long its entry vouches for it.
+    pub fn terms(&self) -> Terms {
+        self.terms
     }
 
     /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
@@ -156,12 +168,7 @@ impl Membership {
         if !is_lost && self.register.take_out(entry.id, constraints).await? {
             return Ok(());
         }
-        let replaced = entry.id;
-        self.rejoin(&mut entry).await?;
-        if is_lost && let Err(error) = self.register.remove(replaced).await {
-            tracing::warn!(%error, "this Keyward's entry stays in the register until others see that it is gone");
-        }
-        Ok(())
+        self.rejoin(&mut entry).await
     }
 
     /// Those that may write to `namespace` without reserving for the constraint with this identity; this Keyward, too, if it
@@ -185,36 +192,42 @@ impl Membership {
         Ok(lacking)
     }
 
-    /// Looks at the register, and takes those away that are gone; gives how many there are.
+    /// Looks at the register, and takes those away that are gone; gives the others as they were a short time ago.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't do as it is asked.
-    pub async fn look(&self) -> Result<usize, StoreError> {
-        let entries = self.register.recent().await?;
+    pub async fn look(&self) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = self.register.recent().await?;
         let own = **self.id.load();
         let gone: Vec<Entry> = {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
             let gone = watch.gone(&entries, Instant::now());
             gone.into_iter().filter(|entry| entry.id != own).cloned().collect()
         };
-        let mut left = entries.len();
+        let mut evicted = Vec::new();
         for entry in gone {
             if self.register.evict(&entry).await? {
-                left -= 1;
+                evicted.push(entry.id);
                 tracing::warn!(keyward = %entry, "taken out of the register of Keywards: it didn't renew its entry");
             }
         }
-        Ok(left)
+        entries.retain(|entry| !evicted.contains(&entry.id));
+        Ok(entries)
     }
 
     /// Renews the entry; where somebody has taken it away, this Keyward is registered anew.
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
-            self.prolong(sent);
+            self.permit.prolong(sent + self.terms.lease);
+            if !self.orphans().is_empty() {
+                // Not while a new entry is under way, which is one of them until it is there.
+                let _entry = self.entry.lock().await;
+                self.take_orphans_away().await;
+            }
             return Ok(());
         }
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         let mut entry = self.entry.lock().await;
         match entry.id == id {
             true => self.rejoin(&mut entry).await,
@@ -224,10 +237,12 @@ impl Membership {
 
     /// Registers it anew, under another id; what was called enforced without it isn't any more.
     async fn rejoin(&self, entry: &mut Entry) -> Result<(), StoreError> {
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
+        // If this ends midway, whoever tries again begins with another: what this one lists may have been given up by then.
+        self.orphans().push(new.id);
         let sent = Instant::now();
         self.register.insert(&new).await?;
         let declared = self.declared.load_full();
@@ -239,23 +254,42 @@ impl Membership {
             }
         }
         self.id.store(new.id.into());
+        {
+            let mut orphans = self.orphans();
+            orphans.retain(|one| *one != new.id);
+            orphans.push(entry.id);
+        }
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
-        self.prolong(sent);
+        self.permit.prolong(sent + self.terms.lease);
         Ok(())
     }
 
-    fn prolong(&self, sent: Instant) {
-        let until = (sent + LEASE).saturating_duration_since(self.begun).as_millis();
-        self.until
-            .store(until.try_into().unwrap_or(u64::MAX), Ordering::Release);
+    fn orphans(&self) -> MutexGuard<'_, Vec<ObjectId>> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes those entries away that it doesn't go by; whoever calls it holds the entry.
+    async fn take_orphans_away(&self) {
+        let orphans = self.orphans().clone();
+        for id in orphans {
+            match self.register.remove(id).await {
+                Ok(_) => self.orphans().retain(|one| *one != id),
+                Err(error) => {
+                    tracing::warn!(%error, %id, "an entry of this Keyward's that it doesn't go by stays in the register for now");
+                }
+            }
+        }
     }
 
     /// Ends the membership: nothing is written any more. Where not all is known to be done that was sent, the entry stays for
     /// as long as that may take.
     pub async fn leave(&self, is_all_done: bool) {
-        self.until.store(0, Ordering::Release);
+        self.permit.withdraw();
         let entry = self.entry.lock().await;
+        if is_all_done {
+            self.take_orphans_away().await;
+        }
         let left = match is_all_done {
             true => self.register.remove(entry.id).await,
             false => self.register.leave(entry.id).await,

@@ -5,31 +5,25 @@
 //! writes reserve. A constraint isn't called enforced while an entry has its collection and lacks it; and whoever begins
 //! to write to a collection first takes `enforced` back from the constraints there that it lacks.
 //!
-//! An entry is renewed as long as its Keyward lives. Who couldn't renew it for [`LEASE`] writes nothing any more; who has seen
+//! An entry is renewed as long as its Keyward lives. Who couldn't renew it for its [`Terms::lease`] writes nothing any more; who has seen
 //! one unchanged for longer, by far, takes it away.
 
 mod entry;
 mod follow;
 mod guard;
 mod membership;
+mod permit;
 mod register;
+mod terms;
 mod watch;
-
-use std::time::Duration;
 
 pub use entry::Entry;
 pub use follow::{Kept, keep, renew, show};
 pub use guard::Guard;
 pub use membership::Membership;
+pub use permit::Permit;
 pub use register::{COLLECTION, DATABASE, Forgotten, Register};
+pub use terms::Terms;
 
-use crate::write::TRANSACTION_LIFE;
-
-/// How long a Keyward may write after it sent the last renewal of its entry that succeeded.
-pub const LEASE: Duration = Duration::from_secs(30);
-/// How often an entry is renewed.
-const RENEWAL: Duration = Duration::from_secs(3);
-/// How long what a Keyward has sent may take to be done or undone, once it sends nothing more.
-const AFTERMATH: Duration = TRANSACTION_LIFE;
 /// How many collections an entry names at most; one with more stands for all.
 const COLLECTIONS_MAX: usize = 1_000;

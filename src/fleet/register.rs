@@ -145,7 +145,7 @@ impl Register {
             return Ok(Forgotten::Unknown);
         };
         let begun = Instant::now();
-        while begun.elapsed() <= first.lease {
+        while begun.elapsed() <= first.terms.lease {
             tokio::time::sleep(LOOK).await;
             match find().await? {
                 None => return Ok(Forgotten::Unknown),

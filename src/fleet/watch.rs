@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bson::oid::ObjectId;
 
-use super::{AFTERMATH, Entry};
+use super::Entry;
 
 /// Since when each entry is as it is.
 #[derive(Debug, Default)]
@@ -32,8 +32,8 @@ impl Watch {
                 .2;
             // Who has said that it ended writes nothing more from then on. Of anybody else, a strict constraint doesn't believe it.
             let enough = match (entry.has_left, entry.is_pinned) {
-                (true, _) => AFTERMATH,
-                (false, false) => entry.lease + AFTERMATH,
+                (true, _) => entry.terms.aftermath,
+                (false, false) => entry.terms.gone_after(),
                 (false, true) => continue,
             };
             if now.saturating_duration_since(since) > enough {
@@ -48,19 +48,20 @@ impl Watch {
 mod tests {
     use std::time::Duration;
 
+    use super::super::Terms;
     use super::*;
 
     #[test]
     fn gone_is_who_was_seen_unchanged_for_its_lease_and_the_aftermath() {
         let mut watch = Watch::default();
-        let mut entry = Entry::of_this_process(String::new());
+        let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::from_secs(600)));
         let begun = Instant::now();
         let mut is_gone = |entry: &Entry, after: Duration| {
             let entries = [entry.clone()];
             !watch.gone(&entries, begun + after).is_empty()
         };
         let (first, moment) = (Duration::from_secs(10), Duration::from_millis(1));
-        let long = entry.lease + AFTERMATH + moment;
+        let long = entry.terms.gone_after() + moment;
         assert!(!is_gone(&entry, Duration::ZERO));
         entry.beat += 1;
         assert!(!is_gone(&entry, first));
@@ -73,6 +74,6 @@ mod tests {
         );
         entry.has_left = true;
         assert!(!is_gone(&entry, first + 101 * long), "it is another state");
-        assert!(is_gone(&entry, first + 101 * long + AFTERMATH + moment));
+        assert!(is_gone(&entry, first + 101 * long + entry.terms.aftermath + moment));
     }
 }

@@ -10,6 +10,7 @@ use futures_util::TryStreamExt;
 use mongodb::{Client, Collection};
 
 use super::PrepareError;
+use super::claim::is_claimed;
 use super::position::{ERA_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::namespace::Namespace;
@@ -47,6 +48,17 @@ pub(super) struct Registered {
     pub was_complete: bool,
 }
 
+/// How far a constraint has come, as a look at its document shows.
+#[derive(Debug, Clone, Copy)]
+pub struct Standing {
+    /// Its state.
+    pub state: State,
+    /// What it is called in the register of Keywards.
+    pub identity: ObjectId,
+    /// A Keyward reads its documents now.
+    pub is_claimed: bool,
+}
+
 /// In a constraint's document: the era in which it was noted as enforced. In any other it isn't: versions that know no register
 /// of Keywards don't have this.
 const ENFORCED_IN: &str = "enforcedIn";
@@ -71,15 +83,23 @@ impl Definitions {
         }
     }
 
-    /// The state of each constraint of a collection that the cluster knows, by name.
-    pub(super) async fn states(&self, namespace: &Namespace) -> Result<Vec<(String, State)>, StoreError> {
+    /// How far each constraint of a collection has come that the cluster knows, by name.
+    pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
         let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
+        let found = found.projection(doc! {
+            "state": 1, ERA_FIELD: 1, ENFORCED_IN: 1, "identity": 1, "isClaimed": is_claimed(),
+        });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
-        let state = |document: &Document| {
+        let standing = |document: &Document| {
             let name = document.get_document("_id").ok()?.get_str("name").ok()?.to_owned();
-            Some((name, state_of(document)?))
+            let standing = Standing {
+                state: state_of(document)?,
+                identity: document.get_object_id("identity").ok()?,
+                is_claimed: document.get_bool("isClaimed").unwrap_or(false),
+            };
+            Some((name, standing))
         };
-        Ok(found.iter().filter_map(state).collect())
+        Ok(found.iter().filter_map(standing).collect())
     }
 
     /// Writes the definition down unless it is there; gives how far the constraint has come. `proxy` is the uuid of its

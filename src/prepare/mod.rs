@@ -7,12 +7,14 @@
 
 mod backfill;
 mod batches;
+mod claim;
 mod definition;
 mod error;
 mod existing;
 mod left_out;
 mod position;
 pub mod privileges;
+mod reserving;
 mod results;
 mod sharding;
 mod take_in;
@@ -22,14 +24,14 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{Bson, Document, doc, oid::ObjectId};
+use bson::{Bson, Document, doc};
 use mongodb::Client;
 
-use crate::catalog::{Catalog, Protected};
+use crate::catalog::Protected;
 use crate::classify::Encrypted;
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
-use crate::fleet::{Entry, Membership};
+use crate::fleet::Membership;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -37,11 +39,11 @@ use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
 use definition::Definitions;
-pub use definition::{DEFINITIONS, State, definition_id};
+pub use definition::{DEFINITIONS, Standing, State, definition_id};
 pub use error::PrepareError;
 use existing::Existing;
 pub use left_out::suspend_lacking;
-use position::{Between, Position};
+pub use reserving::{IfClaimed, Reserving, Waiting};
 use sharding::Deployment;
 pub use take_in::{Outcome, take_in};
 
@@ -60,27 +62,10 @@ pub async fn prepare(
     // Before anything is written down, which would hold against the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
-    let waiting = reserving.take_in(client, lease, membership, |_| false).await?;
+    let waiting = reserving
+        .take_in(client, lease, membership, |_| false, IfClaimed::Wait)
+        .await?;
     Ok((reserving, waiting))
-}
-
-/// A constraint that can't be called enforced, because others may write without it.
-#[derive(Debug)]
-pub struct Waiting {
-    /// The constraint.
-    pub constraint: Arc<Constraint>,
-    /// They, as the register of Keywards has them.
-    pub others: Vec<Entry>,
-}
-
-/// Constraints whose keys can be reserved, though documents that were there before may not be reserved yet.
-#[derive(Debug)]
-pub struct Reserving {
-    collections: Vec<Collection>,
-    /// Those that aren't enforced: which collection, which of its constraints.
-    unready: Vec<(usize, usize)>,
-    /// What each constraint is called in the register of Keywards.
-    identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
 
 /// Makes what `constraints` need in the cluster: they are written down there, and their proxy collections exist. It changes
@@ -126,80 +111,6 @@ pub async fn make(
         unready,
         identities,
     })
-}
-
-impl Reserving {
-    /// The catalog in which all of them reserve.
-    pub fn catalog(&self) -> Catalog {
-        Catalog::new(
-            self.collections
-                .iter()
-                .map(|(protected, _)| protected.clone())
-                .collect(),
-        )
-    }
-
-    /// What those constraints that `are_meant` are called in the register of Keywards.
-    pub fn identities(&self, are_meant: impl Fn(&Constraint) -> bool) -> Vec<ObjectId> {
-        let meant = self.identities.iter().filter(|(constraint, _)| are_meant(constraint));
-        meant.map(|(_, identity)| *identity).collect()
-    }
-
-    /// Their collections.
-    pub fn namespaces(&self) -> impl Iterator<Item = Namespace> {
-        self.collections
-            .iter()
-            .map(|(protected, _)| protected.namespace.clone())
-    }
-
-    /// Reserves the keys of the documents that are there, and notes that the constraints are enforced; for those that
-    /// weren't, and for those that are `anew`, which were suspended since. Gives those for which some Keyward is to be waited
-    /// that may write without reserving.
-    ///
-    /// # Errors
-    /// [`PrepareError`], with all documents that violate one of the constraints.
-    pub async fn take_in(
-        &self,
-        client: &Client,
-        lease: Duration,
-        membership: Option<&Membership>,
-        anew: impl Fn(&Constraint) -> bool,
-    ) -> Result<Vec<Waiting>, PrepareError> {
-        let (mut reports, mut taken_in, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (protected, uuid)) in self.collections.iter().enumerate() {
-            for (position, proxy) in protected.constraints.iter().enumerate() {
-                if anew(&proxy.constraint) || self.unready.contains(&(index, position)) {
-                    let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
-                    let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
-                    let guard = membership.map(|membership| (membership, identity));
-                    let one = TakingIn::of(client, protected, position, uuid.as_ref(), lease, guard).await?;
-                    match one.reserve_all().await? {
-                        Taken::All(era) => taken_in.push((one, era)),
-                        Taken::Violated(report) => reports.push(report),
-                        Taken::Nothing(others) => waiting.push(one.waiting(others)),
-                    }
-                }
-            }
-        }
-        // None while one is violated: who is refused one goes on without any.
-        if reports.is_empty() {
-            for (one, era) in taken_in {
-                match one.enforce(era).await? {
-                    Taken::All(_) => {}
-                    Taken::Violated(report) => reports.push(report),
-                    Taken::Nothing(others) => waiting.push(one.waiting(others)),
-                }
-            }
-        }
-        match reports.is_empty() {
-            true => Ok(waiting),
-            false => Err(PrepareError::Duplicates(Reports(reports))),
-        }
-    }
-}
-
-fn is_same(one: &Constraint, other: &Constraint) -> bool {
-    one.namespace() == other.namespace() && one.name() == other.name()
 }
 
 /// Notes in the cluster that nobody reserves for `constraint` any more as far as is known here: whoever has it again takes its
@@ -329,127 +240,21 @@ async fn look(
     Ok((deployment, collections))
 }
 
-/// The state of each of `constraints` in the cluster; none of one that it doesn't know.
+/// How far each of `constraints` has come in the cluster; none of one that it doesn't know.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster doesn't say.
-pub async fn states(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<State>>, StoreError> {
+pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<Standing>>, StoreError> {
     let mut known = HashMap::new();
     for constraint in constraints {
         let namespace = constraint.namespace();
         if !known.contains_key(namespace) {
-            let states = Definitions::of(client, namespace).states(namespace).await?;
-            known.insert(namespace, states.into_iter().collect::<HashMap<String, State>>());
+            let standings = Definitions::of(client, namespace).standings(namespace).await?;
+            known.insert(namespace, standings.into_iter().collect::<HashMap<String, Standing>>());
         }
     }
-    let state = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
-    Ok(constraints.iter().map(state).collect())
-}
-
-/// A constraint whose documents are taken in.
-struct TakingIn<'a> {
-    client: &'a Client,
-    protected: &'a Protected,
-    position: usize,
-    lease: Duration,
-    between: Between,
-    /// Where to see whether others write without it, and what it is called there.
-    guard: Option<(&'a Membership, ObjectId)>,
-}
-
-/// What became of the documents of a constraint.
-enum Taken {
-    /// All are reserved in this era.
-    All(Option<Bson>),
-    /// Some violate the constraint.
-    Violated(Report),
-    /// These may write without reserving: nothing was begun.
-    Nothing(Vec<Entry>),
-}
-
-impl<'a> TakingIn<'a> {
-    /// The constraint at `position` of a collection, which has this uuid.
-    async fn of(
-        client: &'a Client,
-        protected: &'a Protected,
-        position: usize,
-        uuid: Option<&Bson>,
-        lease: Duration,
-        guard: Option<(&'a Membership, ObjectId)>,
-    ) -> Result<TakingIn<'a>, PrepareError> {
-        let constraint = &protected.constraints[position].constraint;
-        // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
-        let proxy = Existing::look(client, &constraint.proxy_collection()).await?.uuid;
-        Ok(TakingIn {
-            client,
-            protected,
-            position,
-            lease,
-            between: Between {
-                collection: uuid.cloned(),
-                proxy,
-            },
-            guard,
-        })
-    }
-
-    fn constraint(&self) -> &Arc<Constraint> {
-        &self.protected.constraints[self.position].constraint
-    }
-
-    fn waiting(&self, others: Vec<Entry>) -> Waiting {
-        Waiting {
-            constraint: self.constraint().clone(),
-            others,
-        }
-    }
-
-    /// Reserves all documents, if all who may write reserve.
-    async fn reserve_all(&self) -> Result<Taken, PrepareError> {
-        let namespace = &self.protected.namespace;
-        let id = definition_id(namespace, self.constraint().name());
-        let database = self.client.database(&namespace.database);
-        // First the era, then the register: who begins to write without the constraint registers first, and ends the era then.
-        // So either it is seen here, or the era in which this began is over before its first write.
-        let reached = Position::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
-        if let Some((membership, identity)) = self.guard {
-            let is_strict = self.protected.is_strict();
-            let others = membership.lacking(namespace, identity, is_strict).await?;
-            if !others.is_empty() {
-                return Ok(Taken::Nothing(others));
-            }
-        }
-        let report = backfill::backfill(self.protected, self.position, self.lease, &reached).await?;
-        Ok(match report.is_empty() {
-            true => Taken::All(reached.era),
-            false => Taken::Violated(report),
-        })
-    }
-
-    /// Notes that the constraint is enforced, or was backfilled if nobody knows who reserves. Where the `era` in which its
-    /// documents were reserved is over, that is done again first.
-    async fn enforce(&self, mut era: Option<Bson>) -> Result<Taken, PrepareError> {
-        let (namespace, constraint) = (&self.protected.namespace, self.constraint());
-        let definitions = Definitions::of(self.client, namespace);
-        let (proxy, state) = (
-            self.between.proxy.as_ref(),
-            match self.guard {
-                Some(_) => State::Enforced,
-                None => State::Backfilled,
-            },
-        );
-        while !definitions.complete(constraint, state, proxy, era.as_ref()).await? {
-            era = match self.reserve_all().await? {
-                Taken::All(era) => era,
-                other => return Ok(other),
-            };
-        }
-        match state {
-            State::Enforced => tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced"),
-            _ => tracing::info!(%namespace, constraint = constraint.name(), "constraint backfilled"),
-        }
-        Ok(Taken::All(era))
-    }
+    let standing = |constraint: &Arc<Constraint>| known.get(constraint.namespace())?.get(constraint.name()).copied();
+    Ok(constraints.iter().map(standing).collect())
 }
 
 /// The constraint as `createIndex` would make it on a collection with this default collation.

@@ -118,6 +118,14 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// That a part of a command isn't sent any more, since it waited here until this Keyward may not write.
+    pub fn outlasted(is_retryable: bool) -> Refusal {
+        Refusal::Unregistered {
+            reason: "its entry couldn't be renewed while this write waited".to_owned(),
+            label: is_retryable.then_some("RetryableWriteError"),
+        }
+    }
+
     fn code(&self) -> (i32, &'static str) {
         match self {
             Refusal::Malformed(_) => (22, "InvalidBSON"),

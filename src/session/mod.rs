@@ -35,6 +35,7 @@ pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::authorization::Rights;
+use crate::catalog::Catalog;
 use crate::classify::{Protection, Verdict, classify};
 use crate::fleet::{Guard, Membership};
 use crate::limits::{Limits, Memory, Share};
@@ -43,7 +44,8 @@ use crate::stream::{Incoming, Outgoing};
 use crate::tls;
 use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
-use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Rejection, Request};
+use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Message, Rejection, Request};
+use crate::write::plan::is_forwarded;
 use crate::write::{self, Commit, Era};
 use notice::{Notice, Notices};
 use outline::Outline;
@@ -213,10 +215,13 @@ impl Session {
             () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
             greeted = greeting => greeted,
         };
-        let upstream = match greeted {
+        let mut upstream = match greeted {
             Ok(upstream) => upstream,
             Err(end) => return Err(farewell::part(end, &mut client_in, &mut client_out).await),
         };
+        if let Some(membership) = &service.membership {
+            upstream.depend_on(membership.permit());
+        }
         let mut eras = service.writes.eras();
         let session = Session {
             era: eras.borrow_and_update().clone(),
@@ -358,7 +363,7 @@ impl Session {
         let is_held = outline.commits() && !may_commit();
         let forwarded = match is_held {
             true => None,
-            false => forwarded(&request, &outline, self.drain.as_ref(), &guard),
+            false => forwarded(&request, &outline, self.drain.as_ref(), &guard, &catalog),
         };
         // What may write somewhere waits until that is in the register of Keywards.
         let forwarded =
@@ -402,15 +407,18 @@ fn forwarded(
     outline: &Outline,
     drain: Option<&Drain>,
     protection: &impl Protection,
+    catalog: &Catalog,
 ) -> Option<Option<Owed>> {
-    let verdict = classify(request.parsed.as_ref().ok()?, protection).ok()?;
+    let message = request.parsed.as_ref().ok()?;
+    let verdict = classify(message, protection).ok()?;
     if drain.is_some_and(|drain| drain.turns_away(&verdict, outline)) {
         return None;
     }
-    let is_hello = match verdict {
-        Verdict::Forward => false,
-        Verdict::Hello => true,
-        Verdict::Write(_) | Verdict::Refuse(_) => return None,
+    let is_hello = match (verdict, message) {
+        (Verdict::Forward, _) => false,
+        (Verdict::Hello, _) => true,
+        (Verdict::Write(write), Message::Msg(message)) if is_forwarded(&write, message, catalog) => false,
+        (Verdict::Write(_) | Verdict::Refuse(_), _) => return None,
     };
     Some(owed(&request.envelope, is_hello, outline))
 }

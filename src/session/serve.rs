@@ -143,7 +143,7 @@ async fn serve_one(
             }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &outline, None, &**catalog) {
+        _ => match forwarded(request, &outline, None, &**catalog, &catalog) {
             Some(reply) => {
                 if outline.may_change_user {
                     rights.forget();

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use mongodb::options::ServerAddress;
 
+use crate::fleet::Permit;
 use crate::raw::Doc;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces;
@@ -79,6 +80,8 @@ pub struct Connection {
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
+    /// Where there is a register of Keywards: whether this one may write.
+    permit: Option<Permit>,
 }
 
 impl Connection {
@@ -94,7 +97,18 @@ impl Connection {
             open_transaction: None,
             users: Doc::empty().bytes().to_vec(),
             has_broken_off: false,
+            permit: None,
         }
+    }
+
+    /// Has writes on it depend on `permit`.
+    pub(crate) fn depend_on(&mut self, permit: Permit) {
+        self.permit = Some(permit);
+    }
+
+    /// Whether what takes effect may still be sent.
+    pub(crate) fn may_write(&self) -> bool {
+        self.permit.as_ref().is_none_or(Permit::holds)
     }
 
     /// Takes note that a statement of the client's own transaction is broken off.

@@ -29,9 +29,11 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
 use crate::upstream::Connection;
+use crate::wire::BODY_BYTES_MAX;
 
-/// A statement larger than this, with the values that it is pinned to, isn't sent.
-const STATEMENT_BYTES_MAX: usize = 16_000_000;
+/// A statement larger than this, with the values that it is pinned to, isn't sent: a command has fields besides, and a router
+/// adds its own.
+const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 
 /// So many times the statement may miss a document that stands there unchanged. There are values that an expression of the
 /// server's doesn't find equal to themselves: a DBPointer with a zero byte in its name is one.
@@ -110,7 +112,7 @@ async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) 
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(case, plain, &seen)?;
-    if own.len() > STATEMENT_BYTES_MAX {
+    if own.len() > PINNED_BYTES_MAX {
         return Ok(Tried::Concluded(too_large(case, upstream).await?));
     }
 

@@ -271,10 +271,8 @@ impl Case<'_> {
         let evaluated = match self.evaluate(transaction, upstream).await {
             Ok(evaluated) => evaluated,
             Err(Failure::Forward(error)) => return Err(error),
-            // Refused before it has looked at the session, for want of rights, say, the server leaves the transaction open, and
-            // in it a statement without its reservations.
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                transaction.abort(upstream).await?;
+                self.leave_or_abort(transaction, &refused, upstream).await?;
                 return Ok(Conclusion::Failed(refused.body));
             }
         };
@@ -292,6 +290,25 @@ impl Case<'_> {
                 transaction.abort(upstream).await?;
                 self.unseen(refused, upstream).await
             }
+        }
+    }
+
+    /// Leaves the client's transaction as the server has left it that `refused` the last command; aborts it where that may be
+    /// open with a part of what belongs together: refused before it has looked at the session, for want of rights, say, the
+    /// server leaves it open, and in it a statement without its reservations.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn leave_or_abort(
+        &self,
+        transaction: &mut Transaction,
+        refused: &Refused,
+        upstream: &mut Connection,
+    ) -> Result<(), ForwardError> {
+        let is_untouched = transaction.holds_nothing_of(refused, self.protected.is_on_one_replica_set);
+        match is_untouched && !refused.is_transient() {
+            true => Ok(()),
+            false => transaction.abort(upstream).await,
         }
     }
 

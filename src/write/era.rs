@@ -43,6 +43,8 @@ pub(super) struct Eras {
     current: watch::Sender<Era>,
     held: Mutex<mpsc::Receiver<Infallible>>,
     begun: Instant,
+    /// How long what was lost sight of may take: a transaction's life, or the lease that limits a protected write.
+    life: Duration,
     /// When a command of a client's transaction last passed, or a write was last lost sight of, in milliseconds since
     /// `begun`, and one more.
     unseen_at: AtomicU64,
@@ -51,12 +53,13 @@ pub(super) struct Eras {
 }
 
 impl Eras {
-    pub(super) fn new() -> Eras {
+    pub(super) fn new(lease: Duration) -> Eras {
         let (era, held) = mpsc::channel(1);
         Eras {
             current: watch::Sender::new(Era(era)),
             held: Mutex::new(held),
             begun: Instant::now(),
+            life: TRANSACTION_LIFE.max(lease),
             unseen_at: AtomicU64::new(0),
             lost_at: AtomicU64::new(0),
         }
@@ -70,7 +73,7 @@ impl Eras {
     /// When a transaction's life is over after what was noted there, unless it is over already.
     fn end_of(&self, noted: &AtomicU64) -> Option<Instant> {
         let at = noted.load(Ordering::Relaxed).checked_sub(1)?;
-        Some(self.begun + Duration::from_millis(at) + TRANSACTION_LIFE).filter(|end| *end > Instant::now())
+        Some(self.begun + Duration::from_millis(at) + self.life).filter(|end| *end > Instant::now())
     }
 }
 
@@ -86,7 +89,7 @@ impl Context {
     }
 
     /// Notes that the connection has broken on which a write's reply was to come, or that a protected write's reply doesn't say what
-    /// became of it: nobody can tell how long the server is at work on it. It is given as long as a transaction. What a reply
+    /// became of it: nobody can tell how long the server is at work on it. It is given as long as a transaction, or a lease if that is longer. What a reply
     /// says that only passes through is looked at by nobody.
     pub fn note_lost(&self) {
         let now = self.eras.now();
@@ -138,7 +141,11 @@ mod tests {
     use crate::metrics::Metrics;
 
     fn context() -> Context {
-        Context::new(Arc::default(), Duration::from_secs(1), Metrics::new(&[]).group_commit)
+        context_with(Duration::from_secs(1))
+    }
+
+    fn context_with(lease: Duration) -> Context {
+        Context::new(Arc::default(), lease, Metrics::new(&[]).group_commit)
     }
 
     #[tokio::test]
@@ -165,5 +172,16 @@ mod tests {
         let end = context.unseen_end().unwrap();
         let slack = Duration::from_millis(1);
         assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
+    }
+
+    /// The server may be at work on a protected write until its lease is over.
+    #[test]
+    fn a_lost_write_is_waited_for_as_long_as_its_lease() {
+        let lease = 4 * TRANSACTION_LIFE;
+        let context = context_with(lease);
+        let before = Instant::now();
+        context.note_lost();
+        let slack = Duration::from_millis(1);
+        assert!(context.lost_end().unwrap() + slack >= before + lease);
     }
 }

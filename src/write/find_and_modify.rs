@@ -4,14 +4,14 @@ use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::conclusion::{Case, Conclusion};
+use super::plan::touches;
 use super::statement::{Kind, Statement};
-use super::touch::may_touch;
 use super::transaction::Transaction;
 use super::{Context, ForwardError, Served, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
-use crate::raw::{Builder, Malformed};
+use crate::raw::Builder;
 use crate::upstream::Connection;
 
 /// What the server puts before the reason when the command fails over a document.
@@ -28,8 +28,7 @@ pub async fn find_and_modify(
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
     let body = command.body;
-    let is_upsert = body.is_set("upsert")?;
-    if !is_upsert && !touches(command, &protected.paths())? {
+    if !touches(Kind::FindAndModify, body, &protected.paths())? {
         return Ok(Served::Untouched);
     }
     let statement = Statement {
@@ -37,7 +36,7 @@ pub async fn find_and_modify(
         body,
         own: body,
         is_single: true,
-        is_upsert,
+        is_upsert: body.is_set("upsert")?,
     };
     let case = Case {
         context,
@@ -58,13 +57,6 @@ pub async fn find_and_modify(
         Conclusion::Unindexable(error) => unindexable(protected, &error),
         Conclusion::Refused(refusal) => refusal.body(&protected.times()),
     }))
-}
-
-fn touches(command: &BatchCommand<'_>, paths: &[&str]) -> Result<bool, Malformed> {
-    match command.body.get("update")? {
-        Some(update) => may_touch(&update, paths),
-        None => Ok(command.body.is_set("remove")?),
-    }
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> Vec<u8> {

@@ -14,7 +14,7 @@ use super::refused_for_certain::{REFUSED_BEFORE_EXECUTION, is_refused};
 use super::statement::Kind;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Times, WriteError};
+use crate::reply::{Refusal, Times, WriteError};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
@@ -82,6 +82,13 @@ pub async fn forward(
     told: &Times,
     upstream: &mut Connection,
 ) -> Result<Part, ForwardError> {
+    if !upstream.may_write() {
+        return Ok(Part {
+            outcomes: vec![Outcome::NotApplied(None); candidates.len()],
+            body: withheld(command),
+            failed: true,
+        });
+    }
     let body = body(command, candidates, time, told)?;
     let documents = candidates.iter().map(|candidate| &*candidate.document).collect();
     let sequence = OutSequence {
@@ -108,6 +115,9 @@ pub async fn statements(
     told: &Times,
     upstream: &mut Connection,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
+    if !upstream.may_write() {
+        return Ok((withheld(command), false));
+    }
     let body = part_of_body(command, list, positions.clone(), told)?.finish();
     let documents = command.documents[positions]
         .iter()
@@ -171,6 +181,12 @@ pub async fn statement(
     told: &Times,
     upstream: &mut Connection,
 ) -> Result<Sent, ForwardError> {
+    if !upstream.may_write() {
+        return Ok(Sent {
+            fate: Fate::NotApplied { whole: true },
+            body: withheld(command),
+        });
+    }
     let (body, sequences) = match kind.list() {
         Some(list) => {
             let sequence = OutSequence {
@@ -192,6 +208,11 @@ pub async fn statement(
         fate,
         body: reply.body().bytes().to_vec(),
     })
+}
+
+/// The reply in place of the server's to what is no longer sent: others may take this Keyward for gone by now.
+fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
+    Refusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
 fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {

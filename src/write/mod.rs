@@ -15,6 +15,7 @@ mod unusual;
 
 mod forward;
 mod insert;
+pub mod plan;
 mod refused_for_certain;
 mod retried;
 
@@ -97,7 +98,7 @@ impl Context {
             catalog: ArcSwap::new(catalog),
             lease,
             in_flight: InFlight::default(),
-            eras: Eras::new(),
+            eras: Eras::new(lease),
             has_users: false,
             transactions: ClientTransactions::default(),
             groups: Arc::new(Groups::new(group_commit)),

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
 use super::conclusion::{Case, Conclusion};
+use super::plan::touches;
 use super::statement::{Kind, Statement};
-use super::touch::may_touch;
 use super::transaction::{Failure, Transaction};
 use super::{Context, ForwardError, Served, TIME_MAX, forward, gossip};
 use crate::catalog::Protected;
@@ -68,20 +68,6 @@ pub async fn modify(
     modify.into_body().map(Served::Reply)
 }
 
-/// Whether the statement may change a key, and so must be watched. What the server always refuses needn't be.
-fn touches(kind: Kind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
-    if kind == Kind::Delete {
-        return Ok(true);
-    }
-    if own.is_set("upsert")? {
-        return Ok(true);
-    }
-    match own.get("u")? {
-        Some(update) => may_touch(&update, paths),
-        None => Ok(false),
-    }
-}
-
 impl<'a: 'c, 'c> Modify<'a, 'c> {
     /// Outside any transaction of the client's.
     async fn alone(&mut self, touching: &[bool], upstream: &mut Connection) -> Result<(), ForwardError> {
@@ -126,6 +112,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                         match transaction.run(upstream, database, command, None).await {
                             Ok(reply) => Conclusion::Reply(reply),
                             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                                case.leave_or_abort(&mut transaction, &refused, upstream).await?;
                                 Conclusion::Failed(refused.body)
                             }
                             Err(Failure::Forward(error)) => return Err(error),

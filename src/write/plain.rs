@@ -12,6 +12,10 @@ use super::touch::{overlap, overlaps_any, reached};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
+/// A statement with more bytes than these isn't pinned to the values that it replaces, which mightn't fit into its command. The
+/// server takes one of 16 MiB and a little more.
+const STATEMENT_BYTES_MAX: usize = 16_000_000;
+
 /// What becomes of the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plain<'a> {
@@ -48,6 +52,7 @@ impl<'a> Plain<'a> {
             || !statement.is_single
             || statement.is_upsert
             || has_collation
+            || is_large(statement.own)?
             || names_a_position(statement.own)?
             || !is_targeted(query, &protected.shard_key)?
             || !may_wait_for_majority(statement.body)?
@@ -124,6 +129,19 @@ fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
         }
     }
     Ok(false)
+}
+
+/// Whether the query and the change leave too little room for more. The rest doesn't count: a driver's retry may come with a
+/// newer `$clusterTime`.
+fn is_large(own: Doc<'_>) -> Result<bool, Malformed> {
+    let mut bytes = 0;
+    for element in own.elements() {
+        let element = element?;
+        if matches!(element.name, b"q" | b"query" | b"u" | b"update") {
+            bytes += element.value.len();
+        }
+    }
+    Ok(bytes > STATEMENT_BYTES_MAX)
 }
 
 /// Whether the query names one shard, or one `_id` on all of them: the shard that carried out the first try of a retry is

@@ -4,14 +4,19 @@
 //! The server remembers that such a transaction committed, but not what its statement's reply was, and it knows the
 //! transaction by another session than the client's. So the reply is written in the same transaction, under what a
 //! driver's retry has in common with its first try, and expires when no retry can come any more.
+//!
+//! What a `findAndModify` gives may be as large as a document can be. With it a record would be larger, so it lies in parts
+//! beside the record then.
 
 use std::time::SystemTime;
 
-use bson::{RawDocumentBuf, cstr, spec::ElementType};
+use bson::spec::{BinarySubtype, ElementType};
+use bson::{RawDocumentBuf, cstr};
 
 use super::cursor;
-use super::transaction::{Failure, Transaction};
+use super::transaction::{Failure, Refused, Transaction, append_fields};
 use crate::catalog::Protected;
+use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
 use crate::upstream::Connection;
@@ -19,6 +24,11 @@ use crate::wire::OutSequence;
 
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";
+
+/// What a document may have.
+const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// So much of a reply goes into one part.
+const PART_BYTES_MAX: usize = DOCUMENT_BYTES_MAX / 2;
 
 /// Where one operation's result is, or will be.
 #[derive(Debug)]
@@ -45,17 +55,80 @@ impl<'a> Recorded<'a> {
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(record) = self.read(self.id.as_bytes(), transaction, upstream).await? else {
+            return Ok(None);
+        };
+        let record = Doc::new(&record)?;
+        let reply = record.nested("reply")?.map(|reply| reply.bytes().to_vec());
+        let mut whole = Vec::new();
+        for part in 0..record.whole_number("parts")?.unwrap_or(0) {
+            let id = self.part(part);
+            // They expire together with the record, but not all at once.
+            let Some(part) = self.read(id.as_bytes(), transaction, upstream).await? else {
+                return Ok(reply);
+            };
+            let bytes = Doc::new(&part)?.get("reply")?;
+            // A binary: int32 length, subtype, the bytes.
+            whole.extend_from_slice(bytes.and_then(|bytes| bytes.value.get(5..)).unwrap_or_default());
+        }
+        Ok(if whole.is_empty() { reply } else { Some(whole) })
+    }
+
+    async fn read(
+        &self,
+        id: &[u8],
+        transaction: &mut Transaction,
+        upstream: &mut Connection,
+    ) -> Result<Option<Vec<u8>>, Failure> {
         let mut command = Builder::new();
         command.string("find", COLLECTION.as_bytes());
         command.open(ElementType::EmbeddedDocument, b"filter");
-        command
-            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
-            .close();
+        command.append(ElementType::EmbeddedDocument, b"_id", id).close();
         command.int32("limit", 1).boolean("singleBatch", true);
         let found = transaction.run(upstream, self.database, command, None).await?;
         let record = cursor::batch(Doc::new(&found)?)?.into_iter().next();
-        let reply = record.map(|record| record.nested("reply")).transpose()?.flatten();
-        Ok(reply.map(|reply| reply.bytes().to_vec()))
+        Ok(record.map(|record| record.bytes().to_vec()))
+    }
+
+    /// The `_id` of a part of the reply.
+    fn part(&self, part: i64) -> RawDocumentBuf {
+        let mut id = self.id.clone();
+        id.append(cstr!("part"), part);
+        id
+    }
+
+    /// The record, and parts of the reply if it takes them.
+    fn documents(&self, reply: &[u8], at: i64) -> Result<Vec<Vec<u8>>, Malformed> {
+        let document = |id: &[u8]| {
+            let mut document = Builder::new();
+            document.append(ElementType::EmbeddedDocument, b"_id", id);
+            document.append(ElementType::DateTime, b"at", &at.to_le_bytes());
+            document
+        };
+        let mut record = document(self.id.as_bytes());
+        record.append(ElementType::EmbeddedDocument, b"reply", reply);
+        let record = record.finish();
+        if record.len() <= DOCUMENT_BYTES_MAX {
+            return Ok(vec![record]);
+        }
+        let mut without = Builder::new();
+        for element in Doc::new(reply)?.elements() {
+            let element = element?;
+            if element.name != b"value" {
+                without.element(&element);
+            }
+        }
+        let parts = reply.chunks(PART_BYTES_MAX);
+        let mut record = document(self.id.as_bytes());
+        record.append(ElementType::EmbeddedDocument, b"reply", &without.finish());
+        record.int64("parts", parts.len() as i64);
+        let mut documents = vec![record.finish()];
+        for (position, bytes) in (0..).zip(parts) {
+            let mut part = document(self.part(position).as_bytes());
+            part.binary(b"reply", BinarySubtype::Generic, bytes);
+            documents.push(part.finish());
+        }
+        Ok(documents)
     }
 
     /// Writes `reply` down; false if another try has done so.
@@ -68,21 +141,27 @@ impl<'a> Recorded<'a> {
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<bool, Failure> {
-        let mut record = Builder::new();
-        record.append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes());
-        record.append(ElementType::EmbeddedDocument, b"reply", &of_the_statement(reply)?);
-        record.append(ElementType::DateTime, b"at", &told_at(Doc::new(reply)?)?.to_le_bytes());
-        let record = record.finish();
+        let documents = self.documents(&of_the_statement(reply)?, told_at(Doc::new(reply)?)?)?;
         let mut command = Builder::new();
         command.string("insert", COLLECTION.as_bytes());
         let sequence = OutSequence {
             name: b"documents",
-            documents: vec![&record],
+            documents: documents.iter().map(Vec::as_slice).collect(),
         };
         let outcome = transaction
             .run(upstream, self.database, command, Some(sequence))
             .await?;
-        Ok(Doc::new(&outcome)?.get("writeErrors")?.is_none())
+        let errors = Doc::new(&outcome)?.nested("writeErrors")?;
+        let Some(error) = errors.map(|errors| errors.nested("0")).transpose()?.flatten() else {
+            return Ok(true);
+        };
+        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
+            return Ok(false);
+        }
+        let mut body = Builder::new();
+        body.double("ok", 0.0);
+        append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
+        Err(Failure::Refused(Refused { body: body.finish() }))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
+use super::refused_for_certain::REFUSED_BEFORE_EXECUTION;
 use super::{BackOff, ForwardError, gossip};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -27,8 +28,12 @@ pub struct Transaction {
     session: Option<[u8; 16]>,
     /// Whether the session is that of the first try of a client's command, too, and may be ended for what that one left.
     is_shared: bool,
+    /// Whether the client's command is a retryable one of its own.
+    is_retryable: bool,
     /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
     is_committing: bool,
+    /// Whether a command that writes was sent.
+    has_tried_to_write: bool,
     /// Whether a command that writes was answered, and not with `ok: 0`.
     has_written: bool,
 }
@@ -157,7 +162,9 @@ impl Transaction {
             is_clients: false,
             session: Some(session),
             is_shared: of_client.is_some(),
+            is_retryable: of_client.is_some(),
             is_committing: false,
+            has_tried_to_write: false,
             has_written: false,
         })
     }
@@ -198,7 +205,12 @@ impl Transaction {
         let opening = match body.get("startTransaction")? {
             Some(_) => {
                 let mut opening = Builder::new();
-                append_fields(&mut opening, body, &["startTransaction", "readConcern"])?;
+                append_fields(&mut opening, body, &["startTransaction"])?;
+                match body.nested("readConcern")?.is_none_or(Doc::is_empty) {
+                    // As for a write, which the cluster's default for reads isn't about; Keyward's first command may be a read.
+                    true => append_read_concern(&mut opening, b"local"),
+                    false => append_fields(&mut opening, body, &["readConcern"])?,
+                }
                 Some(opening.finish())
             }
             None => None,
@@ -210,7 +222,9 @@ impl Transaction {
             is_clients: true,
             session: None,
             is_shared: false,
+            is_retryable: false,
             is_committing: false,
+            has_tried_to_write: false,
             has_written: false,
         }))
     }
@@ -232,6 +246,7 @@ impl Transaction {
         sequence: Option<OutSequence<'_>>,
     ) -> Result<Vec<u8>, Failure> {
         let is_read = command.is_first("find") || command.is_first("getMore");
+        self.has_tried_to_write |= !is_read;
         self.send(upstream, database, command, sequence).await?;
         let reply = self.receive(upstream).await?;
         self.has_written |= !is_read;
@@ -241,6 +256,17 @@ impl Transaction {
     /// Whether a command that writes was answered in it, of those that were run here, and not with `ok: 0`.
     pub fn has_written(&self) -> bool {
         self.has_written
+    }
+
+    /// Whether nothing stands in it of what was run here, the last of which the server `refused`. A replica set that refuses a
+    /// command keeps nothing of it: it has done nothing yet, or ends the transaction. A router may have sent it on.
+    pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
+        let is_turned_down = || {
+            refused
+                .code()
+                .is_some_and(|code| REFUSED_BEFORE_EXECUTION.contains(&code))
+        };
+        !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || is_turned_down())
     }
 
     /// Sends `command` in the transaction; [`Transaction::receive`] fetches the reply, in the order of sending.
@@ -328,6 +354,12 @@ impl Transaction {
     /// # Errors
     /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        // What was done in it so far may have waited for long.
+        if !upstream.may_write() {
+            self.abort(upstream).await?;
+            let body = Refusal::outlasted(self.is_retryable).body(&Times::default());
+            return Err(Failure::Refused(Refused { body }));
+        }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
             upstream.take_open_transaction();

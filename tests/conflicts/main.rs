@@ -18,6 +18,7 @@ mod leaping_clock;
 mod meanwhile;
 mod moved_since;
 mod namesakes;
+mod near_the_limit;
 mod odd_values;
 mod open_transaction;
 mod opposites;

@@ -266,6 +266,82 @@ async fn an_insert_refused_before_it_wrote_leaves_the_transaction_to_the_server(
     assert_eq!(write_errors(&reply), [(0, 11000)], "{reply}");
 }
 
+/// As the drivers' tests have it for inserts: the error is none that ends the transaction, and the client goes on in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_refused_before_it_wrote_leaves_the_transaction_to_the_server() {
+    let set = ReplicaSet::shared();
+    let user_2 = doc! { "_id": 2, "region": "a" };
+    let change = doc! { "$set": { "email": "d@x" } };
+    let statements = [
+        doc! { "update": "users", "updates": [{ "q": &user_2, "u": &change }] },
+        doc! { "delete": "users", "deletes": [{ "q": &user_2, "limit": 1 }] },
+        doc! { "findAndModify": "users", "query": &user_2, "update": &change },
+    ];
+    for (position, statement) in statements.into_iter().enumerate() {
+        let (database, native) = (
+            format!("unfinished_refused_{position}"),
+            format!("unfinished_plain_{position}"),
+        );
+        let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", &database));
+        for (address, database) in [(&keyward.address, &database), (&set.addresses()[0], &native)] {
+            let transaction = begin(address, database);
+            let within = |mut command: Document| {
+                command.extend(transaction.clone());
+                command
+            };
+            let reply = send(address, database, take("c@x", &transaction)).unwrap();
+            assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{database}: {reply}");
+            let (name, _) = statement.iter().next().unwrap();
+            let data = doc! { "failCommands": [name], "errorCode": 11601, "namespace": format!("{database}.users") };
+            let interrupted = set.fail_point("failCommand", doc! { "times": 1 }, data).unwrap();
+            let reply = send(address, database, within(statement.clone())).unwrap();
+            assert_eq!(reply.get_i32("code").ok(), Some(11601), "{database}: {reply}");
+            assert!(!reply.contains_key("errorLabels"), "{database}: {reply}");
+            drop(interrupted);
+            let another = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "email": "e@x" } } };
+            let reply = send(
+                address,
+                database,
+                within(doc! { "update": "users", "updates": [another] }),
+            )
+            .unwrap();
+            assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{database}: {reply}");
+            let reply = commit(address, &transaction);
+            assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{database}: {reply}");
+        }
+        let taken = ["c@x", "e@x", "a@x", "b@x", "d@x"];
+        let users = (5..).zip(taken).map(|(id, email)| user(id, email)).collect();
+        let reply = send(&keyward.address, &database, insert(users, false)).unwrap();
+        assert_eq!(write_errors(&reply), [(0, 11000), (1, 11000)], "{database}: {reply}");
+    }
+}
+
+/// What has been done of the command isn't committed without the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_is_refused_in_its_midst_is_never_committed() {
+    let database = "unfinished_in_part";
+    let set = ReplicaSet::shared();
+    let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
+    let nothing_of_keys = doc! { "$set": { "name": "x" } };
+    for (number, second) in (1_i64..).zip([doc! { "$set": { "email": "d@x" } }, nothing_of_keys]) {
+        let mut transaction = begin(&keyward.address, database);
+        transaction.insert("txnNumber", number);
+        let of = |id: i32, change: &Document| doc! { "q": { "_id": id, "region": "a" }, "u": change };
+        let first = doc! { "$set": { "email": "c@x" } };
+        let mut both = doc! { "update": "users", "updates": [of(1, &first), of(2, &second)], "startTransaction": true };
+        both.extend(transaction.clone());
+        let data = doc! { "failCommands": ["update"], "errorCode": 11601, "namespace": format!("{database}.users") };
+        let interrupted = set.fail_point("failCommand", doc! { "skip": 1 }, data).unwrap();
+        let reply = send(&keyward.address, database, both).unwrap();
+        assert_eq!(reply.get_i32("code").ok(), Some(11601), "{reply}");
+        drop(interrupted);
+        is_told_to_begin_anew(&commit(&keyward.address, &transaction));
+        let emptied = doc! { "delete": "users", "deletes": [{ "q": {}, "limit": 0 }] };
+        let reply = send(&keyward.address, database, emptied).unwrap();
+        assert_eq!(reply.get_i32("n").ok(), Some(2), "{reply}");
+    }
+}
+
 /// Keyward's own commands would have taken its place, without the concern.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_concern_within_a_transaction_is_refused() {

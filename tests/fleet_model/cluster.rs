@@ -1,9 +1,10 @@
 //! A state of a run: the cluster, what is on its way, and the two Keywards.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use bson::oid::ObjectId;
-use keyward::fleet::Entry;
+use keyward::fleet::{Entry, Terms};
 use keyward::namespace::Namespace;
 
 /// An entry in the register.
@@ -23,7 +24,7 @@ impl Registered {
         static ANSWERS: LazyLock<[bool; 4]> = LazyLock::new(|| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(writes, reserves)| {
                 let (namespace, identity) = (Namespace::new("shop", "users"), ObjectId::from_bytes([1; 12]));
-                let mut entry = Entry::of_this_process(String::new());
+                let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::ZERO));
                 entry.collections.extend(writes.then(|| namespace.to_string()));
                 entry.constraints.extend(reserves.then_some(identity));
                 entry.lacks(&namespace, identity)
@@ -114,6 +115,8 @@ pub struct Keyward {
     pub reload: Reload,
     /// Its client has had its write decided by this start.
     pub has_decided: bool,
+    /// A write that is decided and not sent yet; whether it is reserved.
+    pub unsent: Option<bool>,
     pub is_acknowledged: bool,
 }
 
@@ -172,6 +175,11 @@ impl State {
         self.network.iter().any(is_one)
     }
 
+    /// The same, or something that it has decided and not sent.
+    pub fn has_undone(&self, keyward: u8) -> bool {
+        self.has_unreserved(keyward) || self.keywards[usize::from(keyward)].unsent == Some(false)
+    }
+
     /// Reserves the key for a document; another's reservation only once its document can't come any more.
     pub fn reserve(&mut self, document: u8) -> Option<bool> {
         match self.reserved_for {
@@ -179,7 +187,8 @@ impl State {
                 let may_come = self
                     .network
                     .iter()
-                    .any(|message| matches!(message, Message::Insert { of, .. } if *of == other));
+                    .any(|message| matches!(message, Message::Insert { of, .. } if *of == other))
+                    || self.keywards[usize::from(other)].unsent.is_some();
                 match (self.documents[usize::from(other)], may_come) {
                     (true, _) => return Some(false),
                     (false, true) => return None,

@@ -16,6 +16,7 @@ impl System {
             enforcing: Enforcing::Idle,
             reload: Reload::None,
             has_decided: false,
+            unsent: None,
             is_change_lost: false,
             ..last.clone()
         };
@@ -74,15 +75,18 @@ impl System {
         true
     }
 
-    /// Its client's document is decided about.
+    /// Its client's document is decided about, or sent if that is done.
     pub fn write(&self, state: &mut State, number: u8) -> bool {
+        if state.keywards[usize::from(number)].unsent.is_some() {
+            return self.send(state, number);
+        }
         let keyward = &state.keywards[usize::from(number)];
         let may_write = keyward.may_write || self.lacks(Broken::LeaseUnlooked);
         let is_there = state.documents[usize::from(number)];
         if keyward.has_decided || is_there || keyward.declared != Declared::Yes || !may_write {
             return false;
         }
-        let (reserves, start) = (keyward.reserves, keyward.starts);
+        let reserves = keyward.reserves;
         let is_reserved = match reserves {
             true => match state.reserve(number) {
                 None => return false,
@@ -90,8 +94,20 @@ impl System {
             },
             false => false,
         };
-        state.keywards[usize::from(number)].has_decided = true;
-        if is_reserved || !reserves {
+        let keyward = &mut state.keywards[usize::from(number)];
+        keyward.has_decided = true;
+        keyward.unsent = (is_reserved || !reserves).then_some(is_reserved);
+        true
+    }
+
+    /// What was decided goes on, however much later; unless its Keyward may not write by then, which it looks at once more.
+    fn send(&self, state: &mut State, number: u8) -> bool {
+        let keyward = &mut state.keywards[usize::from(number)];
+        let Some(is_reserved) = keyward.unsent.take() else {
+            return false;
+        };
+        let start = keyward.starts;
+        if keyward.may_write || self.lacks(Broken::LeaseUnlooked) || self.lacks(Broken::SentUnlooked) {
             state.send(Message::Insert {
                 of: number,
                 start,
@@ -167,7 +183,7 @@ impl System {
             }
             Reload::Drains if is_locked => return false,
             Reload::Drains => {
-                if state.has_unreserved(number) && !self.lacks(Broken::ListedUndrained) {
+                if state.has_undone(number) && !self.lacks(Broken::ListedUndrained) {
                     return false;
                 }
                 if !state.change(keyward.id, |entry| entry.reserves = true) {
@@ -217,7 +233,7 @@ impl System {
         keyward.reload = Reload::GivesUp;
         keyward.is_change_lost = true;
         let id = keyward.id;
-        if state.has_unreserved(number) {
+        if state.has_undone(number) {
             return false;
         }
         state.send(Message::List { id });
@@ -289,6 +305,7 @@ impl System {
         let keyward = &mut state.keywards[usize::from(number)];
         keyward.runs = false;
         keyward.may_write = false;
+        keyward.unsent = None;
         keyward.declared = Declared::No;
         keyward.rejoining = Rejoining::No;
         keyward.enforcing = Enforcing::Idle;

@@ -80,6 +80,7 @@ guards! {
     what_was_decided_without_it_is_waited_for: Reloaded, ListedUndrained, 0;
     what_a_dead_keyward_sent_is_waited_for: Newcomer, EvictedEarly, 1;
     who_is_past_its_lease_writes_nothing: Newcomer, LeaseUnlooked, 1;
+    what_has_waited_is_looked_at_once_more: Newcomer, SentUnlooked, 1;
     a_new_entry_has_what_is_being_declared: Newcomer, NotedUnderAnOldEntry, 1;
     an_entry_whose_change_is_late_is_replaced: Reloaded, EntryKeptAfterLateChange, 1;
 }

@@ -45,6 +45,7 @@ pub enum Broken {
     ListedUndrained,
     EvictedEarly,
     LeaseUnlooked,
+    SentUnlooked,
     NotedUnderAnOldEntry,
     EntryKeptAfterLateChange,
 }
@@ -130,6 +131,7 @@ impl Model for System {
             enforcing: Enforcing::Idle,
             reload: Reload::None,
             has_decided: false,
+            unsent: None,
             is_acknowledged: false,
         };
         vec![State {
@@ -253,7 +255,8 @@ fn is_sound(state: &State) -> bool {
     let nobody_goes_past = (0..2_u8).all(|number| {
         let keyward = &state.keywards[usize::from(number)];
         let forwards = keyward.runs && keyward.may_write && keyward.declared == Declared::Yes;
-        !state.has_unreserved(number) && (!forwards || keyward.reserves)
+        let sends = keyward.may_write && keyward.unsent == Some(false);
+        !state.has_unreserved(number) && !sends && (!forwards || keyward.reserves)
     });
     holders.len() <= 1 && is_reserved && nobody_goes_past
 }

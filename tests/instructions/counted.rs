@@ -39,12 +39,21 @@ pub struct Operation {
 }
 
 /// - A `find` by `_id` in a collection without constraints: read, classified, sent on, and so is the reply.
+/// - An `update` of a field that no key is made of, in a collection with a constraint: it should cost what a `find` costs.
 /// - One document as drivers send it: its key is reserved, then the document is inserted.
-pub const OPERATIONS: [Operation; 2] = [
+pub const OPERATIONS: [Operation; 3] = [
     Operation {
         name: "forwarded message",
         more: 20_000,
         command: |n| doc! { "find": "plain", "filter": { "_id": n as i64 }, "limit": 1, "$db": DATABASE },
+    },
+    Operation {
+        name: "update of no key",
+        more: 10_000,
+        command: |n| {
+            let change = doc! { "q": { "_id": n as i64 }, "u": { "$set": { "name": "x" } } };
+            doc! { "update": "users", "updates": [change], "$db": DATABASE }
+        },
     },
     Operation {
         name: "protected insert",
@@ -61,8 +70,8 @@ pub fn has_valgrind() -> bool {
     Command::new("valgrind").arg("--version").output().is_ok()
 }
 
-/// Counts both operations.
-pub fn all() -> [Counted; 2] {
+/// Counts all operations.
+pub fn all() -> [Counted; 3] {
     let cluster = Cluster::shared();
     prepare(cluster);
     let neither = run(cluster, None);

@@ -4,7 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bson::doc;
+use bson::{Document, doc};
+use futures_util::TryStreamExt;
+use keyward::fleet::{COLLECTION as REGISTER, DATABASE as REGISTER_DATABASE, Register};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use testbed::Cluster;
 
 use crate::checker::COLLECTION;
@@ -15,6 +19,10 @@ use crate::place::Place;
 
 /// So long after the last restart the constraint may take to be enforced.
 const ENFORCED_WITHIN: Duration = Duration::from_secs(120);
+
+/// So long after the last restart all that a Keyward had sent that was killed before it is done: a router or a server isn't
+/// stopped for longer.
+const DONE_WITHIN: Duration = Duration::from_secs(40);
 
 pub struct Rollout {
     pub mode: &'static str,
@@ -54,6 +62,9 @@ impl Rollout {
             if pace.is_over() {
                 return false;
             }
+            if started.elapsed() > DONE_WITHIN {
+                forget_the_killed(&self.cluster);
+            }
             std::thread::sleep(Duration::from_millis(100));
         }
         self.phones.demand();
@@ -76,6 +87,27 @@ impl Rollout {
 
     fn count(&self, name: &str) {
         self.faults.count(format!("{}: {name}", self.mode));
+    }
+}
+
+/// Does what an operator does about Keywards that were killed, for which a strict constraint waits until somebody says that
+/// they are gone.
+fn forget_the_killed(cluster: &Cluster) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let forgotten: Result<(), Box<dyn std::error::Error>> = runtime.block_on(async {
+        let client = cluster.client();
+        let register = client.database(REGISTER_DATABASE).collection::<Document>(REGISTER);
+        let entries: Vec<Document> = register.find(doc! { "pinned": true }).await?.try_collect().await?;
+        for entry in entries {
+            let pid = Pid::from_raw(i32::try_from(entry.get_i64("pid")?)?);
+            if kill(pid, None).is_err() {
+                Register::of(&client).forget(entry.get_object_id("_id")?).await?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = forgotten {
+        println!("not forgotten: {error}");
     }
 }
 

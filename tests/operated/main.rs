@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+mod backfilled_once;
 #[path = "../conflicts/forwarder.rs"]
 mod forwarder;
 mod left_out;
+mod outlasted;
 mod process;
+mod rejoined;
 mod reload;
 mod restart;
 mod rolled;
+mod rolled_on_shards;
 #[path = "../support/scripts.rs"]
 mod scripts;

@@ -13,6 +13,8 @@ mod crowd;
 mod forwarder;
 mod group_commit;
 mod lost_commits;
+#[path = "../conflicts/near_the_limit.rs"]
+mod near_the_limit;
 mod one_replica_set;
 #[path = "../conflicts/opposites.rs"]
 mod opposites;

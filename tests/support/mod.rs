@@ -43,6 +43,16 @@ impl Keyward {
     }
 
     pub fn try_start(upstream: &str, lease: &str, constraints: &str) -> Result<Keyward, Refused> {
+        Self::try_start_with(upstream, lease, constraints, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    pub fn try_start_with(
+        upstream: &str,
+        lease: &str,
+        constraints: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Keyward, Refused> {
         let mut config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
         let text = format!(
             "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nupstream: {upstream}\nlease: {lease}\nlog: {{ level: \
@@ -52,6 +62,7 @@ impl Keyward {
         let mut child = Command::new(env!("CARGO_BIN_EXE_keyward"))
             .args(["run", "--config"])
             .arg(config.path())
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

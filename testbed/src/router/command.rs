@@ -230,6 +230,17 @@ impl Command {
         self.txn_number.is_some() && !self.in_transaction
     }
 
+    /// Whether it is an `aggregate` that writes: no other takes a write concern.
+    pub fn writes_by_pipeline(&self) -> bool {
+        let stages = self.nested("pipeline").unwrap_or_else(Doc::empty).elements().flatten();
+        let mut stages = stages.filter_map(|stage| stage.as_document_or_array().ok().flatten());
+        stages.any(|stage| {
+            ["$out", "$merge"]
+                .iter()
+                .any(|name| matches!(stage.get(name), Ok(Some(_))))
+        })
+    }
+
     /// `readConcern.level`.
     pub fn read_concern_level(&self) -> Option<&str> {
         let document = Doc::new(self.read_concern.as_ref()?).ok()?;

@@ -1,6 +1,7 @@
 //! What drivers and shells ask a server about itself; sessions' housekeeping; and the answer to everything else:
 //! CommandNotFound.
 
+use bson::spec::ElementType;
 use bson::{Bson, Document, doc};
 
 use super::command::Command;
@@ -8,8 +9,8 @@ use super::ddl::{decode, on_each_shard};
 use super::dispatch::Client;
 use super::error::{Failure, code, refuse};
 use super::operation::Operation;
-use super::raw::Doc;
-use super::reply;
+use super::raw::{Builder, Doc};
+use super::reply::{self, encode};
 use super::transaction::Phase;
 use super::transaction_end::abort_participants;
 
@@ -30,7 +31,8 @@ pub async fn run(operation: &Operation, client: &Client, name: &str) -> Result<V
         "features" => return from_config(operation, "features").await,
         "whatsmyuri" => doc! { "you": &client.peer },
         "isdbgrid" => doc! { "isdbgrid": 1, "hostname": operation.router.address.to_string() },
-        "getDefaultRWConcern" | "setDefaultRWConcern" => return from_config_as_it_came(operation).await,
+        "getDefaultRWConcern" => return from_config_as_it_came(operation).await,
+        "setDefaultRWConcern" => return set_default_concerns(operation).await,
         "startSession" => start_session(),
         "endSessions" => return end_sessions(operation).await,
         "refreshSessions" | "logout" => doc! {},
@@ -80,6 +82,21 @@ async fn from_config_as_it_came(operation: &Operation) -> Result<Vec<u8>, Failur
     }
     let router = &operation.router;
     Ok(router.catalog.run(&router.link(), &command).await?.success()?.public())
+}
+
+/// The router that sets them knows them at once; the others once they ask again.
+async fn set_default_concerns(operation: &Operation) -> Result<Vec<u8>, Failure> {
+    let mut own = operation.own();
+    let mut command = Builder::from_document(own.command.doc().bytes());
+    // What a majority doesn't have yet, nobody would read.
+    if own.command.write_concern.is_none() {
+        let majority = encode(&doc! { "w": "majority" });
+        command.append(ElementType::EmbeddedDocument, b"writeConcern", &majority);
+    }
+    own.command.body = command.finish().into();
+    let answer = from_config_as_it_came(&own).await;
+    operation.router.default_concerns.forget().await;
+    answer
 }
 
 /// The parameters that drivers and shells read; another one is an unknown option, as on any server.

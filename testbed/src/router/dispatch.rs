@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Shared;
 use super::command::Command;
 use super::ddl;
+use super::default_concerns;
 use super::diagnostics;
 use super::error::{Failure, append_labels, code, is_not_primary, is_retryable, is_transient_in_transaction, refuse};
 use super::find_and_modify;
@@ -40,13 +41,27 @@ pub async fn run(shared: &Arc<Shared>, client: &mut Client, command: Command) ->
         Some(session) => Some(session.lock_owned().await),
         None => None,
     };
-    let outcome = match begin(&operation) {
-        Ok(()) => choose(&mut operation, client).await,
-        Err(failure) => Err(failure),
-    };
+    let outcome = prepare_and_run(&mut operation, client).await;
     let body = finish(&operation, outcome).await;
     drop(gate);
     body
+}
+
+async fn prepare_and_run(operation: &mut Operation, client: &mut Client) -> Result<Vec<u8>, Failure> {
+    if takes_concerns(&operation.command) {
+        let concerns = default_concerns::current(&operation.router).await?;
+        if let Some(concern) = concerns.read_for(&operation.command) {
+            operation.command.read_concern = Some(concern);
+        }
+        operation.default_write_concern = concerns.write;
+    }
+    begin(operation)?;
+    choose(operation, client).await
+}
+
+/// Whether the cluster's defaults can be about the command: a read, a write, or the first or the last one of a transaction.
+fn takes_concerns(command: &Command) -> bool {
+    !hello::is_hello(&command.name) && (!command.in_transaction || command.starts_transaction || is_end(&command.name))
 }
 
 /// Cluster time and shards, once; what fails here fails again where it is needed.

@@ -12,6 +12,7 @@ mod attempts;
 mod clock;
 mod command;
 mod ddl;
+mod default_concerns;
 mod diagnostics;
 mod dispatch;
 mod display;
@@ -43,6 +44,7 @@ use bson::oid::ObjectId;
 use tokio::runtime::Runtime;
 
 use clock::Clock;
+use default_concerns::DefaultConcerns;
 use read::Cursors;
 use routing::{Catalog, Link};
 use shard::{Pools, ReplicaSet};
@@ -120,6 +122,7 @@ struct Shared {
     /// Tells this router from the one that listened there before, in `topologyVersion`.
     process_id: ObjectId,
     catalog: Catalog,
+    default_concerns: DefaultConcerns,
     pools: Pools,
     clock: Clock,
     sessions: Sessions,
@@ -137,6 +140,7 @@ impl Shared {
             started: Instant::now(),
             process_id: ObjectId::new(),
             catalog: Catalog::new(ReplicaSet::new("config", config_server)),
+            default_concerns: DefaultConcerns::default(),
             pools: Pools::default(),
             clock: Clock::default(),
             sessions: Sessions::default(),

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::command::{API_PARAMETERS, Command};
+use super::default_concerns::marked;
 use super::error::{Failure, ServerError, code, is_not_primary};
 use super::message::{Outgoing, Sequence};
 use super::raw::{Builder, Doc};
@@ -63,6 +64,8 @@ pub struct Operation {
     pub transaction: Option<Arc<Session>>,
     /// The one read time of a snapshot read outside transactions.
     pub at_cluster_time: Option<u64>,
+    /// The cluster's default write concern, if it has one.
+    pub default_write_concern: Option<Bytes>,
     operation_time: Arc<AtomicU64>,
 }
 
@@ -76,6 +79,7 @@ impl Operation {
             command,
             transaction: None,
             at_cluster_time: None,
+            default_write_concern: None,
             operation_time: Arc::default(),
         }
     }
@@ -88,6 +92,7 @@ impl Operation {
             deadline: self.deadline,
             transaction: None,
             at_cluster_time: None,
+            default_write_concern: self.default_write_concern.clone(),
             operation_time: Arc::clone(&self.operation_time),
         }
     }
@@ -243,6 +248,8 @@ impl Operation {
                 self.append_read_concern(&mut body);
                 if let Some(concern) = &self.command.write_concern {
                     body.append(ElementType::EmbeddedDocument, b"writeConcern", concern);
+                } else if self.default_write_concern.is_some() && self.command.writes_by_pipeline() {
+                    self.append_write_concern(&mut body);
                 }
             }
             (Access::Read, None) => self.append_read_concern(&mut body),
@@ -290,28 +297,44 @@ impl Operation {
         }
     }
 
-    /// The client's write concern, or what a cluster has by default. A shard is never asked for `w: 0`: the router needs
-    /// to see what became of the write.
+    /// The client's write concern, or the cluster's default. A shard is never asked for `w: 0`: the router needs to see what
+    /// became of the write.
     pub fn append_write_concern(&self, body: &mut Builder) {
-        let concern = self
+        let stated = self
             .command
             .write_concern
             .as_ref()
-            .and_then(|concern| Doc::new(concern).ok());
-        let mut merged = Builder::new();
-        let w = concern.and_then(|concern| concern.get("w").ok().flatten());
-        match w {
-            Some(w) if w.as_whole_number() == Some(0) => merged.int32("w", 1),
-            Some(w) => merged.element(&w),
-            None => merged.string("w", b"majority"),
+            .and_then(|stated| Doc::new(stated).ok());
+        let default = self.default_write_concern.as_ref();
+        let default = default.and_then(|default| Doc::new(default).ok());
+        let concern = match (stated, default) {
+            (None, Some(default)) => marked(default),
+            (stated, default) => with_w(stated.unwrap_or_else(Doc::empty), default),
         };
-        for element in concern.iter().flat_map(|concern| concern.elements()).flatten() {
-            if element.name != b"w" {
-                merged.element(&element);
-            }
-        }
-        body.append(ElementType::EmbeddedDocument, b"writeConcern", &merged.finish());
+        body.append(ElementType::EmbeddedDocument, b"writeConcern", &concern.finish());
     }
+}
+
+/// The write concern that the client states, with the default's `w` where it states none.
+fn with_w(stated: Doc<'_>, default: Option<Doc<'_>>) -> Builder {
+    let w_of = |concern: Doc<'_>| concern.get("w").ok().flatten().map(|w| (w.kind, w.value.to_vec()));
+    let mut merged = Builder::new();
+    let is_zero = stated
+        .get("w")
+        .ok()
+        .flatten()
+        .is_some_and(|w| w.as_whole_number() == Some(0));
+    match w_of(stated).or_else(|| w_of(default?)) {
+        _ if is_zero => merged.int32("w", 1),
+        Some((kind, value)) => merged.append(kind, b"w", &value),
+        None => merged.string("w", b"majority"),
+    };
+    for element in stated.elements().flatten() {
+        if element.name != b"w" {
+            merged.element(&element);
+        }
+    }
+    merged
 }
 
 /// A read concern with the one read time that all shards share.

@@ -7,6 +7,7 @@
 
 mod administration;
 mod change_streams;
+mod default_concerns;
 mod drivers;
 mod failures;
 mod moving_chunks;

@@ -1,0 +1,69 @@
+//! How long an entry vouches for its Keyward, and how long others wait for one that is gone.
+//!
+//! Each Keyward computes its own terms, and its entry states them: others go by what the entry says, never by what they
+//! would use themselves. So no two configurations can contradict each other, and none can make a term too short.
+
+use std::time::Duration;
+
+use crate::write::TRANSACTION_LIFE;
+
+/// How long a Keyward may write after it sent the last renewal of its entry that succeeded.
+const LEASE: Duration = Duration::from_secs(30);
+/// So many renewals fit into a lease.
+const RENEWALS: u32 = 10;
+
+/// In a debug build: by how much all terms are shorter, so that tests needn't wait for minutes.
+const HASTE_VARIABLE: &str = "KEYWARD_REGISTER_HASTE";
+
+/// The terms of one entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// How long the Keyward may write after a renewal.
+    pub lease: Duration,
+    /// How long what it has sent may take to be done or undone, once it sends nothing more.
+    pub aftermath: Duration,
+}
+
+impl Terms {
+    /// Those of a Keyward whose reservations have this `lease`: so long may the server be at work on a write that it sent.
+    pub fn of(lease: Duration) -> Terms {
+        Terms {
+            lease: LEASE,
+            aftermath: TRANSACTION_LIFE.max(lease),
+        }
+    }
+
+    /// The same, all of them shorter by the same factor where a test asks for it; what is released never is.
+    #[must_use]
+    pub fn hastened(self) -> Terms {
+        let wanted = std::env::var(HASTE_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
+        let haste: u32 = wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(1).max(1);
+        Terms {
+            lease: self.lease / haste,
+            aftermath: self.aftermath / haste,
+        }
+    }
+
+    /// How long to leave it between two renewals.
+    pub fn renewal(self) -> Duration {
+        self.lease / RENEWALS
+    }
+
+    /// How long an entry must have been seen unchanged before its Keyward is taken for gone, with all that it sent.
+    pub fn gone_after(self) -> Duration {
+        self.lease + self.aftermath
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_wait_until_a_write_with_a_long_lease_is_over_too() {
+        let [short, long] = [1, 600].map(|seconds| Terms::of(Duration::from_secs(seconds)));
+        assert_eq!(short.gone_after(), Duration::from_secs(125));
+        assert_eq!(long.gone_after(), Duration::from_secs(630));
+        assert_eq!(short.renewal(), Duration::from_secs(3));
+    }
+}

@@ -1,0 +1,119 @@
+//! Whose turn it is to backfill a constraint: in the constraint's own document, by the server's clock alone.
+//!
+//! A claim saves work and proves nothing. If its Keyward dies it runs out, and another one goes on; if two backfill at once,
+//! since one was stopped or a clock has leapt, they do the same work twice. Nobody waits for a claim while holding one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bson::{Bson, Document, doc, oid::ObjectId};
+use mongodb::{Client, Collection};
+
+use super::definition::{DEFINITIONS, definition_id};
+use crate::constraint::Constraint;
+use crate::proxy_collection::{StoreError, answered};
+
+/// How long a claim lasts unless it is renewed.
+const TERM: Duration = Duration::from_secs(30);
+/// How often that is done.
+const RENEWAL: Duration = Duration::from_secs(10);
+
+/// The claim to one constraint.
+#[derive(Debug, Clone)]
+struct Claim {
+    definitions: Collection<Document>,
+    id: Document,
+}
+
+/// The claims of one backfill.
+#[derive(Debug)]
+pub(super) struct Claims {
+    client: Client,
+    by: ObjectId,
+    held: Mutex<Vec<Claim>>,
+}
+
+impl Claims {
+    /// None yet.
+    pub(super) fn new(client: &Client) -> Claims {
+        Claims {
+            client: client.clone(),
+            by: ObjectId::new(),
+            held: Mutex::default(),
+        }
+    }
+
+    /// Claims `constraint`, unless somebody else has; gives whether it did.
+    pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
+        let namespace = constraint.namespace();
+        let claim = Claim {
+            definitions: self.client.database(&namespace.database).collection(DEFINITIONS),
+            id: definition_id(namespace, constraint.name()),
+        };
+        let free = doc! { "$expr": { "$not": [is_claimed()] } };
+        let is_taken = claim.update(free, self.by, TERM).await?;
+        if is_taken {
+            self.held().push(claim);
+        }
+        Ok(is_taken)
+    }
+
+    /// Does `work`, and renews what is claimed meanwhile.
+    pub(super) async fn renewed_during<T>(&self, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = work => done,
+            never = self.renew() => match never {},
+        }
+    }
+
+    async fn renew(&self) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(RENEWAL).await;
+            let held = self.held().clone();
+            for claim in held {
+                // If it can't be renewed, others do the same work.
+                if let Err(error) = claim.update(doc! { "claim.by": self.by }, self.by, TERM).await {
+                    tracing::debug!(%error, "a claim to a backfill could not be renewed");
+                }
+            }
+        }
+    }
+
+    /// Lets go of all claims at once.
+    pub(super) async fn release(&self) {
+        let held = std::mem::take(&mut *self.held());
+        for claim in held {
+            // It runs out by itself.
+            if let Err(error) = claim
+                .update(doc! { "claim.by": self.by }, self.by, Duration::ZERO)
+                .await
+            {
+                tracing::debug!(%error, "a claim to a backfill could not be given up");
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<Claim>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    async fn update(&self, mut filter: Document, by: ObjectId, term: Duration) -> Result<bool, StoreError> {
+        filter.insert("_id", self.id.clone());
+        let set = vec![doc! { "$set": { "claim": { "by": by, "until": from_now(term) } } }];
+        let update = self.definitions.update_one(filter, set);
+        Ok(answered(update.into_future()).await?.matched_count == 1)
+    }
+}
+
+/// Whether somebody has a constraint's claim, as an expression about its document. One that lasts for longer than any may
+/// was taken before the clock went back.
+pub(super) fn is_claimed() -> Document {
+    let until = doc! { "$ifNull": ["$claim.until", Bson::Null] };
+    doc! { "$and": [{ "$gt": [until.clone(), "$$NOW"] }, { "$lt": [until, from_now(2 * TERM)] }] }
+}
+
+fn from_now(time: Duration) -> Document {
+    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
+}

@@ -21,12 +21,12 @@ use crate::config::Config;
 use crate::config::Problems;
 use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership};
+use crate::listener;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, Waiting};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, ReloadError, Reloads};
-use crate::server;
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -161,7 +161,7 @@ impl Instance {
         });
         let registering = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
         let stage = watch::Sender::new(Stage::Serving);
-        let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
+        let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
         tracing::info!(listen = %address, "ready");
         Ok(Instance {

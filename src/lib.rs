@@ -9,7 +9,7 @@ pub mod stream;
 pub mod tls;
 pub mod wire;
 
-pub mod server;
+pub mod listener;
 pub mod session;
 
 pub mod authorization;

@@ -27,6 +27,7 @@ use crate::prepare::{self, PrepareError, Waiting};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, ReloadError, Reloads};
+use crate::server::certain;
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -41,21 +42,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const AT_WORK: Duration = Duration::from_secs(1);
 /// How long to leave it between two looks at the privileges of Keyward's own user.
 const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
-/// What a server, or a router on its behalf, says while it can't be reached, ends, or isn't primary.
-const NOT_NOW: [i32; 12] = [
-    6,     // HostUnreachable
-    7,     // HostNotFound
-    89,    // NetworkTimeout
-    91,    // ShutdownInProgress
-    133,   // FailedToSatisfyReadPreference
-    189,   // PrimarySteppedDown
-    9001,  // SocketException
-    10107, // NotWritablePrimary
-    11600, // InterruptedAtShutdown
-    11602, // InterruptedDueToReplStateChange
-    13435, // NotPrimaryNoSecondaryOk
-    13436, // NotPrimaryOrSecondary
-];
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -511,7 +497,7 @@ fn may_pass(error: &StoreError) -> bool {
     };
     match &*error.kind {
         ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
-        ErrorKind::Command(refused) => NOT_NOW.contains(&refused.code),
+        ErrorKind::Command(refused) => certain::may_pass(refused.code),
         _ => error.contains_label(RETRYABLE_WRITE_ERROR),
     }
 }

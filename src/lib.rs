@@ -5,6 +5,7 @@
 pub mod limits;
 pub mod namespace;
 pub mod raw;
+pub mod server;
 pub mod stream;
 pub mod tls;
 pub mod wire;

@@ -17,9 +17,10 @@ use super::StoreError;
 use super::late::within;
 use super::queue::Work;
 use super::sessions::Sessions;
-use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
-use crate::constraint::DuplicateKey;
+use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 use crate::raw::Builder;
+use crate::server::code::DUPLICATE_KEY;
+use crate::server::driver::{error_code, is_time_up, says_time_up, write_concern_error, write_errors};
 
 /// How long a key is known to be in an open transaction's hands after it was met last.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -218,25 +219,25 @@ fn unanswered(error: &StoreError, count: usize) -> Reserved {
 
 /// What a reply says of each; nothing if it isn't what it must be.
 fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
-    let written = match reply.get_document("writeConcernError") {
+    let written = match write_concern_error(reply) {
         // The transaction ended just before the time did.
-        Ok(error) if says_time_up(error) => Reserved::Busy,
-        Ok(error) => {
-            let code = error.get_i32("code").unwrap_or_default();
+        Some(error) if says_time_up(error) => Reserved::Busy,
+        Some(error) => {
+            let code = error_code(error).unwrap_or_default();
             tracing::warn!(code, count, "reservations were not acknowledged by a majority");
             Reserved::Unsure
         }
-        Err(_) => Reserved::Written,
+        None => Reserved::Written,
     };
     let mut outcomes = vec![written; count];
-    let Ok(errors) = reply.get_array("writeErrors") else {
+    let Some(errors) = write_errors(reply) else {
         return Some(outcomes);
     };
     for error in errors {
         let error = error.as_document()?;
         let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
-        *outcomes.get_mut(index)? = match error.get_i32("code").ok()? {
-            DuplicateKey::CODE => Reserved::Taken,
+        *outcomes.get_mut(index)? = match error_code(error)? {
+            DUPLICATE_KEY => Reserved::Taken,
             _ if says_time_up(error) => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");

@@ -28,6 +28,7 @@ use crate::proxy_collection::{Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
+use crate::server::reply::is_from_memory;
 use crate::upstream::Connection;
 
 /// A statement larger than this, with the values that it is pinned to, isn't sent.
@@ -235,11 +236,6 @@ async fn settle(
         }
     }
     Ok(())
-}
-
-/// Whether the statement was carried out before, and this is what the server remembers of it.
-fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
-    Ok(reply.get("retriedStmtIds")?.is_some() || reply.get("retriedStmtId")?.is_some())
 }
 
 /// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.

@@ -15,7 +15,6 @@ mod unusual;
 
 mod forward;
 mod insert;
-mod refused_for_certain;
 mod retried;
 
 mod strict;
@@ -24,7 +23,6 @@ mod change;
 mod clash;
 mod client_transactions;
 mod conclusion;
-mod cursor;
 mod image;
 mod lease_left;
 mod moves;

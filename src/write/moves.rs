@@ -17,6 +17,7 @@ use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
+use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
@@ -205,18 +206,9 @@ fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
 
 /// Where a batch met a duplicate, if it did.
 fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
-    let errors = reply.nested("writeErrors")?;
-    for error in errors.into_iter().flat_map(Doc::elements) {
-        let Some(error) = error?.as_document_or_array()? else {
-            continue;
-        };
-        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
-            return Ok(error
-                .whole_number("index")?
-                .and_then(|index| usize::try_from(index).ok()));
-        }
-    }
-    Ok(None)
+    let errors = write_errors(reply)?;
+    let duplicate = errors.iter().find(|error| error.code == DuplicateKey::CODE);
+    Ok(duplicate.and_then(|error| error.index))
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use std::time::SystemTime;
 
 use bson::{RawDocumentBuf, cstr, spec::ElementType};
 
-use super::cursor;
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
+use crate::server::{cursor, reply::has_write_errors};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
@@ -82,7 +82,7 @@ impl<'a> Recorded<'a> {
         let outcome = transaction
             .run(upstream, self.database, command, Some(sequence))
             .await?;
-        Ok(Doc::new(&outcome)?.get("writeErrors")?.is_none())
+        Ok(!has_write_errors(Doc::new(&outcome)?)?)
     }
 }
 

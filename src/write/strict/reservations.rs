@@ -2,13 +2,13 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::super::cursor;
 use super::pipeline::Step;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::Key;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::{cursor, reply::has_write_errors};
 
 /// So many keys, and so many bytes of them, go into one command.
 const KEYS_MAX: usize = 1_000;
@@ -112,7 +112,7 @@ pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
 /// Whether all was written, from the replies.
 pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
     for reply in replies {
-        if Doc::new(reply)?.get("writeErrors")?.is_some() {
+        if has_write_errors(Doc::new(reply)?)? {
             return Ok(false);
         }
     }

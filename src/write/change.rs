@@ -24,7 +24,7 @@ use super::reserve::{Claimed, reserve};
 use super::transaction::Refused;
 use super::{BackOff, gossip};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
-use crate::proxy_collection::{Reservation, StoreError};
+use crate::proxy_collection::Reservation;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
@@ -226,13 +226,11 @@ async fn settle(
         }
         let released = async {
             let given_up = [given_up, proxy.unheld(elsewhere, Scope::Fenced).await?].concat();
-            proxy.delete_seen(&given_up).await?;
-            proxy.release(&not_come).await?;
-            Ok::<_, StoreError>(given_up.len() + not_come.len())
+            proxy.release_seen(&given_up).await?;
+            proxy.release(&not_come).await
         };
-        match released.await {
-            Ok(count) => proxy.metrics.released.inc_by(count as u64),
-            Err(error) => tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release"),
+        if let Err(error) = released.await {
+            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release");
         }
     }
     Ok(())

@@ -216,16 +216,13 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
         .iter()
         .zip(settled)
         .map(|(proxy, settled)| async move {
-            let released: Result<usize, StoreError> = async {
+            let released = async {
                 let settled = settled.iter().map(|(key, seen)| (key, seen)).collect();
                 let gone = proxy.unheld(settled, Scope::Fenced).await?;
-                proxy.delete_seen(&gone).await?;
-                Ok(gone.len())
-            }
-            .await;
-            match released {
-                Ok(count) => proxy.metrics.released.inc_by(count as u64),
-                Err(error) => warn(proxy, &error),
+                proxy.release_seen(&gone).await
+            };
+            if let Err(error) = released.await {
+                warn(proxy, &error);
             }
         });
     join_all(each).await;

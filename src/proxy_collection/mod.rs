@@ -7,6 +7,7 @@
 mod deleting;
 mod documents;
 mod find;
+mod fitting;
 mod holders;
 mod late;
 mod outlook;
@@ -51,6 +52,7 @@ use sessions::Sessions;
 use watch::Watch;
 use writing::{PATIENCE_MS, write};
 
+pub use fitting::Fitting;
 pub use late::answered;
 pub use placeholder::TakenOver;
 pub use reservation::{Mark, Owner, Reservation};

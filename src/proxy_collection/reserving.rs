@@ -14,6 +14,7 @@ use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
 use super::StoreError;
+use super::fitting::Fitting;
 use super::late::within;
 use super::queue::Work;
 use super::sessions::Sessions;
@@ -39,8 +40,10 @@ pub enum Reserved {
 }
 
 /// So many reservations, and so many bytes of them, go into one command; the server takes 100,000 and 48 MB.
-const COMMAND_MAX: usize = 20_000;
-const COMMAND_BYTES_MAX: usize = 16 << 20;
+const COMMAND_MAX: Fitting = Fitting {
+    items: 20_000,
+    bytes: 16 << 20,
+};
 
 /// Writes reservations.
 ///
@@ -155,10 +158,9 @@ impl Reserving {
     /// Inserts them in order, by as many commands as they need, each of which may take `max_ms`.
     async fn insert(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
-        while outcomes.len() < reservations.len() {
-            let rest = &reservations[outcomes.len()..];
-            let count = fitting(rest);
-            let command = self.command(&rest[..count], max_ms);
+        for part in COMMAND_MAX.parts(reservations, |reservation| reservation.as_bytes().len()) {
+            let count = part.len();
+            let command = self.command(part, max_ms);
             let reply = within(self.limit, self.sessions.run(&self.database, command)).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
@@ -186,16 +188,6 @@ impl Reserving {
         }
         RawDocumentBuf::from_bytes(command.finish()).expect("the builder made a document")
     }
-}
-
-/// How many of `reservations` fit into one command; one at least.
-fn fitting(reservations: &[&RawDocumentBuf]) -> usize {
-    let mut bytes = 0;
-    let fits = |reservation: &&&RawDocumentBuf| {
-        bytes += reservation.as_bytes().len();
-        bytes <= COMMAND_BYTES_MAX
-    };
-    reservations.iter().take(COMMAND_MAX).take_while(fits).count().max(1)
 }
 
 /// The bytes of a reservation's `_id`.

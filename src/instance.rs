@@ -21,12 +21,13 @@ use crate::config::Config;
 use crate::config::Problems;
 use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership, Terms};
+use crate::listener;
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, Waiting};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, ReloadError, Reloads};
-use crate::server;
+use crate::server::certain;
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -41,21 +42,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const AT_WORK: Duration = Duration::from_secs(1);
 /// How long to leave it between two looks at the privileges of Keyward's own user.
 const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
-/// What a server, or a router on its behalf, says while it can't be reached, ends, or isn't primary.
-const NOT_NOW: [i32; 12] = [
-    6,     // HostUnreachable
-    7,     // HostNotFound
-    89,    // NetworkTimeout
-    91,    // ShutdownInProgress
-    133,   // FailedToSatisfyReadPreference
-    189,   // PrimarySteppedDown
-    9001,  // SocketException
-    10107, // NotWritablePrimary
-    11600, // InterruptedAtShutdown
-    11602, // InterruptedDueToReplStateChange
-    13435, // NotPrimaryNoSecondaryOk
-    13436, // NotPrimaryOrSecondary
-];
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -161,7 +147,7 @@ impl Instance {
         });
         let registering = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
         let stage = watch::Sender::new(Stage::Serving);
-        let serving = tokio::spawn(server::run(listener, service.clone(), stage.subscribe()));
+        let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
         tracing::info!(listen = %address, "ready");
         Ok(Instance {
@@ -512,7 +498,7 @@ fn may_pass(error: &StoreError) -> bool {
     };
     match &*error.kind {
         ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
-        ErrorKind::Command(refused) => NOT_NOW.contains(&refused.code),
+        ErrorKind::Command(refused) => certain::may_pass(refused.code),
         _ => error.contains_label(RETRYABLE_WRITE_ERROR),
     }
 }

@@ -5,11 +5,12 @@
 pub mod limits;
 pub mod namespace;
 pub mod raw;
+pub mod server;
 pub mod stream;
 pub mod tls;
 pub mod wire;
 
-pub mod server;
+pub mod listener;
 pub mod session;
 
 pub mod authorization;

@@ -8,15 +8,16 @@ use super::Error;
 use super::needs::{Actions, Need};
 use crate::classify::Write;
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::code;
 use crate::upstream::{Connection, Reply};
 use crate::wire::{Draft, OpMsg, OutSequence};
 
 /// What the server answers to the harmless form of a `findAndModify`, once rights are no question any more: an array can't be
 /// an `_id`, and a query that no document meets names no shard.
-pub const OF_WHO_MAY: [i64; 3] = [
-    53, // InvalidIdField
-    54, // NotSingleValueField
-    61, // ShardKeyNotFound
+pub const OF_WHO_MAY: [i32; 3] = [
+    code::INVALID_ID_FIELD,
+    code::NOT_SINGLE_VALUE_FIELD,
+    code::SHARD_KEY_NOT_FOUND,
 ];
 
 /// What would make the command part of something, or make it wait, or count the statements that are gone.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::classify::Write;
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
 
@@ -23,8 +24,6 @@ use privileges::Privileges;
 
 /// How long what the server said holds: as long as a `mongos` keeps users' rights (`userCacheInvalidationIntervalSecs`).
 const KEPT: Duration = Duration::from_secs(30);
-/// What the server calls a want of rights.
-const UNAUTHORIZED: i64 = 13;
 /// What stands in a command of ours if it stands in the client's. `apiStrict` doesn't: the stable API knows no `connectionStatus`.
 const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
@@ -173,9 +172,9 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;
-        match (refusal(&reply)?, reply.body().whole_number("code")?) {
+        match (refusal(&reply)?, server::reply::code(reply.body())?) {
             (None, _) => return Ok(Known::NoAccessControl),
-            (Some(_), Some(UNAUTHORIZED)) => {}
+            (Some(_), Some(code::UNAUTHORIZED)) => {}
             (Some(reason), _) => return Err(unanswered("refreshSessions", reason)),
         }
     }
@@ -205,19 +204,15 @@ async fn run(
 /// Whether the server let the harmless form of a command by. Whatever else it says, it says to the client's own command, too.
 fn is_allowed(reply: &Reply) -> Result<bool, Malformed> {
     Ok(refusal(reply)?.is_none()
-        || reply
-            .body()
-            .whole_number("code")?
-            .is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
+        || server::reply::code(reply.body())?.is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
 }
 
 /// What the server says, if it isn't `ok`.
 fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
-    if reply.body().is_set("ok")? {
+    if server::reply::is_ok(reply.body())? {
         return Ok(None);
     }
-    let text = reply.body().get("errmsg")?;
-    let text = text.and_then(|text| text.as_string_bytes()).unwrap_or_default();
+    let text = server::reply::errmsg(reply.body())?.unwrap_or_default();
     Ok(Some(String::from_utf8_lossy(text).into_owned()))
 }
 

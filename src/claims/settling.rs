@@ -297,7 +297,6 @@ impl Group<'_, '_> {
             let (held, unheld): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| held.next().unwrap_or(true));
             let keys: Vec<_> = unheld.iter().map(|slot| (self.key(*slot), self.mark(*slot))).collect();
             self.proxy().give_back(&keys).await?;
-            self.proxy().metrics.released.inc_by(keys.len() as u64);
             Ok::<_, StoreError>(held)
         };
         match released.await {

@@ -9,6 +9,7 @@ use bson::{RawBson, RawDocument, rawdoc, spec::ElementType};
 use super::{Constraint, Key, canonical::string_bytes, rewrite, text};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc};
+use crate::server::code;
 
 /// A duplicate key error, ready to be put into a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct DuplicateKey {
 
 impl DuplicateKey {
     /// The error's code.
-    pub const CODE: i32 = 11000;
+    pub const CODE: i32 = code::DUPLICATE_KEY;
     /// The code's name, which a command error gives too.
     pub const CODE_NAME: &'static str = "DuplicateKey";
 

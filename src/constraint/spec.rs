@@ -9,6 +9,7 @@ use bson::{Bson, Document};
 use super::number::Number;
 use crate::namespace::InvalidNamespace;
 use crate::raw::{Doc, Element};
+use crate::server::code::{CANNOT_CREATE_INDEX, INVALID_INDEX_SPECIFICATION_OPTION};
 
 /// How a proxy collection is spread over the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -123,10 +124,6 @@ impl SpecError {
 
 /// The name of the index that every collection has.
 pub(super) const ID_INDEX: &str = "_id_";
-/// The server's CannotCreateIndex.
-pub(super) const CANNOT_CREATE_INDEX: i32 = 67;
-/// The server's InvalidIndexSpecificationOption.
-const INVALID_OPTION: i32 = 197;
 
 /// One field of a key pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,7 +171,7 @@ impl IndexSpec {
                 "partialFilterExpression"
             };
             let message = format!("The field '{option}' is not valid for an _id index specification.");
-            return Err(SpecError::refused(INVALID_OPTION, message));
+            return Err(SpecError::refused(INVALID_INDEX_SPECIFICATION_OPTION, message));
         }
         if self.sparse && partial {
             let message = r#"cannot mix "partialFilterExpression" and "sparse" options"#;

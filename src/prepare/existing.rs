@@ -7,6 +7,7 @@ use super::PrepareError;
 use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
+use crate::server::driver;
 
 /// What of a collection matters to its constraints; nothing of one that isn't there.
 #[derive(Debug, Default)]
@@ -27,10 +28,7 @@ impl Existing {
     pub async fn look(client: &Client, namespace: &Namespace) -> Result<Self, PrepareError> {
         let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
         let reply = client.database(&namespace.database).run_command(command).await?;
-        let batch = reply
-            .get_document("cursor")
-            .and_then(|cursor| cursor.get_array("firstBatch"));
-        let batch = batch.map_err(|_| StoreError::Unexpected("the list of collections"))?;
+        let batch = driver::first_batch(&reply).ok_or(StoreError::Unexpected("the list of collections"))?;
         match batch.first().and_then(Bson::as_document) {
             Some(listed) => Existing::of(listed, namespace),
             None => Ok(Existing::default()),

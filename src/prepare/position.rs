@@ -13,6 +13,7 @@ use mongodb::{Collection, Database};
 
 use super::DEFINITIONS;
 use crate::proxy_collection::{StoreError, answered};
+use crate::server::driver;
 
 /// Where the uuid of the protected collection stands.
 const COLLECTION_FIELD: &CStr = cstr!("collection");
@@ -120,7 +121,7 @@ impl Position {
         let update = rawdoc! { "q": query, "u": { "$set": { "backfill": backfill } } };
         let command = rawdoc! { "update": self.definitions.name(), "updates": [update] };
         let reply = answered(self.database.run_raw_command(command).into_future()).await?;
-        match reply.contains_key("writeErrors") {
+        match driver::write_errors(&reply).is_some() {
             true => Err(StoreError::Unexpected("the reply to a note of a position")),
             false => Ok(()),
         }

@@ -7,20 +7,19 @@ use std::time::Duration;
 
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
-use mongodb::{Client, error::ErrorKind};
+use mongodb::Client;
 use tokio::time::Instant;
 
 use super::PrepareError;
 use crate::constraint::{Constraint, Key, Sharding};
 use crate::namespace::Namespace;
+use crate::server::{code, driver};
 use crate::upstream::{shard_keys, sharded_collection};
 
 /// How long spreading one proxy collection may take, other Keywards doing the same included.
 const SPREAD_MAX: Duration = Duration::from_secs(120);
 /// How long to wait before looking again at what another Keyward is moving.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// The server's code for a collection that exists.
-const NAMESPACE_EXISTS: i32 = 48;
 
 /// What upstream is.
 #[derive(Debug, Clone)]
@@ -110,9 +109,7 @@ impl Deployment {
 async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), PrepareError> {
     let command = doc! { "create": namespace.collection.as_str() };
     match client.database(&namespace.database).run_command(command).await {
-        Err(error) if !matches!(error.kind.as_ref(), ErrorKind::Command(error) if error.code == NAMESPACE_EXISTS) => {
-            Err(error.into())
-        }
+        Err(error) if driver::code_of(&error) != Some(code::NAMESPACE_EXISTS) => Err(error.into()),
         _ => Ok(()),
     }
 }

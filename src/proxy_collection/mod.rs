@@ -8,6 +8,7 @@ mod decided;
 mod deleting;
 mod documents;
 mod find;
+mod fitting;
 mod holders;
 mod late;
 mod outlook;
@@ -52,6 +53,7 @@ use sessions::Sessions;
 use watch::Watch;
 use writing::{PATIENCE_MS, write};
 
+pub use fitting::Fitting;
 pub use late::answered;
 pub use placeholder::TakenOver;
 pub use reservation::{Mark, Owner, Reservation};
@@ -345,18 +347,29 @@ impl ProxyCollection {
         self.release_all(keys.iter().map(filter).collect()).await
     }
 
-    async fn release_all(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
-        let count = filters.len();
-        asking(Step::Release, &self.constraint, count, self.delete(filters)).await
-    }
-
-    /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged as a release is.
+    /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged and counted as a release is.
     ///
     /// # Errors
     /// [`StoreError`] if some may still be there.
-    pub async fn delete_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
-        let deleted = self.delete(keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect());
-        asking(Step::Release, &self.constraint, keys.len(), deleted).await
+    pub async fn release_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
+        self.release_all(seen_filters(keys)).await
+    }
+
+    /// As [`ProxyCollection::release_seen`], for a sweep, which has a count of its own.
+    ///
+    /// # Errors
+    /// [`StoreError`] if some may still be there.
+    pub async fn sweep_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
+        let swept = self.delete(seen_filters(keys));
+        asking(Step::Release, &self.constraint, keys.len(), swept).await
+    }
+
+    /// Every release comes through here, so that each is counted.
+    async fn release_all(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+        let count = filters.len();
+        asking(Step::Release, &self.constraint, count, self.delete(filters)).await?;
+        self.metrics.released.inc_by(count as u64);
+        Ok(())
     }
 
     async fn delete(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
@@ -386,6 +399,10 @@ impl ProxyCollection {
 /// A reservation of an attempt's.
 fn token_filter(key: &Key, token: Token) -> RawDocumentBuf {
     rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(token) }
+}
+
+fn seen_filters(keys: &[(&Key, &Reservation)]) -> Vec<RawDocumentBuf> {
+    keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect()
 }
 
 /// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.

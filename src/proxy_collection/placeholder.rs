@@ -20,8 +20,10 @@ use super::find::find_within;
 use super::late::within;
 use super::owner::owner_filter;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
-use crate::constraint::{DuplicateKey, Key};
+use crate::constraint::Key;
 use crate::reservation::Scope;
+use crate::server::code;
+use crate::server::driver::{error_code, first_write_error};
 use crate::upstream::Sharding;
 
 /// What became of a takeover.
@@ -166,9 +168,9 @@ impl ProxyCollection {
             "insert": name, "documents": [placeholder(owner, &filled)], "bypassDocumentValidation": true,
         };
         let reply = self.in_transaction(session, insert).await?;
-        if let Some(error) = first_error(&reply) {
-            return match error.get_i32("code") {
-                Ok(DuplicateKey::CODE) => {
+        if let Some(error) = first_write_error(&reply) {
+            return match error_code(error) {
+                Some(code::DUPLICATE_KEY) => {
                     let paths: Vec<String> = match error.get_document("keyPattern") {
                         Ok(pattern) => pattern.keys().cloned().collect(),
                         Err(_) => return Err(refused(error)),
@@ -188,8 +190,10 @@ impl ProxyCollection {
                         None => Err(refused(error)),
                     }
                 }
-                // `$`-prefixed names in an `_id`, a type that no `_id` may have, and the same for shard keys.
-                Ok(52 | 53 | 61) => Ok(Next::With(Proof::Needless)),
+                // The same stands for shard keys.
+                Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
+                    Ok(Next::With(Proof::Needless))
+                }
                 _ => Err(refused(error)),
             };
         }
@@ -260,14 +264,10 @@ async fn abort(session: &mut ClientSession) {
 
 /// How many documents a write met, all of them without an error.
 fn count(reply: &Document) -> Result<i32, StoreError> {
-    match (first_error(reply), reply.get_i32("n")) {
+    match (first_write_error(reply), reply.get_i32("n")) {
         (None, Ok(count)) => Ok(count),
         _ => Err(StoreError::Unexpected("the reply to a write of a takeover")),
     }
-}
-
-fn first_error(reply: &Document) -> Option<&Document> {
-    reply.get_array("writeErrors").ok()?.first()?.as_document()
 }
 
 fn refused(error: &Document) -> StoreError {

@@ -14,12 +14,14 @@ use mongodb::Database;
 use tokio::time::{Instant, timeout};
 
 use super::StoreError;
+use super::fitting::Fitting;
 use super::late::within;
 use super::queue::Work;
 use super::sessions::Sessions;
-use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, is_time_up, says_time_up};
-use crate::constraint::DuplicateKey;
+use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 use crate::raw::Builder;
+use crate::server::code::DUPLICATE_KEY;
+use crate::server::driver::{error_code, is_time_up, says_time_up, write_concern_error, write_errors};
 
 /// How long a key is known to be in an open transaction's hands after it was met last.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -38,8 +40,10 @@ pub enum Reserved {
 }
 
 /// So many reservations, and so many bytes of them, go into one command; the server takes 100,000 and 48 MB.
-const COMMAND_MAX: usize = 20_000;
-const COMMAND_BYTES_MAX: usize = 16 << 20;
+const COMMAND_MAX: Fitting = Fitting {
+    items: 20_000,
+    bytes: 16 << 20,
+};
 
 /// Writes reservations.
 ///
@@ -154,10 +158,9 @@ impl Reserving {
     /// Inserts them in order, by as many commands as they need, each of which may take `max_ms`.
     async fn insert(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
-        while outcomes.len() < reservations.len() {
-            let rest = &reservations[outcomes.len()..];
-            let count = fitting(rest);
-            let command = self.command(&rest[..count], max_ms);
+        for part in COMMAND_MAX.parts(reservations, |reservation| reservation.as_bytes().len()) {
+            let count = part.len();
+            let command = self.command(part, max_ms);
             let reply = within(self.limit, self.sessions.run(&self.database, command)).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
@@ -187,16 +190,6 @@ impl Reserving {
     }
 }
 
-/// How many of `reservations` fit into one command; one at least.
-fn fitting(reservations: &[&RawDocumentBuf]) -> usize {
-    let mut bytes = 0;
-    let fits = |reservation: &&&RawDocumentBuf| {
-        bytes += reservation.as_bytes().len();
-        bytes <= COMMAND_BYTES_MAX
-    };
-    reservations.iter().take(COMMAND_MAX).take_while(fits).count().max(1)
-}
-
 /// The bytes of a reservation's `_id`.
 fn key(reservation: &RawDocument) -> &[u8] {
     reservation
@@ -218,25 +211,25 @@ fn unanswered(error: &StoreError, count: usize) -> Reserved {
 
 /// What a reply says of each; nothing if it isn't what it must be.
 fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
-    let written = match reply.get_document("writeConcernError") {
+    let written = match write_concern_error(reply) {
         // The transaction ended just before the time did.
-        Ok(error) if says_time_up(error) => Reserved::Busy,
-        Ok(error) => {
-            let code = error.get_i32("code").unwrap_or_default();
+        Some(error) if says_time_up(error) => Reserved::Busy,
+        Some(error) => {
+            let code = error_code(error).unwrap_or_default();
             tracing::warn!(code, count, "reservations were not acknowledged by a majority");
             Reserved::Unsure
         }
-        Err(_) => Reserved::Written,
+        None => Reserved::Written,
     };
     let mut outcomes = vec![written; count];
-    let Ok(errors) = reply.get_array("writeErrors") else {
+    let Some(errors) = write_errors(reply) else {
         return Some(outcomes);
     };
     for error in errors {
         let error = error.as_document()?;
         let index = usize::try_from(error.get_i32("index").ok()?).ok()?;
-        *outcomes.get_mut(index)? = match error.get_i32("code").ok()? {
-            DuplicateKey::CODE => Reserved::Taken,
+        *outcomes.get_mut(index)? = match error_code(error)? {
+            DUPLICATE_KEY => Reserved::Taken,
             _ if says_time_up(error) => Reserved::Busy,
             code => {
                 tracing::warn!(code, "a reservation was refused");

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::StoreError;
 use super::late::within;
 use crate::constraint::bytes_of_hex;
+use crate::server::driver::first_write_error;
 
 /// So many strings are asked for at once; each has a field of its own in the index.
 const FIELDS: usize = 8;
@@ -96,7 +97,7 @@ fn append(document: &mut RawDocumentBuf, field: usize, string: &str) -> Result<(
 
 /// The sort keys that a duplicate's error shows, in hexadecimal, for the first `count` fields.
 fn sort_keys(reply: &Document, count: usize) -> Option<Vec<Vec<u8>>> {
-    let error = reply.get_array("writeErrors").ok()?.first()?.as_document()?;
+    let error = first_write_error(reply)?;
     let shown = error.get_document("keyValue").ok()?;
     let sort_key = |field: usize| bytes_of_hex(shown.get_str(format!("s{field}")).ok()?.as_bytes());
     (0..count).map(sort_key).collect()

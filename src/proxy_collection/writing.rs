@@ -7,16 +7,16 @@
 use std::future::ready;
 use std::time::Duration;
 
-use bson::{Document, RawDocumentBuf};
+use bson::{Bson, RawDocumentBuf};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, StreamExt};
 use mongodb::Database;
-use mongodb::error::{Error, ErrorKind};
 use tokio::time::sleep;
 
 use super::StoreError;
 use super::late::within;
 use super::sessions::Sessions;
+use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_errors};
 
 /// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
 pub const PATIENCE_MS: i32 = 1_000;
@@ -24,9 +24,6 @@ pub const PATIENCE_MS: i32 = 1_000;
 pub const PATIENCE_ALONE_MS: i32 = 500;
 /// So many are tried alone at a time.
 const ALONE_AT_ONCE: usize = 32;
-
-/// The server's code for a time limit that has passed.
-const MAX_TIME_EXPIRED: i32 = 50;
 
 /// Runs commands that were made for one item each; what became of each, in order. Those that have no answer within `limit`
 /// of all of them are `late`.
@@ -45,16 +42,6 @@ pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration,
     outcomes
 }
 
-/// Whether a command failed as a whole because its `maxTimeMS` have passed.
-pub fn is_time_up(error: &Error) -> bool {
-    matches!(&*error.kind, ErrorKind::Command(refused) if refused.code == MAX_TIME_EXPIRED)
-}
-
-/// Whether a write error, or one about the write concern, says that the command's `maxTimeMS` have passed.
-pub fn says_time_up(error: &Document) -> bool {
-    error.get_i32("code").ok() == Some(MAX_TIME_EXPIRED)
-}
-
 /// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or
 /// an owner: they may have the same name twice, which no map of fields can hold.
 pub async fn write(
@@ -69,14 +56,14 @@ pub async fn write(
     };
     let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
     // A shard that couldn't be reached is told here, not by an error of the whole command.
-    if let Ok(errors) = reply.get_array("writeErrors") {
-        let mut errors = errors.iter().filter_map(|error| error.as_document());
+    if let Some(errors) = write_errors(&reply) {
+        let mut errors = errors.iter().filter_map(Bson::as_document);
         return Err(match errors.all(says_time_up) {
             true => StoreError::Busy,
             false => unexpected(),
         });
     }
-    if let Ok(error) = reply.get_document("writeConcernError") {
+    if let Some(error) = write_concern_error(&reply) {
         // It is written, and whoever wrote it will find it to be theirs.
         return Err(match says_time_up(error) {
             true => StoreError::Busy,

@@ -3,7 +3,7 @@
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
 use crate::reply::{BulkFault, Times};
-use bson::spec::ElementType;
+use crate::server::reply::append_label;
 
 /// Why a command was refused before anything of it took effect, unless the variant says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -161,10 +161,7 @@ impl Refusal {
             _ => None,
         };
         if let Some(label) = label {
-            reply
-                .open(ElementType::Array, b"errorLabels")
-                .string("0", label.as_bytes())
-                .close();
+            append_label(&mut reply, label);
         }
         times.append_to(&mut reply);
         reply.finish()

@@ -9,13 +9,11 @@ use super::Times;
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::code;
 
 /// A reply's errors may take so many bytes; later ones lose their text, as a mongos does it: past 16 MB the server
 /// would close the connection without a reply.
 const ERRORS_BYTES_MAX: usize = 8 << 20;
-
-/// The server's code for what isn't BSON.
-const INVALID_BSON: i32 = 22;
 
 /// One entry of `writeErrors`, without its index.
 #[derive(Debug, Clone)]
@@ -39,7 +37,7 @@ impl WriteError {
     pub fn unindexable(error: &KeyError) -> WriteError {
         let mut fields = Builder::new();
         fields
-            .int32("code", error.code().unwrap_or(INVALID_BSON))
+            .int32("code", error.code().unwrap_or(code::INVALID_BSON))
             .string("errmsg", &error.errmsg());
         WriteError {
             fields: fields.finish(),

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::outline::Outline;
 use crate::classify::Verdict;
 use crate::raw::Builder;
+use crate::server::{code::SHUTDOWN_IN_PROGRESS, reply::append_label};
 
 /// A connection that is as quiet as this isn't one that a driver, told to go elsewhere, is about to use.
 const QUIET: Duration = Duration::from_secs(1);
@@ -76,16 +77,14 @@ impl Drain {
             .close();
         body.double("ok", 0.0)
             .string("errmsg", b"Keyward is in quiesce mode and will shut down")
-            .int32("code", 91)
+            .int32("code", SHUTDOWN_IN_PROGRESS)
             .string("codeName", b"ShutdownInProgress")
             .int64(
                 "remainingQuiesceTimeMillis",
                 i64::try_from(left.as_millis()).unwrap_or(i64::MAX),
             );
         if let Some(label) = outline.and_then(Outline::label) {
-            body.open(ElementType::Array, b"errorLabels")
-                .string("0", label.as_bytes())
-                .close();
+            append_label(&mut body, label);
         }
         body.finish()
     }

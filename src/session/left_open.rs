@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
 use crate::raw::Doc;
+use crate::server::{code, driver};
 use crate::upstream::{Connection, Upstream};
 
 /// So long the client isn't told that its connection is lost.
@@ -24,8 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// Between two tries: the connections of Keyward's own client may be lost, too.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What the server calls a want of rights.
-const UNAUTHORIZED: i32 = 13;
 
 /// Whether it was said that sessions can't be ended.
 static TOLD: AtomicBool = AtomicBool::new(false);
@@ -48,10 +47,8 @@ async fn end_session(client: Client, command: Document) {
                 debug!("ended the session of a transaction whose connection was lost");
                 return;
             }
-            Ok(Err(error)) => match *error.kind {
-                mongodb::error::ErrorKind::Command(ref refused) if refused.code == UNAUTHORIZED => {
-                    break "its user lacks killAnySession on the cluster".to_owned();
-                }
+            Ok(Err(error)) => match driver::code_of(&error) {
+                Some(code::UNAUTHORIZED) => break "its user lacks killAnySession on the cluster".to_owned(),
                 _ if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
                 _ => break error.to_string(),
             },

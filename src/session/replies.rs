@@ -11,6 +11,7 @@ use super::End;
 use super::cursor_id::{CursorId, Found};
 use crate::hello;
 use crate::raw::Doc;
+use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
@@ -297,7 +298,7 @@ fn says_authenticated(message: &[u8]) -> Result<bool, End> {
 
 /// `saslStart` and `saslContinue` say `done: true`; `authenticate` names the user, in a handshake, too.
 fn is_done(body: Doc<'_>) -> Result<bool, crate::raw::Malformed> {
-    let is_ok = body.is_set("ok")?;
+    let is_ok = is_ok(body)?;
     let within = body.nested("speculativeAuthenticate")?.unwrap_or(body);
     let is_done = within.is_set("done")? || within.get("dbname")?.is_some();
     Ok(is_ok && is_done)

@@ -119,7 +119,7 @@ pub async fn free(
         (true, _) => Ok(0),
         (false, true) => delete_absent(proxy, &abandoned).await,
         (false, false) => {
-            proxy.delete_seen(&abandoned).await?;
+            proxy.sweep_seen(&abandoned).await?;
             Ok(abandoned.len() as u64)
         }
     }

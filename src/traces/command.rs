@@ -11,6 +11,7 @@ use tracing::{Instrument, Span, info_span};
 use super::TARGET;
 use crate::classify::is_known_command;
 use crate::raw::Doc;
+use crate::server::reply::{code, is_ok, write_concern_error, write_errors};
 use crate::wire::{Header, Message, OpCode, OpMsg, decompress};
 
 /// A longer reply is waited for by nobody: it carries documents, and so no error.
@@ -150,15 +151,13 @@ pub(super) fn note(span: &Span, reply: Doc<'_>) {
 }
 
 /// The code of the command's error, or of the first statement's that failed.
-fn error_code(reply: Doc<'_>) -> Option<i64> {
-    let code = |error: Doc<'_>| error.get("code").ok().flatten()?.as_whole_number();
-    let is_ok = reply.get("ok").ok().flatten().is_some_and(|ok| ok.is_truthy());
-    if !is_ok {
+fn error_code(reply: Doc<'_>) -> Option<i32> {
+    let code = |error: Doc<'_>| code(error).ok().flatten();
+    if !is_ok(reply).unwrap_or(false) {
         return Some(code(reply).unwrap_or(0));
     }
-    let errors = reply.nested("writeErrors").ok().flatten();
-    let first = errors.and_then(|errors| errors.nested("0").ok().flatten());
-    let concern = || reply.nested("writeConcernError").ok().flatten();
+    let first = write_errors(reply).ok().and_then(|errors| Some(errors.first()?.body));
+    let concern = || write_concern_error(reply).ok().flatten();
     first.or_else(concern).and_then(code)
 }
 
@@ -168,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    fn code_of(reply: &Document) -> Option<i64> {
+    fn code_of(reply: &Document) -> Option<i32> {
         error_code(Doc::new(&reply.to_vec().unwrap()).unwrap())
     }
 

@@ -24,10 +24,11 @@ use super::reserve::{Claimed, reserve};
 use super::transaction::Refused;
 use super::{BackOff, gossip};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
-use crate::proxy_collection::{Reservation, StoreError};
+use crate::proxy_collection::Reservation;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
+use crate::server::reply::is_from_memory;
 use crate::upstream::Connection;
 use crate::wire::BODY_BYTES_MAX;
 
@@ -227,21 +228,14 @@ async fn settle(
         }
         let released = async {
             let given_up = [given_up, proxy.unheld(elsewhere, Scope::Fenced).await?].concat();
-            proxy.delete_seen(&given_up).await?;
-            proxy.release(&not_come).await?;
-            Ok::<_, StoreError>(given_up.len() + not_come.len())
+            proxy.release_seen(&given_up).await?;
+            proxy.release(&not_come).await
         };
-        match released.await {
-            Ok(count) => proxy.metrics.released.inc_by(count as u64),
-            Err(error) => tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release"),
+        if let Err(error) = released.await {
+            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release");
         }
     }
     Ok(())
-}
-
-/// Whether the statement was carried out before, and this is what the server remembers of it.
-fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
-    Ok(reply.get("retriedStmtIds")?.is_some() || reply.get("retriedStmtId")?.is_some())
 }
 
 /// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.

@@ -24,6 +24,7 @@ use super::era::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Refusal, Times};
+use crate::server::{code, reply};
 use crate::upstream::Connection;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
@@ -36,11 +37,20 @@ const FORGET_EVERY: usize = 1 << 12;
 const SESSIONS_MAX: usize = 1 << 17;
 
 /// What the server answers to `getMore` where it ends the transaction; or where it isn't open, be it committed, aborted, about
-/// to commit, or forgotten: CursorNotFound, NoSuchTransaction, TransactionCommitted, PreparedTransactionInProgress,
-/// TransactionTooOld.
-const NOT_OPEN: [i64; 5] = [43, 251, 256, 267, 225];
+/// to commit, or forgotten.
+const NOT_OPEN: [i32; 5] = [
+    code::CURSOR_NOT_FOUND,
+    code::NO_SUCH_TRANSACTION,
+    code::TRANSACTION_COMMITTED,
+    code::PREPARED_TRANSACTION_IN_PROGRESS,
+    code::TRANSACTION_TOO_OLD,
+];
 /// Those of them that say that it is committed, about to commit, or past.
-const DECIDED: [i64; 3] = [256, 267, 225];
+const DECIDED: [i32; 3] = [
+    code::TRANSACTION_COMMITTED,
+    code::PREPARED_TRANSACTION_IN_PROGRESS,
+    code::TRANSACTION_TOO_OLD,
+];
 
 /// One transaction of a client's, by the `lsid.id` and the `txnNumber` of its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,8 +264,7 @@ pub async fn commit_unseen(
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
-    let code = Doc::new(&answer)?.whole_number("code")?;
-    Ok(match code {
+    Ok(match reply::code(Doc::new(&answer)?)? {
         Some(code) if !NOT_OPEN.contains(&code) => Some(unsure(answer)),
         None => Some(unsure(answer)),
         Some(code) if DECIDED.contains(&code) => None,
@@ -280,7 +289,7 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
     append_fields(&mut command, body, &["apiVersion"])?;
     command.string("$db", b"admin");
     let reply = upstream.run(&command.finish()).await?;
-    Ok(match Doc::new(&reply)?.is_set("ok")? {
+    Ok(match reply::is_ok(Doc::new(&reply)?)? {
         true => None,
         false => Some(unsure(reply)),
     })

@@ -19,7 +19,7 @@ use bson::RawDocument;
 use futures_util::future::join_all;
 
 use super::transaction::{API, Failure, Refused, append_fields};
-use super::{Context, ForwardError, cursor};
+use super::{Context, ForwardError};
 use crate::authorization::{self, Rights};
 use crate::catalog::Protected;
 use crate::constraint::{Key, PROXY_PREFIX};
@@ -28,14 +28,13 @@ use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, dropped_database};
 use crate::reservation::Scope;
+use crate::server::{code::NAMESPACE_NOT_FOUND, cursor, reply::code};
 use crate::upstream::Connection;
 
 /// At most so many reservations of one constraint are settled with a drop; others wait for their lease.
 const SETTLED_MAX: i64 = 100_000;
 /// A reservation counts as young for so many leases: other Keywards may run with longer ones, or haven't known it for as long.
 const LEASES: u32 = 3;
-/// The server's code for a collection that isn't there.
-const NAMESPACE_NOT_FOUND: i64 = 26;
 
 /// Drops a protected collection by the client's command `body`; gives the server's reply.
 ///
@@ -113,7 +112,7 @@ async fn drop_all(
             None => upstream.run(&command).await?,
         };
         times.advance(times_of(&reply));
-        match Doc::new(&reply)?.whole_number("code")? {
+        match code(Doc::new(&reply)?)? {
             // Somebody else dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
             Some(_) => return Err(Failure::Refused(Refused { body: reply })),
@@ -217,16 +216,13 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
         .iter()
         .zip(settled)
         .map(|(proxy, settled)| async move {
-            let released: Result<usize, StoreError> = async {
+            let released = async {
                 let settled = settled.iter().map(|(key, seen)| (key, seen)).collect();
                 let gone = proxy.unheld(settled, Scope::Fenced).await?;
-                proxy.delete_seen(&gone).await?;
-                Ok(gone.len())
-            }
-            .await;
-            match released {
-                Ok(count) => proxy.metrics.released.inc_by(count as u64),
-                Err(error) => warn(proxy, &error),
+                proxy.release_seen(&gone).await
+            };
+            if let Err(error) = released.await {
+                warn(proxy, &error);
             }
         });
     join_all(each).await;

@@ -10,11 +10,12 @@ use bson::spec::ElementType;
 
 use super::batch_command::BatchCommand;
 use super::gossip;
-use super::refused_for_certain::{REFUSED_BEFORE_EXECUTION, is_refused};
 use super::statement::Kind;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
+use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::reply::{self, StatementError};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
@@ -133,7 +134,7 @@ pub async fn statements(
     };
     let reply = upstream.request(&draft).await?;
     let body = reply.body();
-    let is_ok = body.is_set("ok")?;
+    let is_ok = reply::is_ok(body)?;
     Ok((body.bytes().to_vec(), is_ok))
 }
 
@@ -215,30 +216,26 @@ fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
     Refusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
-fn fate(reply: Doc<'_>) -> Result<Fate, Malformed> {
-    if !reply.is_set("ok")? {
-        let code = reply.whole_number("code")?.unwrap_or(0);
-        return Ok(match REFUSED_BEFORE_EXECUTION.contains(&code) || is_refused(code) {
+fn fate(answer: Doc<'_>) -> Result<Fate, Malformed> {
+    if !reply::is_ok(answer)? {
+        let code = reply::code(answer)?.unwrap_or(0);
+        return Ok(match refused_before_execution(code) || refused_document(code) {
             true => Fate::NotApplied { whole: true },
             false => Fate::InDoubt { whole: true },
         });
     }
-    let first_error = reply
-        .nested("writeErrors")?
-        .map(|errors| errors.nested("0"))
-        .transpose()?;
-    if let Some(error) = first_error.flatten() {
-        return Ok(match is_refused(error.whole_number("code")?.unwrap_or(0)) {
+    if let Some(error) = reply::write_errors(answer)?.first() {
+        return Ok(match refused_document(error.code) {
             true => Fate::NotApplied { whole: false },
             false => Fate::InDoubt { whole: false },
         });
     }
-    let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
+    let counts = answer.nested("lastErrorObject")?.unwrap_or(answer);
     let matched = counts.whole_number("n")?.unwrap_or(0);
     Ok(match matched {
         0 => Fate::Missed,
         _ => Fate::Applied {
-            by_majority: reply.get("writeConcernError")?.is_none(),
+            by_majority: reply::write_concern_error(answer)?.is_none(),
         },
     })
 }
@@ -342,12 +339,10 @@ fn milliseconds(time: Duration) -> i32 {
 }
 
 /// Reads what a reply says about each of `count` documents.
-fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
-    let body = reply.bytes().to_vec();
-    let ok = reply.is_set("ok")?;
-    if !ok {
-        let code = reply.whole_number("code")?.unwrap_or(0);
-        let outcome = match REFUSED_BEFORE_EXECUTION.contains(&code) {
+fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
+    let body = answer.bytes().to_vec();
+    if !reply::is_ok(answer)? {
+        let outcome = match refused_before_execution(reply::code(answer)?.unwrap_or(0)) {
             true => Outcome::NotApplied(None),
             false => Outcome::InDoubt(None),
         };
@@ -358,21 +353,12 @@ fn read(reply: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErro
         });
     }
     let mut outcomes = vec![Outcome::Applied; count];
-    let errors = reply.nested("writeErrors")?;
-    for error in errors.iter().flat_map(|errors| errors.elements()) {
-        let Some(error) = error?.as_document_or_array()? else {
+    for StatementError { index, code, body } in reply::write_errors(answer)? {
+        let Some((index, outcome)) = index.and_then(|index| Some((index, outcomes.get_mut(index)?))) else {
             continue;
         };
-        let index = error
-            .whole_number("index")?
-            .and_then(|index| usize::try_from(index).ok())
-            .unwrap_or(usize::MAX);
-        let Some(outcome) = outcomes.get_mut(index) else {
-            continue;
-        };
-        let code = error.whole_number("code")?.unwrap_or(0);
-        let error = Some(WriteError::from_server(error)?);
-        let (is, of_the_rest) = match is_refused(code) {
+        let error = Some(WriteError::from_server(body)?);
+        let (is, of_the_rest) = match refused_document(code) {
             true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
             // The router names the first document only, but what it sent to that shard with it may have gone through.
             false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),

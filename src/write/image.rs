@@ -4,14 +4,15 @@ use std::collections::HashSet;
 
 use bson::spec::ElementType;
 
+use super::ForwardError;
 use super::narrow::pin;
 use super::transaction::{API, Failure, Transaction, append_fields};
-use super::{ForwardError, cursor};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::constraint::KeyError;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 
 /// So many bytes of `_id`s go into one query: half of what a command may have.
@@ -198,7 +199,7 @@ async fn one(
     append_fields(&mut command, body, &API)?;
     command.string("$db", protected.namespace.database.as_bytes());
     let reply = upstream.run(&command.finish()).await?;
-    if !Doc::new(&reply)?.is_set("ok")? {
+    if !is_ok(Doc::new(&reply)?)? {
         return Ok(Err(reply));
     }
     let first = cursor::batch(Doc::new(&reply)?)?.into_iter().next();

@@ -20,14 +20,17 @@ use super::{BackOff, Context, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
 use crate::constraint::KeyError;
+use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 use crate::upstream::Connection;
 
 /// So many documents, and so many bytes of them, are reserved and forwarded together.
-const SLICE: usize = 2_000;
-const SLICE_BYTES: usize = 16 << 20;
+const SLICE: Fitting = Fitting {
+    items: 2_000,
+    bytes: 16 << 20,
+};
 /// A command whose keys take so many starts before half a lease has passed is given up.
 const RESTARTS_MAX: u32 = 3;
 
@@ -448,12 +451,7 @@ fn go_on(pending: &mut [Candidate<'_>]) {
 
 /// Where the slice that begins at `start` ends; it holds one document at least.
 fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
-    let mut bytes = 0;
-    let fits = |document: &&Doc<'_>| {
-        bytes += document.bytes().len();
-        bytes <= SLICE_BYTES
-    };
-    start + documents[start..].iter().take(SLICE).take_while(fits).count().max(1)
+    start + SLICE.count(&documents[start..], |document| document.bytes().len())
 }
 
 /// Takes away what an ordered command may not attempt before the first candidate that isn't ready.

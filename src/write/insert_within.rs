@@ -18,6 +18,7 @@ use crate::constraint::KeyError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{AttemptId, Token};
+use crate::server::reply::has_write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
@@ -99,7 +100,7 @@ async fn run(
     let Some((position, reason)) = refused else {
         return Ok(reply);
     };
-    if Doc::new(&reply)?.get("writeErrors")?.is_some() {
+    if has_write_errors(Doc::new(&reply)?)? {
         return Ok(reply);
     }
     transaction.abort(upstream).await?;

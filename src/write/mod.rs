@@ -16,7 +16,6 @@ mod unusual;
 mod forward;
 mod insert;
 pub mod plan;
-mod refused_for_certain;
 mod retried;
 
 mod strict;
@@ -25,7 +24,6 @@ mod change;
 mod clash;
 mod client_transactions;
 mod conclusion;
-mod cursor;
 mod image;
 mod lease_left;
 mod moves;

@@ -14,15 +14,18 @@ use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::{DuplicateKey, KeyError};
-use crate::proxy_collection::Owner;
+use crate::proxy_collection::{Fitting, Owner};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
+use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
-/// So many reservations, and so many bytes of them, go into one command: well below what the server takes.
-const DOCUMENTS_MAX: usize = 10_000;
-const BYTES_MAX: usize = 8 << 20;
+/// So much goes into one command: well below what the server takes.
+const COMMAND_MAX: Fitting = Fitting {
+    items: 10_000,
+    bytes: 8 << 20,
+};
 
 /// A reservation stands where a key should be reserved: perhaps a duplicate, perhaps stale.
 #[derive(Debug, Clone)]
@@ -121,7 +124,7 @@ impl Moves {
             let collection = proxy.constraint.proxy_collection();
             let released = of_constraint(&self.released, constraint);
             let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
-            for deletes in chunks(&deletes) {
+            for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
                 let mut command = Builder::new();
                 command.string("delete", collection.collection.as_bytes());
                 let sequence = OutSequence {
@@ -138,7 +141,7 @@ impl Moves {
                 .map(|(key, owner)| proxy.reservation(&key.key, owner, token).into_bytes())
                 .collect();
             let mut first = 0;
-            for reservations in chunks(&reservations) {
+            for reservations in COMMAND_MAX.parts(&reservations, Vec::len) {
                 let mut command = Builder::new();
                 command.string("insert", collection.collection.as_bytes());
                 let sequence = OutSequence {
@@ -160,22 +163,6 @@ impl Moves {
         }
         Ok(None)
     }
-}
-
-/// `documents` in the parts that one command each can take.
-fn chunks(documents: &[Vec<u8>]) -> impl Iterator<Item = &[Vec<u8>]> {
-    let mut rest = documents;
-    std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |document: &&Vec<u8>| {
-            bytes += document.len();
-            bytes <= BYTES_MAX
-        };
-        let count = rest.iter().take(DOCUMENTS_MAX).take_while(fits).count().max(1);
-        let (chunk, others) = rest.split_at_checked(count)?;
-        rest = others;
-        Some(chunk)
-    })
 }
 
 fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> Vec<(&ConstrainedKey, &Owner)> {
@@ -205,32 +192,7 @@ fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
 
 /// Where a batch met a duplicate, if it did.
 fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
-    let errors = reply.nested("writeErrors")?;
-    for error in errors.into_iter().flat_map(Doc::elements) {
-        let Some(error) = error?.as_document_or_array()? else {
-            continue;
-        };
-        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
-            return Ok(error
-                .whole_number("index")?
-                .and_then(|index| usize::try_from(index).ok()));
-        }
-    }
-    Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn everything_is_in_one_part_and_no_part_is_too_large() {
-        let lengths = |documents: &[Vec<u8>]| chunks(documents).map(<[_]>::len).collect::<Vec<_>>();
-        assert_eq!(lengths(&[]), [0; 0]);
-        assert_eq!(lengths(&vec![vec![0; 10]; DOCUMENTS_MAX + 1]), [DOCUMENTS_MAX, 1]);
-        let large = vec![0; BYTES_MAX / 2];
-        assert_eq!(lengths(&vec![large; 3]), [2, 1]);
-        // One that is larger than it should be goes alone.
-        assert_eq!(lengths(&[vec![0], vec![0; BYTES_MAX + 1], vec![0]]), [1, 1, 1]);
-    }
+    let errors = write_errors(reply)?;
+    let duplicate = errors.iter().find(|error| error.code == DuplicateKey::CODE);
+    Ok(duplicate.and_then(|error| error.index))
 }

@@ -13,12 +13,12 @@ use std::time::SystemTime;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocumentBuf, cstr};
 
-use super::cursor;
 use super::transaction::{Failure, Refused, Transaction, append_fields};
 use crate::catalog::Protected;
 use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
+use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 

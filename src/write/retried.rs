@@ -17,6 +17,7 @@ use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
+use crate::server::reply::retried_statements;
 use crate::upstream::Connection;
 
 /// Which of `candidates`, statements of a retryable insert, the server did before; by position.
@@ -70,16 +71,9 @@ pub fn positions_done_before<'c, 'd: 'c>(
     candidates: impl Iterator<Item = &'c Candidate<'d>>,
     reply: Doc<'_>,
 ) -> Result<HashSet<usize>, Malformed> {
-    let Some(retried) = reply.nested("retriedStmtIds")? else {
-        return Ok(HashSet::new());
-    };
-    let numbers: Result<HashSet<Option<i64>>, _> = retried
-        .elements()
-        .map(|number| number.map(|number| number.as_whole_number()))
-        .collect();
-    let numbers = numbers?;
+    let retried: HashSet<i32> = retried_statements(reply)?.into_iter().collect();
     let was_done = |candidate: &&Candidate<'_>| match &command.retry {
-        Some(retry) => numbers.contains(&Some(retry.operation(candidate.position).statement.into())),
+        Some(retry) => retried.contains(&retry.operation(candidate.position).statement),
         None => false,
     };
     Ok(candidates

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 use bson::{RawDocument, spec::ElementType};
 
-use super::cursor;
 use super::image::{self, Selection};
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
@@ -15,6 +14,7 @@ use crate::claims::ConstrainedKey;
 use crate::constraint::Key;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::cursor;
 use crate::upstream::Connection;
 
 /// So many keys are asked for at once: no more than one reply can hold.

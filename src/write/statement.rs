@@ -17,6 +17,7 @@ use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::Token;
+use crate::server::reply::has_write_errors;
 use crate::upstream::Connection;
 
 /// The command that a statement belongs to.
@@ -239,7 +240,7 @@ impl<'a> Statement<'a> {
             .run(upstream, &protected.namespace.database, command, None)
             .await?;
         let outcome = Doc::new(&reply)?;
-        if outcome.get("writeErrors")?.is_some() {
+        if has_write_errors(outcome)? {
             return Ok(Evaluated::Refused(undone(outcome)?));
         }
         let inserted = upserted_id(outcome)?;
@@ -298,11 +299,10 @@ impl<'a> Statement<'a> {
         Ok(match reply {
             Ok(reply) => {
                 let outcome = Doc::new(&reply)?;
-                outcome
-                    .get("writeErrors")?
-                    .map(|_| undone(outcome))
-                    .transpose()?
-                    .map(Ok)
+                match has_write_errors(outcome)? {
+                    true => Some(Ok(undone(outcome)?)),
+                    false => None,
+                }
             }
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 (!refused.is_transient()).then_some(Err(refused))

@@ -5,12 +5,15 @@
 //! sent first.
 
 use bson::spec::{BinarySubtype, ElementType};
+use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
-use super::refused_for_certain::REFUSED_BEFORE_EXECUTION;
 use super::{BackOff, ForwardError, gossip};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
+use crate::server::certain::{of_another_primary, refused_before_execution};
+use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
+use crate::server::reply;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
@@ -74,17 +77,7 @@ impl From<Malformed> for Failure {
 impl Refused {
     /// Whether the server calls it `label`.
     pub fn has_label(&self, label: &str) -> bool {
-        let labels = Doc::new(&self.body)
-            .and_then(|body| body.get("errorLabels"))
-            .ok()
-            .flatten();
-        let Some(labels) = labels.and_then(|labels| labels.as_document_or_array().ok().flatten()) else {
-            return false;
-        };
-        labels
-            .elements()
-            .flatten()
-            .any(|element| element.as_str() == Some(label))
+        Doc::new(&self.body).is_ok_and(|body| reply::has_label(body, label))
     }
 
     /// What the server says of a transaction that met another one.
@@ -103,9 +96,7 @@ impl Refused {
             }
         }
         if is_retryable {
-            body.open(ElementType::Array, b"errorLabels")
-                .string("0", b"RetryableWriteError")
-                .close();
+            reply::append_label(&mut body, RETRYABLE_WRITE_ERROR);
         }
         Refused { body: body.finish() }
     }
@@ -118,20 +109,18 @@ impl Refused {
         Ok(Refused { body: body.finish() })
     }
 
-    /// Whether it says that the server at the other end isn't the primary, or won't be for long: another try on the same
-    /// connection fares no better.
+    /// Whether another try on the same connection fares no better.
     pub fn is_of_another_primary(&self) -> bool {
-        self.code().is_some_and(|code| ANOTHER_PRIMARY.contains(&code))
+        self.code().is_some_and(of_another_primary)
     }
 
-    fn code(&self) -> Option<i64> {
-        let code = Doc::new(&self.body).and_then(|body| body.get("code")).ok().flatten();
-        code?.as_whole_number()
+    fn code(&self) -> Option<i32> {
+        Doc::new(&self.body).and_then(reply::code).ok().flatten()
     }
 
     /// Whether the transaction had no effect and may be tried again as a whole.
     pub fn is_transient(&self) -> bool {
-        self.has_label("TransientTransactionError") || self.code() == Some(TRANSACTION_TOO_OLD)
+        self.has_label(TRANSIENT_TRANSACTION_ERROR) || self.code() == Some(TRANSACTION_TOO_OLD)
     }
 }
 
@@ -261,11 +250,7 @@ impl Transaction {
     /// Whether nothing stands in it of what was run here, the last of which the server `refused`. A replica set that refuses a
     /// command keeps nothing of it: it has done nothing yet, or ends the transaction. A router may have sent it on.
     pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
-        let is_turned_down = || {
-            refused
-                .code()
-                .is_some_and(|code| REFUSED_BEFORE_EXECUTION.contains(&code))
-        };
+        let is_turned_down = || refused.code().is_some_and(refused_before_execution);
         !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || is_turned_down())
     }
 
@@ -305,12 +290,12 @@ impl Transaction {
     /// [`Failure`]; the transaction is over then.
     pub async fn receive(&self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
-        let reply = reply.body();
-        match reply.is_set("ok")? {
-            true => Ok(reply.bytes().to_vec()),
+        let body = reply.body();
+        match reply::is_ok(body)? {
+            true => Ok(body.bytes().to_vec()),
             false => {
                 let refused = Refused {
-                    body: reply.bytes().to_vec(),
+                    body: body.bytes().to_vec(),
                 };
                 if refused.code() == Some(TRANSACTION_TOO_OLD) {
                     upstream.catch_up();
@@ -342,7 +327,7 @@ impl Transaction {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
             reply => reply?,
         };
-        match Doc::new(&reply)?.nested("writeConcernError")? {
+        match reply::write_concern_error(Doc::new(&reply)?)? {
             Some(error) => Err(Failure::InDoubt(Refused::of_write_concern(error)?)),
             None => Ok(reply),
         }
@@ -424,15 +409,6 @@ pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
 
 /// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
 const COMMITS_MAX: usize = 5;
-
-/// The server's code for a transaction whose session has seen a higher number.
-const TRANSACTION_TOO_OLD: i64 = 225;
-
-/// The server's code for a command that was ended, or whose session was.
-const INTERRUPTED: i64 = 11601;
-
-/// ShutdownInProgress, PrimarySteppedDown, and those for a server that isn't primary.
-const ANOTHER_PRIMARY: [i64; 8] = [91, 189, 10058, 10107, 11600, 11602, 13435, 13436];
 
 /// The client's session, if its command is a retryable one.
 fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {

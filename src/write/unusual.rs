@@ -11,6 +11,7 @@ use super::narrow::nothing;
 use super::statement::Kind;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
+use crate::server::reply::{errmsg, is_ok};
 use crate::upstream::Connection;
 use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
 
@@ -148,7 +149,7 @@ pub async fn objection(
         return Ok(Some(Refusal::Unasked.body(&Times::default())));
     }
     let reply = upstream.run(&command).await?;
-    let text = Doc::new(&reply)?.get("errmsg")?.and_then(|text| text.as_string_bytes());
+    let text = errmsg(Doc::new(&reply)?)?;
     let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
     if !is_about_ours {
         return Ok(Some(reply));
@@ -157,7 +158,7 @@ pub async fn objection(
         return Ok(None);
     }
     let reply = upstream.run(&form.without_effect(message.body)?).await?;
-    let is_ok = Doc::new(&reply)?.is_set("ok")?;
+    let is_ok = is_ok(Doc::new(&reply)?)?;
     Ok((!is_ok).then_some(reply))
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::limits::Limits;
+use keyward::listener;
 use keyward::metrics::Metrics;
-use keyward::server;
 use keyward::session::{Drain, Service, Stage};
 use keyward::upstream::Upstream;
 use keyward::write;
@@ -44,7 +44,7 @@ impl Proxy {
             );
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
-            let server = tokio::spawn(server::run(listener, Arc::new(service), stages));
+            let server = tokio::spawn(listener::run(listener, Arc::new(service), stages));
             (address, server)
         });
         Proxy {

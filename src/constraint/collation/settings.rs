@@ -7,14 +7,10 @@ use bson::{Bson, Document, doc};
 use super::locale::Locale;
 use crate::constraint::{SpecError, raw_document, text};
 use crate::raw::Doc;
+use crate::server::code::{BAD_VALUE, TYPE_MISMATCH};
 
 /// The server's ICU; every version of MongoDB has had this one.
 const ICU_VERSION: &str = "57.1";
-
-/// The server's BadValue.
-const BAD_VALUE: i32 = 2;
-/// The server's TypeMismatch.
-const TYPE_MISMATCH: i32 = 14;
 
 /// Which case comes first; it decides whether case counts by itself, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

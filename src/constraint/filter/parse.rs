@@ -12,16 +12,11 @@ use crate::constraint::SpecError;
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
 use crate::constraint::collation::Collation;
 use crate::constraint::number::Number;
-use crate::constraint::spec::CANNOT_CREATE_INDEX;
 use crate::raw::{Doc, Element};
+use crate::server::code::{BAD_VALUE, CANNOT_CREATE_INDEX, FAILED_TO_PARSE, QUERY_FEATURE_NOT_ALLOWED, TYPE_MISMATCH};
 
 /// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
 const MAX_DEPTH: usize = 4;
-
-const BAD_VALUE: i32 = 2;
-const FAILED_TO_PARSE: i32 = 9;
-const TYPE_MISMATCH: i32 = 14;
-const QUERY_FEATURE_NOT_ALLOWED: i32 = 224;
 
 /// The filter that `expression` describes.
 pub(super) fn filter(expression: Doc<'_>, collation: &Collation) -> Result<Expression, SpecError> {

@@ -17,6 +17,7 @@ use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkKind, BulkReply, Refusal, Times};
+use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
 use ops::BulkWrite;
@@ -51,7 +52,7 @@ pub async fn bulk_write(
         let body = body(&bulk, run.clone(), time_ms)?;
         let part = part(context, &bulk, run.clone(), &body, upstream).await?;
         let answer = Doc::new(&part)?;
-        if !answer.is_set("ok")? {
+        if !is_ok(answer)? {
             return Ok(part);
         }
         // The first error ends a transaction, and so the command, ordered or not.

@@ -31,6 +31,7 @@ use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
+use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 
@@ -474,17 +475,8 @@ async fn run(
 
 /// The first document that the server refused, and why.
 fn first_error(reply: Doc<'_>) -> Result<Option<(usize, WriteError)>, Malformed> {
-    let mut first: Option<(usize, WriteError)> = None;
-    let errors = reply.nested("writeErrors")?;
-    for error in errors.into_iter().flat_map(Doc::elements) {
-        let Some(error) = error?.as_document_or_array()? else {
-            continue;
-        };
-        let index = error.whole_number("index")?;
-        let index = index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0);
-        if first.as_ref().is_none_or(|(before, _)| index < *before) {
-            first = Some((index, WriteError::from_server(error)?));
-        }
-    }
-    Ok(first)
+    let errors = write_errors(reply)?;
+    let first = errors.iter().min_by_key(|error| error.index.unwrap_or(0));
+    let read = first.map(|error| Ok((error.index.unwrap_or(0), WriteError::from_server(error.body)?)));
+    read.transpose()
 }

@@ -2,17 +2,19 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::super::cursor;
 use super::pipeline::Step;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::Key;
-use crate::proxy_collection::{ProxyCollection, StoreError};
+use crate::proxy_collection::{Fitting, ProxyCollection, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
+use crate::server::{cursor, reply::has_write_errors};
 
 /// So many keys, and so many bytes of them, go into one command.
-const KEYS_MAX: usize = 1_000;
-const BYTES_MAX: usize = 8 << 20;
+const COMMAND_MAX: Fitting = Fitting {
+    items: 1_000,
+    bytes: 8 << 20,
+};
 
 /// Commands that find the reservations of all candidates, as far as they have the candidates' tokens.
 pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
@@ -79,16 +81,7 @@ fn steps<'s>(
         }
         // In the order in which everybody takes them.
         keys.sort_by_key(|(_, key)| *key);
-        let mut rest = keys.as_slice();
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |(_, key): &&(&Candidate<'_>, &Key)| {
-                bytes += key.reservation_id().as_bytes().len();
-                bytes <= BYTES_MAX
-            };
-            let count = rest.iter().take(KEYS_MAX).take_while(fits).count().max(1);
-            let (chunk, others) = rest.split_at(count);
-            rest = others;
+        for chunk in COMMAND_MAX.parts(&keys, |(_, key)| key.reservation_id().as_bytes().len()) {
             steps.push(Step {
                 database: &protected.namespace.database,
                 command: command(proxy, chunk),
@@ -112,7 +105,7 @@ pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
 /// Whether all was written, from the replies.
 pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
     for reply in replies {
-        if Doc::new(reply)?.get("writeErrors")?.is_some() {
+        if has_write_errors(Doc::new(reply)?)? {
             return Ok(false);
         }
     }

@@ -1,0 +1,122 @@
+//! What an error code proves about the effect of a command.
+//!
+//! A code that isn't listed proves nothing: the write is in doubt, then. The next version of the server may know other codes.
+
+use super::code;
+
+/// Whether a command that failed as a whole with this code has had no effect, and will have none. After any other failure of
+/// the whole a part of it may have taken effect.
+pub fn refused_before_execution(code: i32) -> bool {
+    REFUSED_BEFORE_EXECUTION.contains(&code)
+}
+
+/// Whether a write error of this code says that its document isn't there and won't come.
+///
+/// With any other the server, or the router, may have lost track of it midway: a router passes on whatever code the lost
+/// connection to a shard gave it.
+pub fn refused_document(code: i32) -> bool {
+    match code {
+        // Assertions about the document itself: an index's, the storage's. Among them stand a few older codes.
+        10_000.. => !LOST_TRACK.contains(&code),
+        _ => REFUSED_DOCUMENT.contains(&code),
+    }
+}
+
+/// Whether the code says that the server at the other end isn't the primary, or won't be for long: another try on the same
+/// connection fares no better.
+pub fn of_another_primary(code: i32) -> bool {
+    ANOTHER_PRIMARY.contains(&code)
+}
+
+/// Whether a server, or a router on its behalf, uses the code while it can't be reached, ends, or isn't primary.
+pub fn may_pass(code: i32) -> bool {
+    NOT_NOW.contains(&code)
+}
+
+const REFUSED_BEFORE_EXECUTION: [i32; 20] = [
+    code::BAD_VALUE,
+    code::FAILED_TO_PARSE,
+    code::UNAUTHORIZED,
+    code::TYPE_MISMATCH,
+    code::INVALID_LENGTH,
+    code::AUTHENTICATION_FAILED,
+    code::ILLEGAL_OPERATION,
+    code::NAMESPACE_NOT_FOUND,
+    code::NO_SUCH_SESSION,
+    code::COMMAND_NOT_FOUND,
+    code::INVALID_OPTIONS,
+    code::INVALID_NAMESPACE,
+    code::COMMAND_NOT_SUPPORTED,
+    code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+    code::API_VERSION_ERROR,
+    code::API_STRICT_ERROR,
+    code::API_DEPRECATION_ERROR,
+    code::DUPLICATE_FIELD,
+    code::MISSING_FIELD,
+    code::UNKNOWN_FIELD,
+];
+
+/// Codes below 10000 with which the server refuses a single document.
+const REFUSED_DOCUMENT: [i32; 24] = [
+    code::BAD_VALUE,
+    code::FAILED_TO_PARSE,
+    code::UNAUTHORIZED,
+    code::TYPE_MISMATCH,
+    code::ILLEGAL_OPERATION,
+    code::INVALID_BSON,
+    code::NAMESPACE_NOT_FOUND,
+    code::PATH_NOT_VIABLE,
+    code::CONFLICTING_UPDATE_OPERATORS,
+    code::DOLLAR_PREFIXED_FIELD_NAME,
+    code::INVALID_ID_FIELD,
+    code::NOT_SINGLE_VALUE_FIELD,
+    code::INVALID_DB_REF,
+    code::EMPTY_FIELD_NAME,
+    code::DOTTED_FIELD_NAME,
+    code::SHARD_KEY_NOT_FOUND,
+    code::IMMUTABLE_FIELD,
+    code::CANNOT_CREATE_INDEX,
+    code::INVALID_OPTIONS,
+    code::INVALID_NAMESPACE,
+    code::WRITE_CONFLICT,
+    code::DOCUMENT_VALIDATION_FAILURE,
+    code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+    code::CANNOT_INDEX_PARALLEL_ARRAYS,
+];
+
+/// Codes from 10000 on that say nothing about the document.
+const LOST_TRACK: [i32; 7] = [
+    code::LEGACY_NOT_PRIMARY,
+    code::NOT_WRITABLE_PRIMARY,
+    code::INTERRUPTED_AT_SHUTDOWN,
+    code::INTERRUPTED,
+    code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+    code::NOT_PRIMARY_NO_SECONDARY_OK,
+    code::NOT_PRIMARY_OR_SECONDARY,
+];
+
+const ANOTHER_PRIMARY: [i32; 8] = [
+    code::SHUTDOWN_IN_PROGRESS,
+    code::PRIMARY_STEPPED_DOWN,
+    code::LEGACY_NOT_PRIMARY,
+    code::NOT_WRITABLE_PRIMARY,
+    code::INTERRUPTED_AT_SHUTDOWN,
+    code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+    code::NOT_PRIMARY_NO_SECONDARY_OK,
+    code::NOT_PRIMARY_OR_SECONDARY,
+];
+
+const NOT_NOW: [i32; 12] = [
+    code::HOST_UNREACHABLE,
+    code::HOST_NOT_FOUND,
+    code::NETWORK_TIMEOUT,
+    code::SHUTDOWN_IN_PROGRESS,
+    code::FAILED_TO_SATISFY_READ_PREFERENCE,
+    code::PRIMARY_STEPPED_DOWN,
+    code::SOCKET_EXCEPTION,
+    code::NOT_WRITABLE_PRIMARY,
+    code::INTERRUPTED_AT_SHUTDOWN,
+    code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+    code::NOT_PRIMARY_NO_SECONDARY_OK,
+    code::NOT_PRIMARY_OR_SECONDARY,
+];

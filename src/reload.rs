@@ -326,7 +326,7 @@ async fn enforce(
         // Who has begun before now may have missed what was under way here.
         suspend(service, added).await?;
         waiting = reserving
-            .take_in(client, current.lease, Some(membership), is_new, IfClaimed::Wait)
+            .backfill_documents(client, current.lease, Some(membership), is_new, IfClaimed::Wait)
             .await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));

@@ -55,7 +55,7 @@ pub async fn send(
             return Ok(upstream.request(&Draft::of_body(&command)).await?);
         }
         // Its statements are sent one by one; the first of a kind that is missing says what is.
-        Write::BulkWrite | Write::Drop(_) | Write::Reshape | Write::DropDatabase { .. } => {
+        Write::BulkWrite | Write::Drop(_) | Write::ShardKeyChange | Write::DropDatabase { .. } => {
             let (command, name, statement) = of_bulk(body, missing)?;
             return request(&command, name, &statement, upstream).await;
         }

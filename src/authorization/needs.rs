@@ -71,7 +71,7 @@ impl<'a> Need<'a> {
                 (target, writes.and(Actions::FIND))
             }
             Write::BulkWrite => return in_bulk(message),
-            Write::Drop(_) | Write::Reshape | Write::DropDatabase { .. } => return Ok(Vec::new()),
+            Write::Drop(_) | Write::ShardKeyChange | Write::DropDatabase { .. } => return Ok(Vec::new()),
         };
         Ok(vec![Need {
             database: target.database,

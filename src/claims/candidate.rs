@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::catalog::Protected;
 use crate::constraint::{Key, KeyError};
-use crate::proxy_collection::{Mark, Owner, Reservation};
+use crate::proxy_collection::{Owner, Reservation, ReservationVersion};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
 
@@ -36,7 +36,7 @@ pub struct Candidate<'a> {
     /// Where its attempt stands.
     pub attempt: Attempt,
     /// How often what it held was given back.
-    pub beginning: u32,
+    pub generation: u32,
     /// Whether a write by which its document comes to hold the keys may be on its way.
     pub in_flight: bool,
     /// What the attempt asks for next.
@@ -44,7 +44,7 @@ pub struct Candidate<'a> {
     /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
     pub since: Option<Instant>,
     /// The reservations that stand in its way, or did when its key was refused before, by key.
-    pub rivals: HashMap<usize, Reservation>,
+    pub conflicting: HashMap<usize, Reservation>,
 }
 
 impl<'a> Candidate<'a> {
@@ -95,11 +95,11 @@ impl<'a> Candidate<'a> {
             owner,
             keys,
             attempt,
-            beginning: 0,
+            generation: 0,
             in_flight: true,
             effects,
             since: None,
-            rivals: HashMap::new(),
+            conflicting: HashMap::new(),
         }
     }
 
@@ -111,28 +111,34 @@ impl<'a> Candidate<'a> {
     /// The reservation of its first key, if another document held that lately.
     fn recalled(&self, protected: &Protected) -> Option<Reservation> {
         let ConstrainedKey { constraint, key } = self.keys.first()?;
-        let held = protected.constraints[*constraint].holders.take(key)?;
+        let held = protected.constraints[*constraint].recent_owners.take(key)?;
         (held.owner != self.owner).then_some(held)
     }
 
     /// Whether the reservation in the way of the key at `key` is for this very document.
-    pub fn is_its_own_rival(&self, key: usize) -> bool {
-        self.rivals.get(&key).is_some_and(|rival| rival.owner == self.owner)
+    pub fn conflicts_with_itself(&self, key: usize) -> bool {
+        self.conflicting
+            .get(&key)
+            .is_some_and(|conflicting| conflicting.owner == self.owner)
     }
 
     /// Takes note of the reservation in the way of the key at `key`; since when, if it is the one that was there before.
-    pub fn meet(&mut self, key: usize, mut rival: Reservation) {
-        if let Some(before) = self.rivals.get(&key).filter(|before| before.is_same_write(&rival)) {
-            rival.seen = before.seen;
+    pub fn meet(&mut self, key: usize, mut conflicting: Reservation) {
+        if let Some(before) = self
+            .conflicting
+            .get(&key)
+            .filter(|before| before.is_same_write(&conflicting))
+        {
+            conflicting.seen = before.seen;
         }
-        self.rivals.insert(key, rival);
+        self.conflicting.insert(key, conflicting);
     }
 
     /// By what it knows the reservations that it writes.
-    pub fn mark(&self) -> Mark {
-        Mark {
+    pub fn version(&self) -> ReservationVersion {
+        ReservationVersion {
             token: self.attempt.token(),
-            beginning: self.beginning,
+            generation: self.generation,
             in_flight: self.in_flight,
         }
     }
@@ -176,10 +182,14 @@ pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
         && let Some(held) = alone.recalled(protected)
     {
         alone.begin(Attempt::begin_recalling);
-        alone.rivals.insert(0, held);
+        alone.conflicting.insert(0, held);
         return;
     }
-    let is_likely_taken = |key: &ConstrainedKey| protected.constraints[key.constraint].outlook.is_likely_taken();
+    let is_likely_taken = |key: &ConstrainedKey| {
+        protected.constraints[key.constraint]
+            .conflict_predictor
+            .is_likely_taken()
+    };
     if candidates
         .iter()
         .flat_map(|candidate| &candidate.keys)

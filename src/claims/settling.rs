@@ -12,8 +12,10 @@ use tokio::time::Instant;
 use super::{Candidate, ConstrainedKey};
 use crate::catalog::Protected;
 use crate::constraint::Key;
-use crate::proxy_collection::{Mark, Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
-use crate::reservation::{Age, Effect, Event, Rival, Scope, Token};
+use crate::proxy_collection::{
+    Owner, ProxyCollection, Reservation, ReservationVersion, Reserved, StoreError, TakenOver,
+};
+use crate::reservation::{Age, ConflictingReservation, Effect, Event, Scope, Token};
 use crate::traces::{Step, asking};
 
 /// A key of a candidate: (index of the candidate, index of the key).
@@ -55,9 +57,9 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
             if let Some(read) = read {
                 candidate.meet(slot.1, read);
             }
-            if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.rivals.get(&slot.1)) {
+            if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.conflicting.get(&slot.1)) {
                 let ConstrainedKey { constraint, key } = &candidate.keys[slot.1];
-                protected.constraints[*constraint].holders.note(key, held);
+                protected.constraints[*constraint].recent_owners.note(key, held);
             }
             candidate.step(&event);
         }
@@ -66,13 +68,17 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
 
 /// Counts what an event says of the constraint of the candidate's key.
 fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &Event) {
-    let ProxyCollection { metrics, outlook, .. } = &protected.constraints[candidate.keys[key].constraint];
+    let ProxyCollection {
+        metrics,
+        conflict_predictor,
+        ..
+    } = &protected.constraints[candidate.keys[key].constraint];
     match event {
         Event::Reserved(_) => {
             metrics.reservations.inc();
-            outlook.note(false);
+            conflict_predictor.note(false);
         }
-        Event::OwnerHolds(_) => outlook.note(true),
+        Event::OwnerHolds(_) => conflict_predictor.note(true),
         Event::TookOver(_) => {
             metrics.reservations.inc();
             metrics.takeovers.inc();
@@ -82,11 +88,11 @@ fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &E
 }
 
 /// Counts a wait for the rival that stands in the way of one of the candidate's keys.
-fn count_wait(protected: &Protected, candidate: &Candidate<'_>, rival: Token) {
+fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Token) {
     let in_the_way = candidate
-        .rivals
+        .conflicting
         .iter()
-        .find(|(_, reservation)| reservation.token == rival);
+        .find(|(_, reservation)| reservation.token == conflicting);
     if let Some((key, _)) = in_the_way {
         let constraint = candidate.keys[*key].constraint;
         protected.constraints[constraint].metrics.conflicts_waited.inc();
@@ -117,7 +123,7 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
         candidates[slot.0].step(&event);
     }
     for index in given_back {
-        candidates[index].beginning += 1;
+        candidates[index].generation += 1;
     }
 }
 
@@ -135,14 +141,14 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                 Effect::LookUp { key, scope } => (Kind::LookUp(scope), key),
                 Effect::TakeOver {
                     key,
-                    rival,
+                    conflicting,
                     from_absent,
                 } => {
-                    let read = candidate.rivals.get(&key).map(|read| read.token);
-                    debug_assert_eq!(read, Some(rival), "a takeover follows the read of its rival");
-                    if read != Some(rival) {
+                    let read = candidate.conflicting.get(&key).map(|read| read.token);
+                    debug_assert_eq!(read, Some(conflicting), "a takeover follows the read of its rival");
+                    if read != Some(conflicting) {
                         // Nothing was decided about that one: it is read again.
-                        candidate.rivals.remove(&key);
+                        candidate.conflicting.remove(&key);
                     }
                     match from_absent && protected.is_strict() {
                         true => (Kind::TakeOver, key),
@@ -150,9 +156,9 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                     }
                 }
                 Effect::Release(key) => (Kind::Release, key),
-                Effect::Wait { rival } => {
-                    count_wait(protected, candidate, rival);
-                    awaited.push(rival);
+                Effect::Wait { conflicting } => {
+                    count_wait(protected, candidate, conflicting);
+                    awaited.push(conflicting);
                     continue;
                 }
                 Effect::Forward => continue,
@@ -207,12 +213,12 @@ impl Group<'_, '_> {
         &self.candidates[slot.0].owner
     }
 
-    fn mark(&self, slot: Slot) -> Mark {
-        self.candidates[slot.0].mark()
+    fn version(&self, slot: Slot) -> ReservationVersion {
+        self.candidates[slot.0].version()
     }
 
     async fn reserve(self, slots: Vec<Slot>) -> Vec<Answer> {
-        let claim = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.mark(*slot));
+        let claim = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.version(*slot));
         let claims: Vec<_> = slots.iter().map(claim).collect();
         let outcomes = self.proxy().reserve(&claims).await;
         self.answer(slots, outcomes, |key, reserved| match reserved {
@@ -231,7 +237,7 @@ impl Group<'_, '_> {
         };
         let answer = |(slot, read): (Slot, Option<Reservation>)| {
             let event = match &read {
-                Some(read) => Event::Found(slot.1, self.rival(slot, read)),
+                Some(read) => Event::Found(slot.1, self.conflicting(slot, read)),
                 None => Event::Vacant(slot.1),
             };
             (slot, event, read)
@@ -240,7 +246,12 @@ impl Group<'_, '_> {
     }
 
     async fn look_up(self, slots: Vec<Slot>, scope: Scope) -> Vec<Answer> {
-        let claim = |slot: &Slot| Some((self.key(*slot), &self.candidates[slot.0].rivals.get(&slot.1)?.owner));
+        let claim = |slot: &Slot| {
+            Some((
+                self.key(*slot),
+                &self.candidates[slot.0].conflicting.get(&slot.1)?.owner,
+            ))
+        };
         let claims: Vec<_> = slots.iter().filter_map(claim).collect();
         debug_assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
         let held = self.proxy().look_up(&claims, scope).await;
@@ -253,18 +264,18 @@ impl Group<'_, '_> {
     async fn take_over(self, slots: Vec<Slot>, strictly: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
-            let Some(rival) = self.candidates[slot.0].rivals.get(&slot.1) else {
+            let Some(conflicting) = self.candidates[slot.0].conflicting.get(&slot.1) else {
                 answers.push((slot, Event::Changed(slot.1), None));
                 continue;
             };
-            let (key, owner, mark) = (self.key(slot), self.owner(slot), self.mark(slot));
+            let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
             let took = match strictly {
                 true => {
-                    let anew = self.proxy().reservation(key, owner, mark);
-                    let settled = self.proxy().settle_absent(key, rival, Some(anew));
+                    let anew = self.proxy().reservation(key, owner, version);
+                    let settled = self.proxy().settle_absent(key, conflicting, Some(anew));
                     asking(Step::TakeOver, &self.proxy().constraint, 1, settled).await
                 }
-                false => self.proxy().take_over(key, rival, owner, mark).await,
+                false => self.proxy().take_over(key, conflicting, owner, version).await,
             };
             let took = took.map(|took| vec![took]);
             answers.extend(self.answer(vec![slot], took, |key, took| match took {
@@ -285,7 +296,7 @@ impl Group<'_, '_> {
     /// a linearizable look waits until its own shard has committed, too. Nothing else waits for that.
     async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
         let (held, mut failed) = self.release_unheld(slots, Scope::Route).await;
-        failed.extend(self.release_unheld(held, Scope::Fenced).await.1);
+        failed.extend(self.release_unheld(held, Scope::Linearizable).await.1);
         failed
     }
 
@@ -295,7 +306,10 @@ impl Group<'_, '_> {
             let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
             let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
             let (held, unheld): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| held.next().unwrap_or(true));
-            let keys: Vec<_> = unheld.iter().map(|slot| (self.key(*slot), self.mark(*slot))).collect();
+            let keys: Vec<_> = unheld
+                .iter()
+                .map(|slot| (self.key(*slot), self.version(*slot)))
+                .collect();
             self.proxy().give_back(&keys).await?;
             Ok::<_, StoreError>(held)
         };
@@ -311,11 +325,11 @@ impl Group<'_, '_> {
         }
     }
 
-    fn rival(&self, slot: Slot, read: &Reservation) -> Rival {
-        let before = self.candidates[slot.0].rivals.get(&slot.1);
+    fn conflicting(&self, slot: Slot, read: &Reservation) -> ConflictingReservation {
+        let before = self.candidates[slot.0].conflicting.get(&slot.1);
         // It may have been there for longer than this read says.
         let first_seen = before.filter(|before| before.is_same_write(read)).unwrap_or(read);
-        Rival {
+        ConflictingReservation {
             token: read.token,
             same_owner: read.owner == *self.owner(slot),
             has_route: read.owner.route.is_some(),

@@ -62,12 +62,12 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             None => refuse_proxy(&mut named()),
         },
         // It would make the collection a view of buckets, of which each holds many documents.
-        Rule::Reshape if command.message.body.get("timeseries")?.is_some() => {
+        Rule::ShardKeyChange if command.message.body.get("timeseries")?.is_some() => {
             refuse_known(&mut Target::whole(&command.first))
         }
-        Rule::Reshape => match Target::find(Target::whole(&command.first), protection) {
+        Rule::ShardKeyChange => match Target::find(Target::whole(&command.first), protection) {
             None => Verdict::Forward,
-            Some((_, Kind::Protected)) => Verdict::Write(Write::Reshape),
+            Some((_, Kind::Protected)) => Verdict::Write(Write::ShardKeyChange),
             Some((target, kind)) => Verdict::Refuse(Refusal::of(command.name, target, kind)),
         },
         Rule::Rewrite => {

@@ -68,7 +68,7 @@ pub enum Write<'a> {
     /// `drop` of a protected collection.
     Drop(Target<'a>),
     /// A command that may give a protected collection another shard key, and changes nothing else.
-    Reshape,
+    ShardKeyChange,
     /// `dropDatabase` of a database with a protected collection.
     DropDatabase {
         /// The database.

@@ -32,7 +32,7 @@ pub enum Rule {
     /// constraint's fields.
     Definition,
     /// Gives the collection whose whole namespace the first field is another shard key; it mustn't make it a time series.
-    Reshape,
+    ShardKeyChange,
     /// Replaces or moves documents of the collection that the first field names, or makes `toCollection`.
     Rewrite,
     /// The same for whole namespaces, in the first field and in `to`.
@@ -75,7 +75,7 @@ impl Rule {
             | b"createSearchIndexes"
             | b"updateSearchIndex"
             | b"dropSearchIndex" => Rule::Definition,
-            b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" => Rule::Reshape,
+            b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" => Rule::ShardKeyChange,
             b"convertToCapped"
             | b"cloneCollectionAsCapped"
             | b"compactStructuredEncryptionData"

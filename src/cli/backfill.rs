@@ -12,7 +12,7 @@ use crate::prepare;
 
 /// Takes in the documents of the collections in the configuration, or of one of them.
 pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
-    match take_in(file, only) {
+    match backfill_documents(file, only) {
         Ok(()) => Exit::Success,
         Err(error) => {
             error.tell();
@@ -21,7 +21,7 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
     }
 }
 
-fn take_in(file: &ConfigFile, only: &OneCollection) -> Result<(), Failure> {
+fn backfill_documents(file: &ConfigFile, only: &OneCollection) -> Result<(), Failure> {
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;

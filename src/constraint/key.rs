@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::canonical::{Canonical, Strings, Uncomparable};
 use super::collation::{Collation, Icu};
-use super::legible::is_legible;
+use super::display::is_legible;
 use super::rewrite::{self, Names};
 use super::{Constraint, Sharding, text};
 use crate::raw::{Builder, Doc, Element, Malformed};

@@ -6,11 +6,11 @@
 
 mod canonical;
 mod collation;
+mod display;
 mod duplicate;
 mod extract;
 mod filter;
 mod key;
-mod legible;
 mod number;
 mod rewrite;
 mod spec;

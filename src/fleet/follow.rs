@@ -104,7 +104,7 @@ async fn look(
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
     let waiting = reserving
-        .take_in(client, kept.lease, Some(membership), |_| false, IfClaimed::Leave)
+        .backfill_documents(client, kept.lease, Some(membership), |_| false, IfClaimed::Leave)
         .await?;
     *waited_for = waiting
         .iter()

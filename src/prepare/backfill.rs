@@ -10,9 +10,9 @@ use bson::RawDocumentBuf;
 use futures_util::stream::{self, TryStreamExt};
 
 use super::PrepareError;
+use super::backfill_documents::{Outcome, backfill_documents};
 use super::batches::in_order;
 use super::position::Position;
-use super::take_in::{Outcome, take_in};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
 use crate::namespace::Namespace;
@@ -195,7 +195,7 @@ async fn take_in_batch(
     // Next to each other in the proxy collection. Of two documents with one key the one that was read first has it.
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
-    for (candidate, outcome) in take_in(protected, lease, under_way.attempt(), wanted).await? {
+    for (candidate, outcome) in backfill_documents(protected, lease, under_way.attempt(), wanted).await? {
         if let Outcome::Duplicate(other) = outcome {
             duplicates.push((candidate, other));
         }

@@ -11,7 +11,7 @@ use mongodb::{Client, Collection};
 
 use super::PrepareError;
 use super::claim::is_claimed;
-use super::position::{ERA_FIELD, PROXY_FIELD};
+use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
@@ -87,7 +87,7 @@ impl Definitions {
     pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
         let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
         let found = found.projection(doc! {
-            "state": 1, ERA_FIELD: 1, ENFORCED_IN: 1, "identity": 1, "isClaimed": is_claimed(),
+            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, "identity": 1, "isClaimed": is_claimed(),
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
@@ -113,16 +113,16 @@ impl Definitions {
         self.check_place(constraint).await?;
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
-            "state": State::Reserving.name(), ERA_FIELD: ObjectId::new(),
+            "state": State::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
         let found = answered(upsert.into_future()).await?;
         let found = found.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
-        if !found.contains_key(ERA_FIELD) {
+        if !found.contains_key(BACKFILL_EPOCH_FIELD) {
             let mut without = id(constraint);
-            without.insert(ERA_FIELD, doc! { "$exists": false });
-            let first = doc! { "$set": { ERA_FIELD: ObjectId::new() } };
+            without.insert(BACKFILL_EPOCH_FIELD, doc! { "$exists": false });
+            let first = doc! { "$set": { BACKFILL_EPOCH_FIELD: ObjectId::new() } };
             answered(self.collection.update_one(without, first).into_future()).await?;
         }
         let state = state(constraint, &found)?;
@@ -213,10 +213,10 @@ impl Definitions {
         constraint: &Constraint,
         now: State,
         proxy: Option<&Bson>,
-        era: Option<&Bson>,
+        backfill_epoch: Option<&Bson>,
     ) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
-        filter.insert(ERA_FIELD, era);
+        filter.insert(BACKFILL_EPOCH_FIELD, backfill_epoch);
         // Versions without eras ended one so.
         let or = vec![
             doc! { "backfill": { "$exists": true } },
@@ -225,7 +225,7 @@ impl Definitions {
         filter.insert("$or", or);
         let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
         if now == State::Enforced {
-            set.insert(ENFORCED_IN, era);
+            set.insert(ENFORCED_IN, backfill_epoch);
         }
         let update = self
             .collection
@@ -271,14 +271,14 @@ fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {
 
 fn suspension() -> Document {
     doc! {
-        "$set": { "state": State::Reserving.name(), ERA_FIELD: ObjectId::new() },
+        "$set": { "state": State::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new() },
         "$unset": { "backfill": 1, ENFORCED_IN: 1 },
     }
 }
 
 /// The state in a constraint's document, if it is one that this version knows.
 fn state_of(found: &Document) -> Option<State> {
-    let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(ERA_FIELD);
+    let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
     match found.get_str("state").ok()? {
         name if name == State::Enforced.name() && is_of_era => Some(State::Enforced),
         name if name == State::Enforced.name() => Some(State::Backfilled),

@@ -6,6 +6,7 @@
 //! start, never a constraint that only seems to hold.
 
 mod backfill;
+mod backfill_documents;
 mod batches;
 mod claim;
 mod definition;
@@ -17,7 +18,6 @@ pub mod privileges;
 mod reserving;
 mod results;
 mod sharding;
-mod take_in;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -38,6 +38,7 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
+pub use backfill_documents::{Outcome, backfill_documents};
 use definition::Definitions;
 pub use definition::{DEFINITIONS, Standing, State, definition_id};
 pub use error::PrepareError;
@@ -45,7 +46,6 @@ use existing::Existing;
 pub use left_out::suspend_lacking;
 pub use reserving::{IfClaimed, Reserving, Waiting};
 use sharding::Deployment;
-pub use take_in::{Outcome, take_in};
 
 /// Prepares all `constraints`, in their order; gives what enforces them, and those that can't be called enforced yet because
 /// some Keyward may write without them. Without `membership`, none is: nobody reserves meanwhile, as far as is known here.
@@ -63,7 +63,7 @@ pub async fn prepare(
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     let waiting = reserving
-        .take_in(client, lease, membership, |_| false, IfClaimed::Wait)
+        .backfill_documents(client, lease, membership, |_| false, IfClaimed::Wait)
         .await?;
     Ok((reserving, waiting))
 }

@@ -22,7 +22,7 @@ pub(super) const PROXY_FIELD: &CStr = cstr!("proxyCollection");
 /// Whether all who might write reserved, when the position was noted.
 const GUARDED_FIELD: &CStr = cstr!("guarded");
 /// Where the era stands, in the constraint's document.
-pub(super) const ERA_FIELD: &str = "era";
+pub(super) const BACKFILL_EPOCH_FIELD: &str = "era";
 
 /// The collections that a position counts in, each by its uuid, which it has if it is there.
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ pub(super) struct Position {
     /// Whether all who may write reserve meanwhile.
     is_guarded: bool,
     /// The era in which it began; none is one, too.
-    pub era: Option<Bson>,
+    pub backfill_epoch: Option<Bson>,
     /// The `_id` up to which all is done.
     pub after: Option<RawBson>,
     /// About how many documents that is.
@@ -80,7 +80,7 @@ impl Position {
             by: ObjectId::new(),
             between,
             is_guarded,
-            era: None,
+            backfill_epoch: None,
             after: None,
             done: 0,
         };
@@ -88,8 +88,8 @@ impl Position {
         let there = position.definitions.find_one_and_update(position.filter(), taken);
         let there = answered(there.into_future()).await?;
         let there = there.ok_or(StoreError::Unexpected("the definition of a constraint"))?;
-        let era = there.get(ERA_FIELD).ok().flatten();
-        position.era = era.and_then(|era| Bson::try_from(era).ok());
+        let backfill_epoch = there.get(BACKFILL_EPOCH_FIELD).ok().flatten();
+        position.backfill_epoch = backfill_epoch.and_then(|backfill_epoch| Bson::try_from(backfill_epoch).ok());
         if let Ok(backfill) = there.get_document("backfill")
             && position.between.is_of(backfill)
             && (!is_guarded || backfill.get_bool(GUARDED_FIELD).unwrap_or(false))
@@ -129,7 +129,7 @@ impl Position {
 
     /// Ends the era: the next one, whoever it is, begins at the first document.
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
-        let forgotten = doc! { "$set": { ERA_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
+        let forgotten = doc! { "$set": { BACKFILL_EPOCH_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
         let forgetting = self.definitions.update_one(self.filter(), forgotten);
         answered(forgetting.into_future()).await?;
         Ok(())

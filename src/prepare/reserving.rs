@@ -80,7 +80,7 @@ impl Reserving {
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
-    pub async fn take_in(
+    pub async fn backfill_documents(
         &self,
         client: &Client,
         lease: Duration,
@@ -140,15 +140,15 @@ async fn take_in_unclaimed<'a>(
             continue;
         }
         match one.reserve_all().await? {
-            Taken::All(era) => taken_in.push((one, era)),
+            Taken::All(backfill_epoch) => taken_in.push((one, backfill_epoch)),
             Taken::Violated(report) => reports.push(report),
             Taken::Nothing(others) => waiting.push(one.waiting(others)),
         }
     }
     // None while one is violated: who is refused one goes on without any.
     if reports.is_empty() {
-        for (one, era) in taken_in {
-            match one.enforce(era).await? {
+        for (one, backfill_epoch) in taken_in {
+            match one.enforce(backfill_epoch).await? {
                 Taken::All(_) => {}
                 Taken::Violated(report) => reports.push(report),
                 Taken::Nothing(others) => waiting.push(one.waiting(others)),
@@ -255,14 +255,14 @@ impl<'a> TakingIn<'a> {
         }
         let report = backfill::backfill(self.protected, self.position, self.lease, &reached).await?;
         Ok(match report.is_empty() {
-            true => Taken::All(reached.era),
+            true => Taken::All(reached.backfill_epoch),
             false => Taken::Violated(report),
         })
     }
 
     /// Notes that the constraint is enforced, or was backfilled if nobody knows who reserves. Where the `era` in which its
     /// documents were reserved is over, that is done again first.
-    async fn enforce(&self, mut era: Option<Bson>) -> Result<Taken, PrepareError> {
+    async fn enforce(&self, mut backfill_epoch: Option<Bson>) -> Result<Taken, PrepareError> {
         let (namespace, constraint) = (&self.protected.namespace, self.constraint());
         let definitions = Definitions::of(self.client, namespace);
         let (proxy, state) = (
@@ -272,9 +272,12 @@ impl<'a> TakingIn<'a> {
                 None => State::Backfilled,
             },
         );
-        while !definitions.complete(constraint, state, proxy, era.as_ref()).await? {
-            era = match self.reserve_all().await? {
-                Taken::All(era) => era,
+        while !definitions
+            .complete(constraint, state, proxy, backfill_epoch.as_ref())
+            .await?
+        {
+            backfill_epoch = match self.reserve_all().await? {
+                Taken::All(backfill_epoch) => backfill_epoch,
                 other => return Ok(other),
             };
         }
@@ -282,6 +285,6 @@ impl<'a> TakingIn<'a> {
             State::Enforced => tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced"),
             _ => tracing::info!(%namespace, constraint = constraint.name(), "constraint backfilled"),
         }
-        Ok(Taken::All(era))
+        Ok(Taken::All(backfill_epoch))
     }
 }

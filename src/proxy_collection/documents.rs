@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
 use super::find::{as_a_write_sees, documents_of};
-use super::late::within;
+use super::time_out::within;
 use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
 
@@ -87,9 +87,9 @@ impl AllDocuments<'_> {
     /// Those with the last one's `_id` on other shards: who goes on behind it later doesn't meet them.
     async fn add_namesakes(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
-            let mut namesakes = self.proxy.namesakes(id, self.shard_key).await?;
-            namesakes.retain(|namesake| !documents.contains(namesake));
-            documents.append(&mut namesakes);
+            let mut documents_of_same_id = self.proxy.documents_of_same_id(id, self.shard_key).await?;
+            documents_of_same_id.retain(|same_id| !documents.contains(same_id));
+            documents.append(&mut documents_of_same_id);
         }
         Ok(())
     }

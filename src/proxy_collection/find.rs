@@ -11,8 +11,8 @@ use mongodb::raw_batch_cursor::RawBatch;
 use mongodb::{ClientSession, Database};
 
 use super::StoreError;
-use super::late::within;
 use super::sessions::Sessions;
+use super::time_out::within;
 use crate::reply::Times;
 
 /// Documents, and the latest cluster times that the deployment told with them.

@@ -4,27 +4,27 @@
 //! Every change of a reservation names the token it expects, so no change can hit a reservation that somebody else has
 //! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
 
+mod conflict_predictor;
 mod decided;
 mod deleting;
 mod documents;
 mod find;
 mod fitting;
-mod holders;
-mod late;
-mod outlook;
 mod owner;
 mod placeholder;
 mod queue;
 mod reading;
+mod recent;
+mod recent_owners;
 mod reservation;
 mod reserving;
 mod sessions;
 mod snapshot;
 mod sort_keys;
+mod time_out;
 mod walk;
 mod watch;
 mod writing;
-mod young;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,23 +42,23 @@ use crate::reservation::Token;
 use crate::traces::{Step, asking};
 use crate::upstream::WIRE_VERSION_MIN;
 
+use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
 use find::Finder;
-use holders::Holders;
-use outlook::Outlook;
 use queue::{Queue, Work};
 use reading::{Reading, find_keys, key_of};
+use recent_owners::RecentOwners;
 use reserving::Reserving;
 use sessions::Sessions;
 use watch::Watch;
 use writing::{PATIENCE_MS, write};
 
 pub use fitting::Fitting;
-pub use late::answered;
 pub use placeholder::TakenOver;
-pub use reservation::{Mark, Owner, Reservation};
+pub use reservation::{Owner, Reservation, ReservationVersion};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
+pub use time_out::answered;
 pub use walk::{Entry, Unreadable, id_of};
 
 /// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
@@ -107,9 +107,9 @@ pub struct ProxyCollection {
     /// What is counted of it.
     pub metrics: ConstraintMetrics,
     /// Whether the next key that is wanted is likely to be taken.
-    pub outlook: Arc<Outlook>,
+    pub conflict_predictor: Arc<ConflictPredictor>,
     /// Who held the keys that were refused last.
-    pub holders: Arc<Holders>,
+    pub recent_owners: Arc<RecentOwners>,
     client: Client,
     sessions: Sessions,
     database: Database,
@@ -146,7 +146,7 @@ impl ProxyCollection {
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
             .build();
         let reservations = database.collection_with_options(&namespace.collection, options);
-        let limit = late::limit(lease);
+        let limit = time_out::limit(lease);
         let sessions = Sessions::new(client);
         let finder = Finder::new(sessions.clone(), &database, limit);
         let watch = Watch::start(finder.clone(), namespace.collection.clone(), lease);
@@ -179,8 +179,8 @@ impl ProxyCollection {
             database,
             constraint,
             metrics,
-            outlook: Arc::default(),
-            holders: Arc::default(),
+            conflict_predictor: Arc::default(),
+            recent_owners: Arc::default(),
         }
     }
 
@@ -228,16 +228,16 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError::Closed`] during shutdown; whatever else goes wrong is an outcome of its own.
-    pub async fn reserve(&self, claims: &[(&Key, &Owner, Mark)]) -> Result<Vec<Reserved>, StoreError> {
+    pub async fn reserve(&self, claims: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
         let documents = claims
             .iter()
-            .map(|(key, owner, mark)| reservation::document(key, owner, *mark, self.lease));
+            .map(|(key, owner, version)| reservation::document(key, owner, *version, self.lease));
         let documents: Vec<_> = documents.collect();
         let reserved = async {
             if self.reserving.is_busy(&documents) {
                 return Ok(self.reserving.each_alone(&documents).await);
             }
-            match claims.iter().any(|(_, _, mark)| mark.in_flight) {
+            match claims.iter().any(|(_, _, version)| version.in_flight) {
                 true => self.reservings.ask(documents).await,
                 false => Ok(self.reserving.run(documents).await),
             }
@@ -302,9 +302,9 @@ impl ProxyCollection {
         key: &Key,
         seen: &Reservation,
         owner: &Owner,
-        mark: impl Into<Mark>,
+        version: impl Into<ReservationVersion>,
     ) -> Result<TakenOver, StoreError> {
-        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, mark) };
+        let update = rawdoc! { "q": seen_filter(key, seen), "u": self.reservation(key, owner, version) };
         let command = rawdoc! {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
@@ -334,13 +334,13 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if some may still be there.
-    pub async fn give_back(&self, keys: &[(&Key, Mark)]) -> Result<(), StoreError> {
-        let filter = |(key, mark): &(&Key, Mark)| {
-            let mut filter = token_filter(key, mark.token);
-            match mark.beginning {
+    pub async fn give_back(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
+        let filter = |(key, version): &(&Key, ReservationVersion)| {
+            let mut filter = token_filter(key, version.token);
+            match version.generation {
                 // Absent, that is.
                 0 => filter.append(cstr!("beginning"), RawBson::Null),
-                beginning => filter.append(cstr!("beginning"), i64::from(beginning)),
+                generation => filter.append(cstr!("beginning"), i64::from(generation)),
             }
             filter
         };
@@ -381,8 +381,8 @@ impl ProxyCollection {
     }
 
     /// The reservation of `key` for `owner`, as it is written.
-    pub fn reservation(&self, key: &Key, owner: &Owner, mark: impl Into<Mark>) -> RawDocumentBuf {
-        reservation::document(key, owner, mark.into(), self.lease)
+    pub fn reservation(&self, key: &Key, owner: &Owner, version: impl Into<ReservationVersion>) -> RawDocumentBuf {
+        reservation::document(key, owner, version.into(), self.lease)
     }
 
     /// The latest `operationTime` that this collection's reads told, and the latest `$clusterTime` of its reads and writes.

@@ -63,7 +63,7 @@ impl ProxyCollection {
             // A default collation of the collection must not make one `_id` match another.
             "collation": { "locale": "simple" },
         };
-        if scope == Scope::Fenced {
+        if scope == Scope::Linearizable {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
             command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
             // Later replies would pass by what is prepared.

@@ -17,8 +17,8 @@ use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
 use super::find::find_within;
-use super::late::within;
 use super::owner::owner_filter;
+use super::time_out::within;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::Scope;

@@ -28,22 +28,22 @@ pub struct Owner {
 
 /// By what an attempt knows a reservation that it has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
+pub struct ReservationVersion {
     /// The attempt's.
     pub token: Token,
     /// How often the attempt has given back what it held: a deletion of that which comes late doesn't hit what it has
     /// reserved since.
-    pub beginning: u32,
+    pub generation: u32,
     /// Whether a write by which its owner would hold the key may be on its way: if not, nobody waits for one.
     pub in_flight: bool,
 }
 
-impl From<Token> for Mark {
+impl From<Token> for ReservationVersion {
     /// The first beginning's, in flight.
-    fn from(token: Token) -> Mark {
-        Mark {
+    fn from(token: Token) -> ReservationVersion {
+        ReservationVersion {
             token,
-            beginning: 0,
+            generation: 0,
             in_flight: true,
         }
     }
@@ -57,7 +57,7 @@ pub struct Reservation {
     /// Who wrote it.
     pub token: Token,
     /// In which of its beginnings.
-    pub beginning: i64,
+    pub generation: i64,
     /// The cluster time at which it was written.
     pub at: Timestamp,
     /// How long it may be in flight, as its writer has it: other Keywards may run with another lease. Zero if it never was.
@@ -87,7 +87,7 @@ impl PartialEq for Owner {
 }
 
 /// The reservation of `key` for `owner`, ready to be inserted or to replace another; `lease` if it is in flight.
-pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDocumentBuf {
+pub fn document(key: &Key, owner: &Owner, version: ReservationVersion, lease: Duration) -> RawDocumentBuf {
     // The buffer suffices for what comes after it, too.
     let mut id = Builder::new();
     id.open(ElementType::EmbeddedDocument, b"_id");
@@ -97,11 +97,11 @@ pub fn document(key: &Key, owner: &Owner, mark: Mark, lease: Duration) -> RawDoc
     if let Some(route) = &owner.route {
         document.append(cstr!("route"), &**route);
     }
-    document.append(cstr!("token"), token_value(mark.token));
-    if mark.beginning > 0 {
-        document.append(cstr!("beginning"), i64::from(mark.beginning));
+    document.append(cstr!("token"), token_value(version.token));
+    if version.generation > 0 {
+        document.append(cstr!("beginning"), i64::from(version.generation));
     }
-    let lease = if mark.in_flight { lease } else { Duration::ZERO };
+    let lease = if version.in_flight { lease } else { Duration::ZERO };
     document.append(cstr!("lease"), i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
     document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });
@@ -125,7 +125,7 @@ impl Reservation {
         Some(Reservation {
             owner: Owner { id, route },
             token,
-            beginning: document.get_i64("beginning").unwrap_or(0),
+            generation: document.get_i64("beginning").unwrap_or(0),
             at: document.get_timestamp("at").ok()?,
             lease: Duration::from_millis(document.get_i64("lease").ok()?.try_into().ok()?),
             seen: Instant::now(),
@@ -140,7 +140,7 @@ impl Reservation {
 
     /// Whether both are the same write of the same reservation: every write has a time of its own.
     pub fn is_same_write(&self, other: &Reservation) -> bool {
-        (self.token, self.beginning, self.at) == (other.token, other.beginning, other.at)
+        (self.token, self.generation, self.at) == (other.token, other.generation, other.at)
     }
 }
 

@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout};
 
 use super::StoreError;
 use super::fitting::Fitting;
-use super::late::within;
 use super::queue::Work;
 use super::sessions::Sessions;
+use super::time_out::within;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 use crate::raw::Builder;
 use crate::server::code::DUPLICATE_KEY;

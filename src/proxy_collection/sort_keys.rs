@@ -12,7 +12,7 @@ use mongodb::{Client, Database};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::StoreError;
-use super::late::within;
+use super::time_out::within;
 use crate::constraint::bytes_of_hex;
 use crate::server::driver::first_write_error;
 

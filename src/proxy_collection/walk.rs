@@ -74,7 +74,11 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn namesakes(&self, id: &RawBson, shard_key: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
+    pub async fn documents_of_same_id(
+        &self,
+        id: &RawBson,
+        shard_key: &[String],
+    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let command = rawdoc! {
             "find": self.protected.name(), "filter": { "_id": equal_to(id.clone()) },
             "projection": self.projection(shard_key)?,

@@ -14,8 +14,8 @@ use mongodb::Database;
 use tokio::time::sleep;
 
 use super::StoreError;
-use super::late::within;
 use super::sessions::Sessions;
+use super::time_out::within;
 use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_errors};
 
 /// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
@@ -27,8 +27,8 @@ const ALONE_AT_ONCE: usize = 32;
 
 /// Runs commands that were made for one item each; what became of each, in order. Those that have no answer within `limit`
 /// of all of them are `late`.
-pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration, late: T) -> Vec<T> {
-    let mut outcomes = vec![late; alone.len()];
+pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration, time_out: T) -> Vec<T> {
+    let mut outcomes = vec![time_out; alone.len()];
     let mut numbered = Vec::with_capacity(alone.len());
     for (index, one) in alone.into_iter().enumerate() {
         numbered.push(one.map(move |outcome| (index, outcome)));

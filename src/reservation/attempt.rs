@@ -17,7 +17,7 @@ pub struct Attempt {
     /// The keys that it took, or tried to take, from an earlier try of the same operation, or from itself after it might have been
     /// forwarded. It never gives them back: that try's write may still be on its way under the same statement number, and its
     /// document needs the reservation; the lease settles it. What it finds of itself before, it wrote without hearing of it.
-    adopted: BTreeSet<usize>,
+    inherited: BTreeSet<usize>,
     /// Whether it might have been forwarded, now or at an earlier start.
     let_through: bool,
     /// A key about which no sure answer came, of a release perhaps. That may still come, and would hit whatever stands there
@@ -118,18 +118,18 @@ impl Attempt {
         let mut effects = self.clone().withdraw();
         let anew = Attempt {
             let_through: self.let_through,
-            ..Attempt::claiming(self.token, self.adopted, vec![Claim::Unclaimed; keys])
+            ..Attempt::claiming(self.token, self.inherited, vec![Claim::Unclaimed; keys])
         };
         let (attempt, more) = anew.settled();
         effects.extend(more);
         (attempt, effects)
     }
 
-    fn claiming(token: Token, adopted: BTreeSet<usize>, claims: Vec<Claim>) -> Attempt {
+    fn claiming(token: Token, inherited: BTreeSet<usize>, claims: Vec<Claim>) -> Attempt {
         Attempt {
             token,
             pace: Pace::AllAtOnce,
-            adopted,
+            inherited,
             let_through: false,
             failed: None,
             state: State::Claiming(claims),
@@ -213,12 +213,12 @@ impl Attempt {
         claims[key] = claim;
         if let Some(Effect::TakeOver {
             from_absent: false,
-            rival,
+            conflicting,
             ..
         }) = effect
-            && (rival != self.token || self.let_through)
+            && (conflicting != self.token || self.let_through)
         {
-            self.adopted.insert(key);
+            self.inherited.insert(key);
         }
         match effect {
             Some(effect) => (self, vec![effect]),
@@ -244,11 +244,11 @@ impl Attempt {
             return self.give_up(NotHeld::Unsure(key));
         }
         let contested = claims.iter().find_map(|claim| match claim {
-            Claim::Contested { rival } => Some(*rival),
+            Claim::Contested { conflicting } => Some(*conflicting),
             _ => None,
         });
         match contested {
-            Some(rival) => self.wait_for(rival),
+            Some(conflicting) => self.wait_for(conflicting),
             None => self.claim_more(),
         }
     }
@@ -260,7 +260,7 @@ impl Attempt {
 
     /// Waits for `rival`. The first time everything else is given back; one by one, what is held comes before the
     /// contested key, and is kept.
-    fn wait_for(self, rival: Token) -> (Attempt, Vec<Effect>) {
+    fn wait_for(self, conflicting: Token) -> (Attempt, Vec<Effect>) {
         let State::Claiming(claims) = &self.state else {
             return (self, Vec::new());
         };
@@ -273,7 +273,7 @@ impl Attempt {
                 *claim = Claim::Unclaimed;
             }
         }
-        effects.push(Effect::Wait { rival });
+        effects.push(Effect::Wait { conflicting });
         let waiting = Attempt {
             pace: Pace::OneByOne,
             state: State::Waiting(claims),
@@ -314,7 +314,7 @@ impl Attempt {
                 Claim::Held | Claim::Unsure | Claim::Reserving | Claim::TakingOver { .. }
             )
         };
-        let keys = (0..claims.len()).filter(|key| is_ours(&claims[*key]) && !self.adopted.contains(key));
+        let keys = (0..claims.len()).filter(|key| is_ours(&claims[*key]) && !self.inherited.contains(key));
         keys.map(Effect::Release).collect()
     }
 }
@@ -341,7 +341,9 @@ impl Event {
 /// reported is the first violation in order. For anybody else's outcome an attempt that is lost anyway doesn't wait.
 fn contested_by_earlier_sibling(claims: &[Claim], me: Token) -> Option<Token> {
     claims.iter().find_map(|claim| match claim {
-        Claim::Contested { rival } if rival.attempt == me.attempt && rival.position < me.position => Some(*rival),
+        Claim::Contested { conflicting } if conflicting.attempt == me.attempt && conflicting.position < me.position => {
+            Some(*conflicting)
+        }
         _ => None,
     })
 }

@@ -8,7 +8,7 @@ use super::{Effect, Event, Token};
 
 /// A reservation that stands in an attempt's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rival {
+pub struct ConflictingReservation {
     /// Who wrote it.
     pub token: Token,
     /// Whether its owner is the very document that the attempt is about (`_id` and route alike).
@@ -36,7 +36,7 @@ pub enum Scope {
     /// Every shard.
     Everywhere,
     /// Every shard, linearizable: only a primary that a majority still follows can answer.
-    Fenced,
+    Linearizable,
 }
 
 /// Where one key stands.
@@ -51,13 +51,16 @@ pub(super) enum Claim {
     /// The key is taken; the reservation that has it is being read.
     Reading,
     /// The rival's owner is being looked for.
-    LookingUp { rival: Rival, scope: Scope },
+    LookingUp {
+        conflicting: ConflictingReservation,
+        scope: Scope,
+    },
     /// The rival's reservation is being replaced.
-    TakingOver { rival: Token },
+    TakingOver { conflicting: Token },
     /// The reservation is the attempt's.
     Held,
     /// The rival may still be at it.
-    Contested { rival: Token },
+    Contested { conflicting: Token },
     /// A document holds the key.
     Duplicate,
     /// The cluster gave no sure answer; the reservation may be there under the attempt's token.
@@ -79,51 +82,71 @@ impl Claim {
         match (self, event) {
             (Claim::Reserving, Event::Reserved(_)) => (Claim::Held, None),
             (Claim::Reserving, Event::Taken(_)) => (Claim::Reading, Some(Effect::Read(key))),
-            (Claim::Reserving, Event::Busy(_)) => (Claim::Contested { rival: Token::UNSEEN }, None),
+            (Claim::Reserving, Event::Busy(_)) => (
+                Claim::Contested {
+                    conflicting: Token::UNSEEN,
+                },
+                None,
+            ),
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
-            (Claim::Reading, Event::Found(_, rival)) => Self::confront(key, me, *rival),
+            (Claim::Reading, Event::Found(_, conflicting)) => Self::confront(key, me, *conflicting),
             (Claim::Recalling | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
             // Of the reservation nothing is known: there may be none by now, or anybody's.
             (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
-            (Claim::LookingUp { rival, scope }, Event::OwnerAbsent(_)) => Self::owner_missed(key, rival, scope),
+            (Claim::LookingUp { conflicting, scope }, Event::OwnerAbsent(_)) => {
+                Self::owner_missed(key, conflicting, scope)
+            }
             (Claim::TakingOver { .. }, Event::TookOver(_)) => (Claim::Held, None),
             (Claim::TakingOver { .. }, Event::Changed(_)) => (Claim::Reading, Some(Effect::Read(key))),
             (Claim::TakingOver { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
-            (Claim::TakingOver { rival }, Event::Busy(_)) => (Claim::Contested { rival }, None),
+            (Claim::TakingOver { conflicting }, Event::Busy(_)) => (Claim::Contested { conflicting }, None),
             (claim, Event::Failed(_)) if claim.is_busy() => (Claim::Unsure, None),
             (claim, _) => (claim, None),
         }
     }
 
-    fn confront(key: usize, me: Token, rival: Rival) -> (Claim, Option<Effect>) {
+    fn confront(key: usize, me: Token, conflicting: ConflictingReservation) -> (Claim, Option<Effect>) {
         // Under the attempt's own token it may be old, and a release of it may still be on its way: written anew it has
         // its whole lease.
-        if rival.token == me || rival.same_owner && me.is_retry_of(rival.token) {
-            return Self::take_over(key, rival.token, false);
+        if conflicting.token == me || conflicting.same_owner && me.is_retry_of(conflicting.token) {
+            return Self::take_over(key, conflicting.token, false);
         }
-        let scope = match rival.has_route {
+        let scope = match conflicting.has_route {
             true => Scope::Route,
             false => Scope::Everywhere,
         };
-        (Claim::LookingUp { rival, scope }, Some(Effect::LookUp { key, scope }))
+        (
+            Claim::LookingUp { conflicting, scope },
+            Some(Effect::LookUp { key, scope }),
+        )
     }
 
-    fn owner_missed(key: usize, rival: Rival, scope: Scope) -> (Claim, Option<Effect>) {
-        let look = |scope| (Claim::LookingUp { rival, scope }, Some(Effect::LookUp { key, scope }));
-        match (scope, rival.age) {
-            (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Fenced),
+    fn owner_missed(key: usize, conflicting: ConflictingReservation, scope: Scope) -> (Claim, Option<Effect>) {
+        let look = |scope| {
+            (
+                Claim::LookingUp { conflicting, scope },
+                Some(Effect::LookUp { key, scope }),
+            )
+        };
+        match (scope, conflicting.age) {
+            (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Linearizable),
             (Scope::Route, Age::InLease) => look(Scope::Everywhere),
-            (Scope::Everywhere | Scope::Fenced, Age::InLease) => (Claim::Contested { rival: rival.token }, None),
-            (Scope::Fenced, Age::Expired) => Self::take_over(key, rival.token, true),
+            (Scope::Everywhere | Scope::Linearizable, Age::InLease) => (
+                Claim::Contested {
+                    conflicting: conflicting.token,
+                },
+                None,
+            ),
+            (Scope::Linearizable, Age::Expired) => Self::take_over(key, conflicting.token, true),
         }
     }
 
-    fn take_over(key: usize, rival: Token, from_absent: bool) -> (Claim, Option<Effect>) {
+    fn take_over(key: usize, conflicting: Token, from_absent: bool) -> (Claim, Option<Effect>) {
         let effect = Effect::TakeOver {
             key,
-            rival,
+            conflicting,
             from_absent,
         };
-        (Claim::TakingOver { rival }, Some(effect))
+        (Claim::TakingOver { conflicting }, Some(effect))
     }
 }

@@ -15,7 +15,7 @@ mod claim;
 mod token;
 
 pub use attempt::{Attempt, Ended, NotHeld};
-pub use claim::{Age, Rival, Scope};
+pub use claim::{Age, ConflictingReservation, Scope};
 pub use token::{AttemptId, Operation, Token};
 
 /// What the driver of an attempt must do next. A key is its position in the list that the attempt began with.
@@ -38,7 +38,7 @@ pub enum Effect {
         /// The key in question.
         key: usize,
         /// The token that the reservation must still have.
-        rival: Token,
+        conflicting: Token,
         /// Whether that rests on its owner being absent; where it doesn't, the owner is the attempt's own document.
         from_absent: bool,
     },
@@ -48,7 +48,7 @@ pub enum Effect {
     /// Every key that `rival` is contesting is undecided: send [`Event::WaitOver`] once it may have changed.
     Wait {
         /// Whose outcome to wait for.
-        rival: Token,
+        conflicting: Token,
     },
     /// Every key is held: forward the write, then [`Event::Applied`], [`Event::NotApplied`], [`Event::InDoubt`] or
     /// [`Event::Lost`].
@@ -63,7 +63,7 @@ pub enum Event {
     /// Another reservation has the key.
     Taken(usize),
     /// The reservation that has the key.
-    Found(usize, Rival),
+    Found(usize, ConflictingReservation),
     /// No reservation has the key any more.
     Vacant(usize),
     /// A document holds the key.

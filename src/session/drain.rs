@@ -11,7 +11,7 @@ use bson::spec::ElementType;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::outline::Outline;
+use super::request_context::RequestContext;
 use crate::classify::Verdict;
 use crate::raw::Builder;
 use crate::server::{code::SHUTDOWN_IN_PROGRESS, reply::append_label};
@@ -56,8 +56,8 @@ impl Drain {
     }
 
     /// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
-    pub fn turns_away(&self, verdict: &Verdict<'_>, outline: &Outline) -> bool {
-        *verdict == Verdict::Hello || self.is_late() && !outline.goes_on()
+    pub fn turns_away(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
+        *verdict == Verdict::Hello || self.is_late() && !request_context.goes_on()
     }
 
     fn is_late(&self) -> bool {
@@ -68,7 +68,7 @@ impl Drain {
     ///
     /// Its topology version is of a process of its own: drivers leave out what is older than what they know, and
     /// the next Keyward at this address will pass on what its own `mongos` says.
-    pub fn error(&self, process: ObjectId, outline: Option<&Outline>) -> Vec<u8> {
+    pub fn error(&self, process: ObjectId, request_context: Option<&RequestContext>) -> Vec<u8> {
         let left = self.until.saturating_duration_since(Instant::now());
         let mut body = Builder::new();
         body.open(ElementType::EmbeddedDocument, b"topologyVersion")
@@ -83,7 +83,7 @@ impl Drain {
                 "remainingQuiesceTimeMillis",
                 i64::try_from(left.as_millis()).unwrap_or(i64::MAX),
             );
-        if let Some(label) = outline.and_then(Outline::label) {
+        if let Some(label) = request_context.and_then(RequestContext::label) {
             append_label(&mut body, label);
         }
         body.finish()

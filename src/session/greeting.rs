@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::requests::read_message;
-use super::{End, farewell};
+use super::{End, closing};
 use crate::limits::Limits;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::tls::{Acceptor, Client, is_handshake};
@@ -130,5 +130,5 @@ async fn tell(client_in: &Incoming, client_out: &mut Outgoing, error: ServerErro
     if !envelope.wants_reply() {
         return Ok(());
     }
-    farewell::tell(&envelope, &error.body(), 1, client_out).await
+    closing::tell(&envelope, &error.body(), 1, client_out).await
 }

@@ -5,15 +5,15 @@
 //! on. So replies keep their order, and nothing else ever uses the upstream connection meanwhile. Any doubt about where
 //! a message begins or what a reply answers ends both connections.
 
+mod closing;
 mod cursor_id;
 mod drain;
 mod end;
-mod farewell;
 mod greeting;
 mod left_open;
 mod notice;
-mod outline;
 mod replies;
+mod request_context;
 mod requests;
 mod serve;
 mod timer;
@@ -46,10 +46,10 @@ use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Message, Rejection, Request};
 use crate::write::plan::is_forwarded;
-use crate::write::{self, Commit, Era};
+use crate::write::{self, CatalogEpoch, Commit};
 use notice::{Notice, Notices};
-use outline::Outline;
-use replies::{Owed, Replies};
+use replies::{PendingReply, Replies};
+use request_context::RequestContext;
 use requests::Requests;
 use timer::Timer;
 
@@ -159,9 +159,9 @@ struct Session {
     /// Whether the client's last command left a transaction open.
     in_transaction: bool,
     /// Held for what the catalog of its time has decided here.
-    era: Era,
+    epoch: CatalogEpoch,
     /// The era that has begun since.
-    next_era: Option<Era>,
+    next_epoch: Option<CatalogEpoch>,
     /// Whether a message has gone on since `era` began to which no reply comes.
     is_unanswered: bool,
     /// Steps done, so that a timer sees whether anything has happened.
@@ -177,7 +177,7 @@ type Noticing<F> = Pin<Box<F>>;
 pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stage: watch::Receiver<Stage>) {
     let _open = service.metrics.connections.open();
     let end = match Session::begin(client, service, stage.clone()).await {
-        Ok((session, eras)) => session.pump(stage, eras).await,
+        Ok((session, epochs)) => session.pump(stage, epochs).await,
         Err(end) => end,
     };
     match end.is_remarkable() {
@@ -192,7 +192,7 @@ impl Session {
         client: TcpStream,
         service: Arc<Service>,
         mut stage: watch::Receiver<Stage>,
-    ) -> Result<(Self, watch::Receiver<Era>), End> {
+    ) -> Result<(Self, watch::Receiver<CatalogEpoch>), End> {
         let limits = service.limits();
         let length_max = match service.upstream.has_credential() {
             true => limits.max_unauthenticated_message_bytes,
@@ -217,15 +217,15 @@ impl Session {
         };
         let mut upstream = match greeted {
             Ok(upstream) => upstream,
-            Err(end) => return Err(farewell::part(end, &mut client_in, &mut client_out).await),
+            Err(end) => return Err(closing::part(end, &mut client_in, &mut client_out).await),
         };
         if let Some(membership) = &service.membership {
             upstream.depend_on(membership.permit());
         }
-        let mut eras = service.writes.eras();
+        let mut epochs = service.writes.epochs();
         let session = Session {
-            era: eras.borrow_and_update().clone(),
-            next_era: None,
+            epoch: epochs.borrow_and_update().clone(),
+            next_epoch: None,
             unpacked_by: None,
             unpacked_share: Share::of(service.memory.clone()),
             rights: match service.upstream.has_credential() {
@@ -248,13 +248,13 @@ impl Session {
             is_unanswered: false,
             steps: 0,
         };
-        Ok((session, eras))
+        Ok((session, epochs))
     }
 
     /// Passes messages on and serves those that need it, until something ends the connection.
-    async fn pump(mut self, stage: watch::Receiver<Stage>, eras: watch::Receiver<Era>) -> End {
+    async fn pump(mut self, stage: watch::Receiver<Stage>, epochs: watch::Receiver<CatalogEpoch>) -> End {
         let targets = self.service.upstream.targets();
-        let notices = Notices::new(stage, targets, self.upstream.address().clone(), eras);
+        let notices = Notices::new(stage, targets, self.upstream.address().clone(), epochs);
         let mut noticing = Box::pin(notices.next());
         let sleep = tokio::time::sleep(self.limits.message_timeout);
         tokio::pin!(sleep);
@@ -283,12 +283,12 @@ impl Session {
                 if end.may_have_lost_upstream() {
                     left_open::end(&mut self.upstream, &self.service.upstream).await;
                 }
-                let end = farewell::part(end, &mut self.client_in, &mut self.client_out).await;
+                let end = closing::part(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
                     if end.may_have_lost_upstream() {
                         self.service.writes.note_lost();
                     }
-                    tokio::spawn(farewell::leave_at_work(self.upstream, self.era));
+                    tokio::spawn(closing::leave_at_work(self.upstream, self.epoch));
                 }
                 return end;
             }
@@ -347,28 +347,28 @@ impl Session {
             Err(Rejection::NestedCompression) => return Ok(Requests::Waiting),
             Err(rejection) => return Err(rejection.into()),
         };
-        let outline = request.parsed.as_ref().map(Outline::of).unwrap_or_default();
-        if outline.is_in_transaction {
+        let request_context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
+        if request_context.is_in_transaction {
             self.service.writes.note_transaction();
         }
-        self.in_transaction = outline.leaves_transaction();
-        if let Some(transaction) = outline.begins() {
+        self.in_transaction = request_context.leaves_transaction();
+        if let Some(transaction) = request_context.begins() {
             let transactions = &self.service.writes.transactions;
             transactions.begin(transaction, self.replies.is_authenticated());
         }
         let catalog = self.service.writes.catalog();
         let guard = Guard::new(&**catalog, self.service.membership.as_deref());
         let may_commit =
-            || self.service.may_write() && self.service.writes.commit(outline.transaction) == Commit::GoesOn;
-        let is_held = outline.commits() && !may_commit();
+            || self.service.may_write() && self.service.writes.commit(request_context.transaction) == Commit::GoesOn;
+        let is_held = request_context.commits() && !may_commit();
         let forwarded = match is_held {
             true => None,
-            false => forwarded(&request, &outline, self.drain.as_ref(), &guard, &catalog),
+            false => forwarded(&request, &request_context, self.drain.as_ref(), &guard, &catalog),
         };
         // What may write somewhere waits until that is in the register of Keywards.
         let forwarded =
             forwarded.filter(|_| !guard.has_undeclared() && (!guard.is_asked() || self.service.may_write()));
-        let is_handshake = matches!(forwarded, Some(Some(Owed { hello: Some(_), .. })));
+        let is_handshake = matches!(forwarded, Some(Some(PendingReply { hello: Some(_), .. })));
         let span = match &request.parsed {
             Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
             _ => CommandSpan::default(),
@@ -380,11 +380,11 @@ impl Session {
             }
             Some(reply) => {
                 self.service.metrics.commands.forwarded.inc();
-                if outline.may_change_user {
+                if request_context.may_change_user {
                     self.rights.forget();
                 }
                 match reply {
-                    Some(reply) => self.replies.owe(Owed { span, ..reply }),
+                    Some(reply) => self.replies.owe(PendingReply { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 Requests::Sending { left: message.len() }
@@ -404,14 +404,14 @@ enum Stepped {
 /// Whether the request goes on as it came, and the reply that upstream will then owe, if any.
 fn forwarded(
     request: &Request<'_>,
-    outline: &Outline,
+    request_context: &RequestContext,
     drain: Option<&Drain>,
     protection: &impl Protection,
     catalog: &Catalog,
-) -> Option<Option<Owed>> {
+) -> Option<Option<PendingReply>> {
     let message = request.parsed.as_ref().ok()?;
     let verdict = classify(message, protection).ok()?;
-    if drain.is_some_and(|drain| drain.turns_away(&verdict, outline)) {
+    if drain.is_some_and(|drain| drain.turns_away(&verdict, request_context)) {
         return None;
     }
     let is_hello = match (verdict, message) {
@@ -420,18 +420,18 @@ fn forwarded(
         (Verdict::Write(write), Message::Msg(message)) if is_forwarded(&write, message, catalog) => false,
         (Verdict::Write(_) | Verdict::Refuse(_), _) => return None,
     };
-    Some(owed(&request.envelope, is_hello, outline))
+    Some(pending(&request.envelope, is_hello, request_context))
 }
 
 /// The reply that upstream will owe for a request that goes on, if any.
-fn owed(envelope: &Envelope, is_hello: bool, outline: &Outline) -> Option<Owed> {
-    envelope.wants_reply().then_some(Owed {
+fn pending(envelope: &Envelope, is_hello: bool, request_context: &RequestContext) -> Option<PendingReply> {
+    envelope.wants_reply().then_some(PendingReply {
         answers: envelope.request_id,
         hello: is_hello.then_some(*envelope),
         may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
-        may_leave_cursor: outline.may_leave_cursor,
-        may_write: outline.may_write,
-        authenticates: outline.authenticates,
+        may_leave_cursor: request_context.may_leave_cursor,
+        may_write: request_context.may_write,
+        authenticates: request_context.authenticates,
         span: CommandSpan::default(),
     })
 }

@@ -5,7 +5,7 @@ use tokio::sync::watch;
 
 use super::drain::{Drain, Stage, draining};
 use crate::upstream::Targets;
-use crate::write::Era;
+use crate::write::CatalogEpoch;
 
 /// What has happened.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub enum Notice {
     /// The server at the other end isn't the primary any more.
     Deposed,
     /// Another catalog decides from now on.
-    Era(Era),
+    CatalogEpoch(CatalogEpoch),
 }
 
 /// Where it is heard of.
@@ -24,7 +24,7 @@ pub struct Notices {
     stage: Option<watch::Receiver<Stage>>,
     targets: Option<watch::Receiver<Targets>>,
     address: ServerAddress,
-    eras: watch::Receiver<Era>,
+    epochs: watch::Receiver<CatalogEpoch>,
 }
 
 impl Notices {
@@ -33,13 +33,13 @@ impl Notices {
         stage: watch::Receiver<Stage>,
         targets: watch::Receiver<Targets>,
         address: ServerAddress,
-        eras: watch::Receiver<Era>,
+        epochs: watch::Receiver<CatalogEpoch>,
     ) -> Notices {
         Notices {
             stage: Some(stage),
             targets: Some(targets),
             address,
-            eras,
+            epochs,
         }
     }
 
@@ -55,7 +55,7 @@ impl Notices {
                 self.targets = None;
                 Notice::Deposed
             }
-            era = era(&mut self.eras) => Notice::Era(era),
+            epoch = epoch(&mut self.epochs) => Notice::CatalogEpoch(epoch),
         };
         (notice, self)
     }
@@ -75,9 +75,9 @@ async fn deposed(targets: &mut Option<watch::Receiver<Targets>>, address: &Serve
     }
 }
 
-async fn era(eras: &mut watch::Receiver<Era>) -> Era {
-    match eras.changed().await {
-        Ok(()) => eras.borrow_and_update().clone(),
+async fn epoch(epochs: &mut watch::Receiver<CatalogEpoch>) -> CatalogEpoch {
+    match epochs.changed().await {
+        Ok(()) => epochs.borrow_and_update().clone(),
         // The program ends, which somebody else says.
         Err(_) => std::future::pending().await,
     }

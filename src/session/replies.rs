@@ -19,7 +19,7 @@ use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
 /// The replies that the client still waits for, and the one that is on its way.
 #[derive(Debug)]
 pub struct Replies {
-    owed: VecDeque<Owed>,
+    pending: VecDeque<PendingReply>,
     passing: Passing,
     /// Looks for the cursor that the reply on its way leaves open.
     search: Option<CursorId>,
@@ -31,7 +31,7 @@ pub struct Replies {
 
 /// A reply that upstream owes to the client.
 #[derive(Debug)]
-pub struct Owed {
+pub struct PendingReply {
     /// What the reply will say it answers.
     pub answers: i32,
     /// How the request came, if it is a handshake, whose reply is edited.
@@ -67,7 +67,7 @@ impl Replies {
     /// Nothing owed.
     pub fn new() -> Self {
         Replies {
-            owed: VecDeque::new(),
+            pending: VecDeque::new(),
             passing: Passing::Nothing,
             search: None,
             has_cursor: false,
@@ -76,8 +76,8 @@ impl Replies {
     }
 
     /// Notes that a request has gone out.
-    pub fn owe(&mut self, reply: Owed) {
-        self.owed.push_back(reply);
+    pub fn owe(&mut self, reply: PendingReply) {
+        self.pending.push_back(reply);
     }
 
     /// Has Keyward's own `reply` be the next; only while nothing is owed.
@@ -105,24 +105,28 @@ impl Replies {
 
     /// How many requests are unanswered.
     pub fn count_owed(&self) -> usize {
-        self.owed.len()
+        self.pending.len()
     }
 
     /// Whether the client has all that it waits for.
     pub fn is_settled(&self) -> bool {
-        self.owed.is_empty() && matches!(self.passing, Passing::Nothing)
+        self.pending.is_empty() && matches!(self.passing, Passing::Nothing)
     }
 
     /// Whether the connection may be closed without taking an answer from the client: it has all of them, or it is
     /// between two replies of a stream, which has no end.
     pub fn is_at_boundary(&self, upstream: &Incoming) -> bool {
         let at_edge = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
-        at_edge && self.owed.front().is_none_or(|owed| owed.may_stream)
+        at_edge && self.pending.front().is_none_or(|pending| pending.may_stream)
     }
 
     /// Whether the client is in the middle of reading a cursor, as far as the last replies show.
     pub fn has_cursor(&self) -> bool {
-        self.has_cursor || self.owed.iter().any(|owed| owed.may_stream && owed.hello.is_none())
+        self.has_cursor
+            || self
+                .pending
+                .iter()
+                .any(|pending| pending.may_stream && pending.hello.is_none())
     }
 
     /// Whether a reply is owed to what might have written.
@@ -132,7 +136,7 @@ impl Replies {
 
     /// Whether upstream may be at work on something that writes.
     pub fn awaits_a_write(&self) -> bool {
-        self.owed.iter().any(|owed| owed.may_write)
+        self.pending.iter().any(|pending| pending.may_write)
     }
 
     /// Whether the client has authenticated itself.
@@ -144,9 +148,9 @@ impl Replies {
     /// its place, after which the connection has to end.
     pub fn owed_hello(&self, upstream: &Incoming) -> Option<Envelope> {
         let nothing_came = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
-        match self.owed.front() {
-            Some(owed) if self.owed.len() == 1 && nothing_came => owed.hello.map(|hello| Envelope {
-                request_id: owed.answers,
+        match self.pending.front() {
+            Some(pending) if self.pending.len() == 1 && nothing_came => pending.hello.map(|hello| Envelope {
+                request_id: pending.answers,
                 ..hello
             }),
             _ => None,
@@ -208,27 +212,27 @@ impl Replies {
         let Some(header) = upstream.inbox.header()? else {
             return Ok(false);
         };
-        let owed = self
-            .owed
+        let pending = self
+            .pending
             .front_mut()
-            .filter(|owed| owed.answers == header.response_to)
+            .filter(|pending| pending.answers == header.response_to)
             .ok_or(End::OutOfStep)?;
-        if owed.span.is_on() {
+        if pending.span.is_on() {
             if header.length <= REPLY_BYTES_MAX {
                 let Some(message) = upstream.inbox.message()? else {
                     return Ok(false);
                 };
-                owed.span.note_reply(message);
+                pending.span.note_reply(message);
             }
-            owed.span = CommandSpan::default();
+            pending.span = CommandSpan::default();
         }
-        let &mut Owed {
+        let &mut PendingReply {
             hello,
             may_stream,
             may_leave_cursor,
             authenticates,
             ..
-        } = owed;
+        } = pending;
         let is_followed = if hello.is_some() || authenticates && !self.is_authenticated {
             // These are short, and what they say is needed.
             let Some(message) = upstream.inbox.message()? else {
@@ -277,9 +281,9 @@ impl Replies {
     /// Has the oldest owed reply be on its way; if another one follows, that will answer `next_answers`.
     fn pass(&mut self, passing: Passing, next_answers: Option<i32>) {
         self.passing = passing;
-        match (next_answers, self.owed.front_mut()) {
-            (Some(answers), Some(owed)) => owed.answers = answers,
-            _ => drop(self.owed.pop_front()),
+        match (next_answers, self.pending.front_mut()) {
+            (Some(answers), Some(pending)) => pending.answers = answers,
+            _ => drop(self.pending.pop_front()),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
 
-use super::{Drain, End, Outline, Owed, Requests, Service, Session, forwarded, owed, work_time};
+use super::{Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::classify::{Verdict, classify};
 use crate::fleet::Guard;
@@ -18,7 +18,7 @@ enum Outcome {
     /// The client gets nothing.
     Silence,
     /// The message goes on after all, and this reply will be owed.
-    Forward(Option<Owed>),
+    Forward(Option<PendingReply>),
 }
 
 impl Session {
@@ -57,7 +57,7 @@ impl Session {
             Outcome::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
-                    Some(reply) => self.replies.owe(Owed { span, ..reply }),
+                    Some(reply) => self.replies.owe(PendingReply { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
@@ -87,7 +87,7 @@ async fn serve_one(
         Ok(message) => message,
         Err(rejection) => return turn_down(envelope, rejection, reply_id),
     };
-    let outline = Outline::of(message);
+    let request_context = RequestContext::of(message);
     let commands = &service.metrics.commands;
     let catalog = service.writes.catalog();
     let guard = Guard::new(&**catalog, service.membership.as_deref());
@@ -95,18 +95,23 @@ async fn serve_one(
         Ok(verdict) => verdict,
         Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
     };
-    if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &outline)) {
+    if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &request_context)) {
         commands.turned_away.inc();
-        return answer(envelope, &drain.error(service.process, Some(&outline)), reply_id);
+        return answer(
+            envelope,
+            &drain.error(service.process, Some(&request_context)),
+            reply_id,
+        );
     }
     // Who hasn't logged in writes nothing, and has nothing written.
-    if is_known && let Err(refusal) = registered(service, guard, &outline).await {
+    if is_known && let Err(refusal) = registered(service, guard, &request_context).await {
         commands.turned_away.inc();
         return answer(envelope, &refusal.body(&Times::default()), reply_id);
     }
-    if outline.commits()
+    if request_context.commits()
         && let Message::Msg(commit) = message
-        && let Some(reply) = write::refuse_commit(commit.body, outline.transaction, &service.writes, upstream).await?
+        && let Some(reply) =
+            write::refuse_commit(commit.body, request_context.transaction, &service.writes, upstream).await?
     {
         return answer(envelope, &reply, reply_id);
     }
@@ -138,14 +143,14 @@ async fn serve_one(
                 }
                 Served::Untouched => {
                     timer.stop_and_discard();
-                    Ok(Outcome::Forward(owed(envelope, false, &outline)))
+                    Ok(Outcome::Forward(pending(envelope, false, &request_context)))
                 }
             }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &outline, None, &**catalog, &catalog) {
+        _ => match forwarded(request, &request_context, None, &**catalog, &catalog) {
             Some(reply) => {
-                if outline.may_change_user {
+                if request_context.may_change_user {
                     rights.forget();
                 }
                 Ok(Outcome::Forward(reply))
@@ -159,16 +164,16 @@ async fn serve_one(
 async fn registered(
     service: &Service,
     guard: Guard<'_, crate::catalog::Catalog>,
-    outline: &Outline,
+    request_context: &RequestContext,
 ) -> Result<(), Refusal> {
     let Some(membership) = &service.membership else {
         return Ok(());
     };
     let unregistered = |reason: String| Refusal::Unregistered {
         reason,
-        label: outline.label(),
+        label: request_context.label(),
     };
-    let is_write = guard.is_asked() || outline.commits();
+    let is_write = guard.is_asked() || request_context.commits();
     if guard.has_undeclared() {
         let declared = membership.declare(guard.undeclared(), &[]).await;
         declared.map_err(|error| unregistered(error.to_string()))?;

@@ -114,7 +114,7 @@ pub async fn free(
     proxy: &ProxyCollection,
     suspects: Vec<(&Key, &Reservation)>,
 ) -> Result<u64, StoreError> {
-    let abandoned = proxy.unheld(suspects, Scope::Fenced).await?;
+    let abandoned = proxy.unheld(suspects, Scope::Linearizable).await?;
     match (abandoned.is_empty(), protected.is_strict()) {
         (true, _) => Ok(0),
         (false, true) => delete_absent(proxy, &abandoned).await,

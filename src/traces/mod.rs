@@ -25,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use collector::Collector;
 pub use command::{CommandSpan, REPLY_BYTES_MAX, note_outcome};
-pub use step::{Step, Upstream, asking, waiting_for_company};
+pub use step::{Step, Upstream, asking, waiting_for_group};
 
 /// Marks the spans that are traces: the log shows none of them, and nothing else is traced. No module's path, which is what
 /// marks an event of the log.

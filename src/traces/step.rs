@@ -66,7 +66,7 @@ pub async fn asking<T, E>(
 }
 
 /// Waits until somebody inserts for the client, too, or it has its own turn.
-pub async fn waiting_for_company<T>(waited: impl Future<Output = T>) -> T {
+pub async fn waiting_for_group<T>(waited: impl Future<Output = T>) -> T {
     let span = match is_in_command() {
         true => info_span!(target: TARGET, "wait", otel.name = "wait for company", otel.kind = "internal"),
         false => Span::none(),

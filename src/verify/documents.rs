@@ -149,16 +149,18 @@ impl Verification<'_> {
 
     fn fault(&self, suspect: &Suspect, moment: Moment) -> Option<(Suspect, Fault)> {
         // It may have moved to another shard since.
-        let (mut namesakes, mut others): (Vec<Owner>, Vec<Owner>) = moment
+        let (mut documents_of_same_id, mut others): (Vec<Owner>, Vec<Owner>) = moment
             .holders
             .into_iter()
             .partition(|holder| holder.is_namesake_of(&suspect.owner));
-        let position = namesakes.iter().position(|namesake| *namesake == suspect.owner);
-        let owner = match namesakes.is_empty() {
+        let position = documents_of_same_id
+            .iter()
+            .position(|same_id| *same_id == suspect.owner);
+        let owner = match documents_of_same_id.is_empty() {
             true => return None,
-            false => namesakes.swap_remove(position.unwrap_or(0)),
+            false => documents_of_same_id.swap_remove(position.unwrap_or(0)),
         };
-        others.append(&mut namesakes);
+        others.append(&mut documents_of_same_id);
         let read = match moment.entry {
             None => None,
             // What isn't a reservation is found when the reservations are walked.
@@ -223,7 +225,7 @@ impl Verification<'_> {
 
     async fn report_unindexable(&mut self, owner: &Owner) -> Result<(), StoreError> {
         let shard_key = &self.protected.shard_key;
-        for document in self.proxy.namesakes(&owner.id, shard_key).await? {
+        for document in self.proxy.documents_of_same_id(&owner.id, shard_key).await? {
             let malformed = |_| StoreError::Unexpected("a document");
             let document = Doc::new(document.as_bytes()).map_err(malformed)?;
             if owner_of(self.protected, document).map_err(malformed)? != *owner {

@@ -123,7 +123,7 @@ impl Verification<'_> {
             .iter()
             .map(|(key, reservation)| (key, &reservation.owner))
             .collect();
-        let held = self.proxy.look_up(&claims, Scope::Fenced).await?;
+        let held = self.proxy.look_up(&claims, Scope::Linearizable).await?;
         let told = |key: &Key| self.unreserved.contains_key(key);
         let abandoned: Vec<(Key, Reservation)> = seen
             .iter()

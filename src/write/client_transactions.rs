@@ -20,7 +20,7 @@ use dashmap::DashMap;
 use tokio::time::Instant;
 
 use super::ForwardError;
-use super::era::TRANSACTION_LIFE;
+use super::catalog_epoch::TRANSACTION_LIFE;
 use super::transaction::{API, Refused, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Refusal, Times};
@@ -72,7 +72,7 @@ impl TransactionId {
 /// The last transaction of each session.
 #[derive(Debug, Default)]
 pub struct ClientTransactions {
-    by_session: DashMap<[u8; 16], Seen>,
+    by_session: DashMap<[u8; 16], DocumentSnapshot>,
     begun: AtomicUsize,
     /// How often the constraints have changed.
     changes: AtomicU64,
@@ -92,7 +92,7 @@ pub enum Commit {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct DocumentSnapshot {
     number: i64,
     /// Its statements that were begun and not brought to their end: those under way, and those that never will be.
     unfinished: usize,
@@ -106,9 +106,9 @@ struct Seen {
     at: Instant,
 }
 
-impl Seen {
-    fn new(number: i64, changes: u64) -> Seen {
-        Seen {
+impl DocumentSnapshot {
+    fn new(number: i64, changes: u64) -> DocumentSnapshot {
+        DocumentSnapshot {
             number,
             unfinished: 0,
             is_lost: false,
@@ -142,7 +142,7 @@ impl ClientTransactions {
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
-        let new = Seen::new(id.number, self.changes.load(Ordering::SeqCst));
+        let new = DocumentSnapshot::new(id.number, self.changes.load(Ordering::SeqCst));
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number < id.number => *seen = new,
             Some(_) => {}
@@ -220,7 +220,7 @@ impl ClientTransactions {
         self.oldest.fetch_max(changes, Ordering::SeqCst);
     }
 
-    fn is_older(&self, seen: &Seen) -> bool {
+    fn is_older(&self, seen: &DocumentSnapshot) -> bool {
         seen.changes < self.oldest.load(Ordering::SeqCst)
     }
 }
@@ -236,7 +236,7 @@ impl UnderWay<'_> {
         self.end(|seen| seen.is_lost = true);
     }
 
-    fn end(self, note: impl FnOnce(&mut Seen)) {
+    fn end(self, note: impl FnOnce(&mut DocumentSnapshot)) {
         if let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
             && seen.number == self.id.number
         {

@@ -192,14 +192,14 @@ async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
     let span = context.lease * LEASES;
     let each = protected.constraints.iter().map(|proxy| async move {
         let found: Result<_, StoreError> = async {
-            let young = proxy.young(span, SETTLED_MAX).await?;
-            let claims: Vec<_> = young.iter().map(|(key, seen)| (key, &seen.owner)).collect();
+            let recent = proxy.recent(span, SETTLED_MAX).await?;
+            let claims: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
             let held = proxy.look_up(&claims, Scope::Everywhere).await?;
-            Ok(young.into_iter().zip(held))
+            Ok(recent.into_iter().zip(held))
         }
         .await;
         match found {
-            Ok(found) => found.filter_map(|(young, held)| held.then_some(young)).collect(),
+            Ok(found) => found.filter_map(|(recent, held)| held.then_some(recent)).collect(),
             Err(error) => {
                 warn(proxy, &error);
                 Vec::new()
@@ -218,7 +218,7 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
         .map(|(proxy, settled)| async move {
             let released = async {
                 let settled = settled.iter().map(|(key, seen)| (key, seen)).collect();
-                let gone = proxy.unheld(settled, Scope::Fenced).await?;
+                let gone = proxy.unheld(settled, Scope::Linearizable).await?;
                 proxy.release_seen(&gone).await
             };
             if let Err(error) = released.await {

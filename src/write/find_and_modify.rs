@@ -3,9 +3,9 @@
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::conclusion::{Case, Conclusion};
-use super::plan::touches;
-use super::statement::{Kind, Statement};
+use super::plan::affects_keys;
+use super::statement::{Statement, StatementKind};
+use super::statement_run::{StatementResult, StatementRun};
 use super::transaction::Transaction;
 use super::{Context, ForwardError, Served, TIME_MAX};
 use crate::catalog::Protected;
@@ -28,17 +28,17 @@ pub async fn find_and_modify(
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
     let body = command.body;
-    if !touches(Kind::FindAndModify, body, &protected.paths())? {
+    if !affects_keys(StatementKind::FindAndModify, body, &protected.paths())? {
         return Ok(Served::Untouched);
     }
     let statement = Statement {
-        kind: Kind::FindAndModify,
+        kind: StatementKind::FindAndModify,
         body,
         own: body,
         is_single: true,
         is_upsert: body.is_set("upsert")?,
     };
-    let case = Case {
+    let run = StatementRun {
         context,
         protected,
         command,
@@ -47,15 +47,15 @@ pub async fn find_and_modify(
         operation: command.operation(0),
         deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
     };
-    let conclusion = match Transaction::of_client(protected, body, upstream)? {
-        Some(mut transaction) => case.conclude_within(&mut transaction, upstream).await?,
-        None => case.conclude_alone(upstream).await?,
+    let result = match Transaction::of_client(protected, body, upstream)? {
+        Some(mut transaction) => run.run_in_clients_transaction(&mut transaction, upstream).await?,
+        None => run.run_by_itself(upstream).await?,
     };
-    Ok(Served::Reply(match conclusion {
-        Conclusion::Reply(reply) | Conclusion::Part(reply) | Conclusion::Failed(reply) => reply,
-        Conclusion::Duplicate(key) => duplicate(protected, &key).await,
-        Conclusion::Unindexable(error) => unindexable(protected, &error),
-        Conclusion::Refused(refusal) => refusal.body(&protected.times()),
+    Ok(Served::Reply(match result {
+        StatementResult::Reply(reply) | StatementResult::Part(reply) | StatementResult::Failed(reply) => reply,
+        StatementResult::Duplicate(key) => duplicate(protected, &key).await,
+        StatementResult::Unindexable(error) => unindexable(protected, &error),
+        StatementResult::Refused(refusal) => refusal.body(&protected.times()),
     }))
 }
 

@@ -10,7 +10,7 @@ use bson::spec::ElementType;
 
 use super::batch_command::BatchCommand;
 use super::gossip;
-use super::statement::Kind;
+use super::statement::StatementKind;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
@@ -175,7 +175,7 @@ pub enum Acknowledged {
 /// [`ForwardError`]: the outcome is unknown then.
 pub async fn statement(
     command: &BatchCommand<'_>,
-    (kind, index): (Kind, usize),
+    (kind, index): (StatementKind, usize),
     own: &[u8],
     acknowledged: Acknowledged,
     time: Option<Duration>,

@@ -359,7 +359,7 @@ impl<'a> Insert<'a, '_> {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    let is_there = candidate.is_its_own_rival(key);
+                    let is_there = candidate.conflicts_with_itself(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.protected.constraints[*constraint];
                     // The very document is there: the server checks `_id` first.
@@ -384,7 +384,7 @@ impl<'a> Insert<'a, '_> {
     /// Waits until what rivals are at may be decided; rivals in the same command are, by now.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.attempt.attempt();
-        if let Some(rival) = awaited.iter().find(|rival| rival.attempt != own) {
+        if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
             let left = self
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -394,7 +394,7 @@ impl<'a> Insert<'a, '_> {
             let at_most = back_off.next();
             self.context
                 .in_flight
-                .wait_for(rival.attempt, left.map_or(at_most, |left| at_most.min(left)))
+                .wait_for(conflicting.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
         }
         go_on(pending);

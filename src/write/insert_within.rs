@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::clash::{Resolved, resolve};
-use super::image::Image;
-use super::moves::{Clash, Moves};
-use super::standing::{Standing, standing};
+use super::document_keys::DocumentKeys;
+use super::existing_reservations::{ExistingReservation, existing_reservations};
+use super::reservation_conflict::{Resolved, resolve};
+use super::reservation_diff::{ReservationConflict, ReservationDiff};
 use super::transaction::{Failure, Transaction, append_fields, is_about_running};
 use super::{Context, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
@@ -61,7 +61,7 @@ async fn run(
     for document in &command.documents {
         let document = with_id(document.bytes(), token)?;
         let doc = Doc::new(&document)?;
-        images.push(Image {
+        images.push(DocumentKeys {
             id: Vec::new(),
             owner: owner_of(protected, doc)?,
             keys: keys_of_new(protected, doc),
@@ -69,24 +69,24 @@ async fn run(
         documents.push(document);
     }
     let keys: Vec<&ConstrainedKey> = images.iter().flat_map(|image| image.keys.iter().flatten()).collect();
-    let standing = standing(protected, &keys, transaction, upstream).await?;
-    let refused = first_refused(&images, &standing);
+    let existing_reservations = existing_reservations(protected, &keys, transaction, upstream).await?;
+    let refused = first_refused(&images, &existing_reservations);
     let accepted = refused.as_ref().map_or(images.len(), |(position, _)| *position);
-    let clash = match &refused {
-        Some((_, Reason::Clash(clash))) => Some(clash.clone()),
+    let conflict = match &refused {
+        Some((_, Reason::ReservationConflict(conflict))) => Some(conflict.clone()),
         _ => {
             // No two of these hold one key, and each can be indexed.
-            let moves = Moves::between(&[], &images[..accepted]).unwrap_or_default();
-            moves.run(protected, token, transaction, upstream).await?
+            let diff = ReservationDiff::between(&[], &images[..accepted]).unwrap_or_default();
+            diff.run(protected, token, transaction, upstream).await?
         }
     };
-    if let Some(clash) = clash {
+    if let Some(conflict) = conflict {
         transaction.abort(upstream).await?;
         let deadline = Instant::now() + command.max_time.unwrap_or(TIME_MAX);
-        let holds = |image: &Image| image.owner == clash.owner;
+        let holds = |image: &DocumentKeys| image.owner == conflict.owner;
         let position = images.iter().position(holds).unwrap_or(accepted);
-        return Ok(match resolve(context, protected, &clash, deadline).await {
-            Resolved::Duplicate => failed(protected, position, duplicate(protected, &clash.key).await)?,
+        return Ok(match resolve(context, protected, &conflict, deadline).await {
+            Resolved::Duplicate => failed(protected, position, duplicate(protected, &conflict.key).await)?,
             _ => Refusal::Conflict.body(&protected.times()),
         });
     }
@@ -106,7 +106,9 @@ async fn run(
     transaction.abort(upstream).await?;
     let error = match &reason {
         Reason::Unindexable(error) => WriteError::unindexable(error),
-        Reason::Duplicate(key) | Reason::Clash(Clash { key, .. }) => duplicate(protected, key).await,
+        Reason::Duplicate(key) | Reason::ReservationConflict(ReservationConflict { key, .. }) => {
+            duplicate(protected, key).await
+        }
     };
     Ok(failed(protected, position, error)?)
 }
@@ -116,11 +118,14 @@ enum Reason {
     Unindexable(KeyError),
     Duplicate(ConstrainedKey),
     /// A reservation is in the way, and the transaction sees no document that holds the key.
-    Clash(Clash),
+    ReservationConflict(ReservationConflict),
 }
 
 /// The first document that can't be inserted, and why.
-fn first_refused(images: &[Image], standing: &BTreeMap<ConstrainedKey, Standing>) -> Option<(usize, Reason)> {
+fn first_refused(
+    images: &[DocumentKeys],
+    existing_reservations: &BTreeMap<ConstrainedKey, ExistingReservation>,
+) -> Option<(usize, Reason)> {
     let mut taken = BTreeSet::new();
     for (position, image) in images.iter().enumerate() {
         let keys = match &image.keys {
@@ -128,11 +133,13 @@ fn first_refused(images: &[Image], standing: &BTreeMap<ConstrainedKey, Standing>
             Err(error) => return Some((position, Reason::Unindexable(error.clone()))),
         };
         for key in keys {
-            let reason = match standing.get(key) {
-                Some(standing) if standing.holder.is_none() => Reason::Clash(Clash {
-                    key: key.clone(),
-                    owner: image.owner.clone(),
-                }),
+            let reason = match existing_reservations.get(key) {
+                Some(existing_reservations) if existing_reservations.holder.is_none() => {
+                    Reason::ReservationConflict(ReservationConflict {
+                        key: key.clone(),
+                        owner: image.owner.clone(),
+                    })
+                }
                 None if taken.insert(key) => continue,
                 _ => Reason::Duplicate(key.clone()),
             };

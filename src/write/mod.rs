@@ -3,15 +3,15 @@
 //! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. What it can't
 //! protect it refuses, naming the collection and the way out.
 
+mod affected_keys;
 mod back_off;
 mod batch_command;
 mod bulk;
+mod catalog_epoch;
+mod command_shape;
 mod drop;
-mod era;
 mod gossip;
-mod shard_key;
-mod touch;
-mod unusual;
+mod shard_key_change;
 
 mod forward;
 mod insert;
@@ -20,19 +20,19 @@ mod retried;
 
 mod strict;
 
-mod change;
-mod clash;
 mod client_transactions;
-mod conclusion;
-mod image;
+mod document_keys;
+mod existing_reservations;
+mod filter_rewriting;
+mod in_place_update;
+mod key_update;
 mod lease_left;
-mod moves;
-mod narrow;
-mod plain;
 pub mod record;
+mod reservation_conflict;
+mod reservation_diff;
 mod reserve;
-mod standing;
 mod statement;
+mod statement_run;
 mod transaction;
 
 mod find_and_modify;
@@ -55,17 +55,17 @@ use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
+pub use affected_keys::overlap;
 use back_off::BackOff;
 use batch_command::BatchCommand;
+use catalog_epoch::CatalogEpochs;
+pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 use client_transactions::ClientTransactions;
 pub use client_transactions::{Commit, TransactionId};
 use client_transactions::{ask_to_end, commit_unseen};
-use era::Eras;
-pub use era::{Era, Past, TRANSACTION_LIFE};
 pub use forward::ForwardError;
-use statement::Kind;
+use statement::StatementKind;
 use strict::Groups;
-pub use touch::overlap;
 use transaction::Transaction;
 
 /// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
@@ -79,7 +79,7 @@ pub struct Context {
     lease: Duration,
     /// The attempts under way in this process.
     in_flight: InFlight,
-    eras: Eras,
+    epochs: CatalogEpochs,
     /// Whether clients have to log in.
     has_users: bool,
     /// The transactions of clients that pass.
@@ -96,7 +96,7 @@ impl Context {
             catalog: ArcSwap::new(catalog),
             lease,
             in_flight: InFlight::default(),
-            eras: Eras::new(lease),
+            epochs: CatalogEpochs::new(lease),
             has_users: false,
             transactions: ClientTransactions::default(),
             groups: Arc::new(Groups::new(group_commit)),
@@ -233,9 +233,9 @@ async fn carry_out(
 ) -> Result<Served, ForwardError> {
     let (target, kind) = match write {
         Write::Insert(target) => (target, None),
-        Write::Update(target) => (target, Some(Kind::Update)),
-        Write::Delete(target) => (target, Some(Kind::Delete)),
-        Write::FindAndModify(target) => (target, Some(Kind::FindAndModify)),
+        Write::Update(target) => (target, Some(StatementKind::Update)),
+        Write::Delete(target) => (target, Some(StatementKind::Delete)),
+        Write::FindAndModify(target) => (target, Some(StatementKind::FindAndModify)),
         Write::BulkWrite => {
             let reply = Box::pin(bulk::bulk_write(context, message, upstream)).await;
             return reply.map(Served::Reply);
@@ -251,8 +251,8 @@ async fn carry_out(
             let reply = drop::drop_database(context, database, message.body, upstream).await;
             return reply.map(Served::Reply);
         }
-        Write::Reshape => {
-            let reply = shard_key::reshape(context, message.body, upstream).await;
+        Write::ShardKeyChange => {
+            let reply = shard_key_change::change_shard_key(context, message.body, upstream).await;
             return reply.map(Served::Reply);
         }
     };
@@ -260,10 +260,10 @@ async fn carry_out(
         Ok(protected) => protected,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
-    if let Some(reply) = unusual::objection(message, kind, upstream).await? {
+    if let Some(reply) = command_shape::server_objection(message, kind, upstream).await? {
         return Ok(Served::Reply(reply));
     }
-    let command = match kind.map_or(Some("documents"), Kind::list) {
+    let command = match kind.map_or(Some("documents"), StatementKind::list) {
         Some(list) => BatchCommand::parse(message, list),
         None => BatchCommand::single(message.body),
     };
@@ -287,7 +287,9 @@ async fn carry_out(
         }
     }
     match kind {
-        Kind::Update | Kind::Delete => modify::modify(context, &protected, &command, kind, upstream).await,
-        Kind::FindAndModify => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
+        StatementKind::Update | StatementKind::Delete => {
+            modify::modify(context, &protected, &command, kind, upstream).await
+        }
+        StatementKind::FindAndModify => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
     }
 }

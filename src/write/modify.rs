@@ -1,16 +1,16 @@
 //! `update` and `delete` on a protected collection: statement by statement, in the order of the command.
 //!
 //! Statements that can't change a key go to the server as they came, neighbours together. Every other one is brought to
-//! its end in a transaction ([`super::conclusion`]), the client's own if the command is part of one.
+//! its end in a transaction ([`super::statement_run`]), the client's own if the command is part of one.
 
 use std::ops::Range;
 
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::conclusion::{Case, Conclusion};
-use super::plan::touches;
-use super::statement::{Kind, Statement};
+use super::plan::affects_keys;
+use super::statement::{Statement, StatementKind};
+use super::statement_run::{StatementResult, StatementRun};
 use super::transaction::{Failure, Transaction};
 use super::{Context, ForwardError, Served, TIME_MAX, forward, gossip};
 use crate::catalog::Protected;
@@ -23,7 +23,7 @@ struct Modify<'a, 'c> {
     context: &'c Context,
     protected: &'c Protected,
     command: &'c BatchCommand<'a>,
-    kind: Kind,
+    kind: StatementKind,
     deadline: Instant,
     reply: WriteReply,
     /// The client's reply, once the command has failed as a whole.
@@ -38,11 +38,11 @@ pub async fn modify(
     context: &Context,
     protected: &Protected,
     command: &BatchCommand<'_>,
-    kind: Kind,
+    kind: StatementKind,
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
     let paths = protected.paths();
-    let touching = command.documents.iter().map(|own| touches(kind, *own, &paths));
+    let touching = command.documents.iter().map(|own| affects_keys(kind, *own, &paths));
     let touching: Vec<bool> = touching.collect::<Result<_, _>>()?;
     if !touching.contains(&true) {
         return Ok(Served::Untouched);
@@ -75,7 +75,7 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         while next < touching.len() && !self.is_over() {
             let same = touching[next..]
                 .iter()
-                .take_while(|touches| **touches == touching[next])
+                .take_while(|affects_keys| **affects_keys == touching[next])
                 .count();
             match touching[next] && !self.is_refused_by_the_server(next)? {
                 false => {
@@ -84,8 +84,8 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
                     next = end;
                 }
                 true => {
-                    let case = self.case(next)?;
-                    while self.take(next, case.conclude_alone(upstream).await?).await? {}
+                    let run = self.run(next)?;
+                    while self.take(next, run.run_by_itself(upstream).await?).await? {}
                     next += 1;
                 }
             }
@@ -100,26 +100,26 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         touching: &[bool],
         upstream: &mut Connection,
     ) -> Result<(), ForwardError> {
-        for (index, touches) in touching.iter().enumerate() {
-            let case = self.case(index)?;
+        for (index, affects_keys) in touching.iter().enumerate() {
+            let run = self.run(index)?;
             // The first error ends a transaction, and so the command, ordered or not.
             while self.failed.is_none() && !self.reply.has_errors() {
-                let conclusion = match touches {
-                    true => case.conclude_within(&mut transaction, upstream).await?,
+                let result = match affects_keys {
+                    true => run.run_in_clients_transaction(&mut transaction, upstream).await?,
                     false => {
-                        let command = case.statement.command(None)?;
+                        let command = run.statement.command(None)?;
                         let database = &self.protected.namespace.database;
                         match transaction.run(upstream, database, command, None).await {
-                            Ok(reply) => Conclusion::Reply(reply),
+                            Ok(reply) => StatementResult::Reply(reply),
                             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                                case.leave_or_abort(&mut transaction, &refused, upstream).await?;
-                                Conclusion::Failed(refused.body)
+                                run.leave_or_abort(&mut transaction, &refused, upstream).await?;
+                                StatementResult::Failed(refused.body)
                             }
                             Err(Failure::Forward(error)) => return Err(error),
                         }
                     }
                 };
-                if !self.take(index, conclusion).await? {
+                if !self.take(index, result).await? {
                     break;
                 }
             }
@@ -132,9 +132,9 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         Ok(self.command.retry.is_some() && !is_single(self.kind, self.command.documents[index])?)
     }
 
-    fn case(&self, index: usize) -> Result<Case<'c>, Malformed> {
+    fn run(&self, index: usize) -> Result<StatementRun<'c>, Malformed> {
         let own = self.command.documents[index];
-        Ok(Case {
+        Ok(StatementRun {
             context: self.context,
             protected: self.protected,
             command: self.command,
@@ -152,27 +152,27 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
     }
 
     /// Notes what became of the statement at `index`; whether it is to be run again.
-    async fn take(&mut self, index: usize, conclusion: Conclusion) -> Result<bool, Malformed> {
-        match conclusion {
-            Conclusion::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
-            Conclusion::Part(reply) => {
+    async fn take(&mut self, index: usize, result: StatementResult) -> Result<bool, Malformed> {
+        match result {
+            StatementResult::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
+            StatementResult::Part(reply) => {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
                 return Ok(true);
             }
-            Conclusion::Failed(body) => self.failed = Some(body),
-            Conclusion::Duplicate(key) => {
+            StatementResult::Failed(body) => self.failed = Some(body),
+            StatementResult::Duplicate(key) => {
                 let duplicate = self.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
-            Conclusion::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
-            Conclusion::Refused(refusal) => self.failed = Some(refusal.body(&self.protected.times())),
+            StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
+            StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.protected.times())),
         }
         Ok(false)
     }
 
     /// Sends statements on that need no care.
     async fn forward(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
-        let list = if self.kind == Kind::Update {
+        let list = if self.kind == StatementKind::Update {
             "updates"
         } else {
             "deletes"
@@ -199,16 +199,16 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         self.reply.advance(times);
         Ok(match self.command.unacknowledged {
             true => WriteReply::default().body()?,
-            false if self.kind == Kind::Update => self.reply.update_body()?,
+            false if self.kind == StatementKind::Update => self.reply.update_body()?,
             false => self.reply.body()?,
         })
     }
 }
 
-fn is_single(kind: Kind, own: Doc<'_>) -> Result<bool, Malformed> {
+fn is_single(kind: StatementKind, own: Doc<'_>) -> Result<bool, Malformed> {
     Ok(match kind {
-        Kind::Update => !own.is_set("multi")?,
-        Kind::Delete => own.is_set("limit")?,
-        Kind::FindAndModify => true,
+        StatementKind::Update => !own.is_set("multi")?,
+        StatementKind::Delete => own.is_set("limit")?,
+        StatementKind::FindAndModify => true,
     })
 }

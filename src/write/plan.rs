@@ -1,7 +1,7 @@
 //! What is to be done about a write, read from its message and the constraints alone: nothing is asked of anybody.
 
-use super::statement::Kind;
-use super::touch::may_touch;
+use super::affected_keys::may_affect;
+use super::statement::StatementKind;
 use crate::catalog::Catalog;
 use crate::classify::Write;
 use crate::raw::{Doc, Malformed};
@@ -14,29 +14,29 @@ use crate::wire::OpMsg;
 /// documents.
 pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> bool {
     let (target, kind) = match write {
-        Write::Update(target) => (target, Kind::Update),
-        Write::FindAndModify(target) => (target, Kind::FindAndModify),
+        Write::Update(target) => (target, StatementKind::Update),
+        Write::FindAndModify(target) => (target, StatementKind::FindAndModify),
         _ => return false,
     };
     let Some(protected) = catalog.protected(target.database, target.collection) else {
         return false;
     };
     let paths = protected.paths();
-    let touches = match kind.list() {
+    let affects_keys = match kind.list() {
         Some(list) => touches_by_any(kind, message, list, &paths),
-        None => touches(kind, message.body, &paths).ok(),
+        None => affects_keys(kind, message.body, &paths).ok(),
     };
-    touches == Some(false)
+    affects_keys == Some(false)
 }
 
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
-fn touches_by_any(kind: Kind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -> Option<bool> {
+fn touches_by_any(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -> Option<bool> {
     let batch = message.documents(list).ok()??;
     // The server refuses what comes in the body and beside it, and a batch of nothing.
     let mut statements = batch.iter().ok()?.peekable();
     statements.peek()?;
     for own in statements {
-        if touches(kind, own.ok()?, paths).ok()? {
+        if affects_keys(kind, own.ok()?, paths).ok()? {
             return Some(true);
         }
     }
@@ -47,17 +47,17 @@ fn touches_by_any(kind: Kind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn touches(kind: Kind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
     let update = match kind {
-        Kind::Delete => return Ok(true),
-        Kind::Update => "u",
-        Kind::FindAndModify => "update",
+        StatementKind::Delete => return Ok(true),
+        StatementKind::Update => "u",
+        StatementKind::FindAndModify => "update",
     };
     if own.is_set("upsert")? {
         return Ok(true);
     }
     match own.get(update)? {
-        Some(update) => may_touch(&update, paths),
-        None => Ok(kind == Kind::FindAndModify && own.is_set("remove")?),
+        Some(update) => may_affect(&update, paths),
+        None => Ok(kind == StatementKind::FindAndModify && own.is_set("remove")?),
     }
 }

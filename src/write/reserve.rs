@@ -35,7 +35,7 @@ pub async fn reserve(
             Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Claimed::Unsure(key),
             _ => {}
         }
-        let Some(rival) = awaited.first() else {
+        let Some(conflicting) = awaited.first() else {
             return Claimed::Held;
         };
         let left = deadline.saturating_duration_since(Instant::now());
@@ -45,7 +45,7 @@ pub async fn reserve(
         }
         context
             .in_flight
-            .wait_for(rival.attempt, back_off.next().min(left))
+            .wait_for(conflicting.attempt, back_off.next().min(left))
             .await;
         candidate.step(&Event::WaitOver);
     }

@@ -11,7 +11,7 @@ use bson::spec::ElementType;
 
 use super::ForwardError;
 use super::batch_command::BatchCommand;
-use super::narrow::{append_equal, nothing};
+use super::filter_rewriting::{append_equal, nothing};
 use super::transaction::append_fields;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
@@ -101,7 +101,7 @@ pub async fn give_back_what_has_moved(protected: &Protected, candidates: &[&Cand
             .collect();
         let released = async {
             // By a read that a deposed primary can't answer: it may not know the document yet.
-            let held = proxy.look_up(&claims, Scope::Fenced).await?;
+            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
             let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
             let moved: Vec<_> = moved
                 .map(|((key, candidate), _)| (*key, candidate.attempt.token()))

@@ -10,9 +10,9 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::image::{self, Image, Selection};
-use super::moves::{Clash, Impossible, Moves};
-use super::narrow::{both, equality, is_fickle, nothing, pin};
+use super::document_keys::{self, DocumentKeys, Selection};
+use super::filter_rewriting::{both, equality, is_fickle, nothing, pin};
+use super::reservation_diff::{Impossible, ReservationConflict, ReservationDiff};
 use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -22,7 +22,7 @@ use crate::upstream::Connection;
 
 /// The command that a statement belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StatementKind {
     /// `update`.
     Update,
     /// `delete`.
@@ -31,12 +31,12 @@ pub enum Kind {
     FindAndModify,
 }
 
-impl Kind {
+impl StatementKind {
     /// The field of a statement that says which documents it is about.
     pub fn query_name(self) -> &'static str {
         match self {
-            Kind::FindAndModify => "query",
-            Kind::Update | Kind::Delete => "q",
+            StatementKind::FindAndModify => "query",
+            StatementKind::Update | StatementKind::Delete => "q",
         }
     }
 
@@ -47,18 +47,18 @@ impl Kind {
     /// [`Malformed`] if it isn't BSON.
     pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
         Ok(match own.get(self.query_name())? {
-            Some(query) if query.is_nothing() => self == Kind::FindAndModify,
+            Some(query) if query.is_nothing() => self == StatementKind::FindAndModify,
             Some(query) => query.kind == ElementType::EmbeddedDocument,
-            None => self == Kind::FindAndModify,
+            None => self == StatementKind::FindAndModify,
         })
     }
 
     /// The batch of the command that its statements stand in, if they stand in one.
     pub fn list(self) -> Option<&'static str> {
         match self {
-            Kind::Update => Some("updates"),
-            Kind::Delete => Some("deletes"),
-            Kind::FindAndModify => None,
+            StatementKind::Update => Some("updates"),
+            StatementKind::Delete => Some("deletes"),
+            StatementKind::FindAndModify => None,
         }
     }
 }
@@ -67,7 +67,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy)]
 pub struct Statement<'a> {
     /// What it is part of.
-    pub kind: Kind,
+    pub kind: StatementKind,
     /// The command's body.
     pub body: Doc<'a>,
     /// The statement itself; the body for a `findAndModify`.
@@ -88,7 +88,7 @@ pub enum Evaluated {
     /// The server's reply says that it refused the statement; the transaction is over.
     Refused(Vec<u8>),
     /// A reservation is in the way; the transaction is over.
-    Clash(Clash),
+    ReservationConflict(ReservationConflict),
     /// A native index would refuse the outcome.
     Impossible(Impossible),
     /// The server refused to look for the documents; the transaction is over.
@@ -140,12 +140,12 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
-    pub fn with_query(self, narrowed: &[u8]) -> Result<Vec<u8>, Malformed> {
+    pub fn with_query(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
         let mut own = Builder::new();
         for element in self.own.elements() {
             let element = element?;
             match element.name == self.kind.query_name().as_bytes() {
-                true => own.append(ElementType::EmbeddedDocument, element.name, narrowed),
+                true => own.append(ElementType::EmbeddedDocument, element.name, rewritten),
                 false => own.element(&element),
             };
         }
@@ -153,7 +153,7 @@ impl<'a> Statement<'a> {
             own.append(
                 ElementType::EmbeddedDocument,
                 self.kind.query_name().as_bytes(),
-                narrowed,
+                rewritten,
             );
         }
         Ok(own.finish())
@@ -163,9 +163,9 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
-    pub fn command(self, narrowed: Option<&[u8]>) -> Result<Builder, Malformed> {
-        let own = match narrowed {
-            Some(narrowed) => self.with_query(narrowed)?,
+    pub fn command(self, rewritten: Option<&[u8]>) -> Result<Builder, Malformed> {
+        let own = match rewritten {
+            Some(rewritten) => self.with_query(rewritten)?,
             None => self.own.bytes().to_vec(),
         };
         let list = self.kind.list();
@@ -202,14 +202,14 @@ impl<'a> Statement<'a> {
         upstream: &mut Connection,
     ) -> Result<Evaluated, Failure> {
         let selection = self.selection()?;
-        let selected = image::read(protected, &selection, documents_max + 1, transaction, upstream).await;
+        let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, upstream).await;
         let mut selected = match selected {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluated::Unseen(refused)),
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
         let is_fickle = is_fickle(query)?;
-        let can_be_named = image::in_one_query(selected.iter().map(|image| image.id.as_slice()));
+        let can_be_named = document_keys::in_one_query(selected.iter().map(|image| image.id.as_slice()));
         let must_be_named = selected.len() > documents_max || is_fickle;
         let most = if must_be_named {
             documents_max.min(can_be_named)
@@ -217,25 +217,25 @@ impl<'a> Statement<'a> {
             documents_max
         };
         // A delete of many isn't atomic on the server either.
-        let is_part = selected.len() > most && self.kind == Kind::Delete;
+        let is_part = selected.len() > most && self.kind == StatementKind::Delete;
         if is_part {
             selected.truncate(most);
         } else if selected.len() > most {
             return Ok(Evaluated::TooMany);
         }
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
-        let these = image::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
+        let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
         let before = self
             .all_with_these_ids(protected, selected, transaction, upstream)
             .await?;
         let pinned = before.first().filter(|_| self.is_single);
-        let narrowed = match pinned {
+        let rewritten = match pinned {
             Some(image) => Some(pin(query, image)?),
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
             None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,
         };
-        let command = self.command(narrowed.as_deref())?;
+        let command = self.command(rewritten.as_deref())?;
         let reply = transaction
             .run(upstream, &protected.namespace.database, command, None)
             .await?;
@@ -251,7 +251,7 @@ impl<'a> Statement<'a> {
         }
         let ids = before.iter().map(|image| image.id.as_slice());
         let ids: Vec<&[u8]> = ids.chain(inserted.as_deref()).collect();
-        let mut after = image::read_these(protected, &ids, self.under(None)?, transaction, upstream).await?;
+        let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, upstream).await?;
         if protected.is_collated {
             // Other documents' `_id`s may be equal to these under the collection's collation.
             let ids: HashSet<&[u8]> = ids.into_iter().collect();
@@ -261,22 +261,22 @@ impl<'a> Statement<'a> {
             && let Some(route) = route_of(query, &protected.shard_key)?
         {
             // Other documents with its `_id` may stand on other shards.
-            let is_there = |image: &Image| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
+            let is_there = |image: &DocumentKeys| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
             if after.iter().any(is_there) {
                 after.retain(is_there);
             }
         }
-        let moves = match Moves::between(&before, &after) {
-            Ok(moves) => moves,
+        let diff = match ReservationDiff::between(&before, &after) {
+            Ok(diff) => diff,
             Err(impossible) => return Ok(Evaluated::Impossible(impossible)),
         };
         if transaction.is_clients()
-            && let Some(key) = moves.duplicate(protected, transaction, upstream).await?
+            && let Some(key) = diff.duplicate(protected, transaction, upstream).await?
         {
             return Ok(Evaluated::Impossible(Impossible::Duplicate(key)));
         }
-        match moves.run(protected, token, transaction, upstream).await? {
-            Some(clash) => Ok(Evaluated::Clash(clash)),
+        match diff.run(protected, token, transaction, upstream).await? {
+            Some(conflict) => Ok(Evaluated::ReservationConflict(conflict)),
             None if is_part => Ok(Evaluated::DoneInPart(reply)),
             None => Ok(Evaluated::Done(reply)),
         }
@@ -317,10 +317,10 @@ impl<'a> Statement<'a> {
     async fn all_with_these_ids(
         self,
         protected: &Protected,
-        selected: Vec<Image>,
+        selected: Vec<DocumentKeys>,
         transaction: &mut Transaction,
         upstream: &mut Connection,
-    ) -> Result<Vec<Image>, Failure> {
+    ) -> Result<Vec<DocumentKeys>, Failure> {
         let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
         let is_collated = protected.is_collated || collation.is_some();
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
@@ -328,7 +328,7 @@ impl<'a> Statement<'a> {
             return Ok(selected);
         }
         let ids: Vec<&[u8]> = selected.iter().map(|image| image.id.as_slice()).collect();
-        let mut all = image::read_these(protected, &ids, self.under(collation)?, transaction, upstream).await?;
+        let mut all = document_keys::read_these(protected, &ids, self.under(collation)?, transaction, upstream).await?;
         if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
             all.swap(0, first);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Binary, Document, RawBson, doc, spec::BinarySubtype};
 use futures_util::future::{Either, join_all, select};
-use keyward::proxy_collection::{Mark, Owner, Reserved, TakenOver};
+use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
 use crate::forwarder::send;
@@ -102,13 +102,13 @@ async fn no_client_waits_for_what_is_taken_in() {
         id: RawBson::Int32(2),
         route: None,
     };
-    let mark = |byte, in_flight| Mark {
+    let mark = |byte, in_flight| ReservationVersion {
         token: Token {
             attempt: AttemptId([byte; 16]),
             position: 0,
             operation: None,
         },
-        beginning: 0,
+        generation: 0,
         in_flight,
     };
     let held_up = [1, 2].map(|byte| {

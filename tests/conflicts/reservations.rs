@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bson::{RawBson, doc};
-use keyward::proxy_collection::{Mark, Owner, Reserved, TakenOver};
+use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Token};
 
 use crate::abandoned::{Abandoned, NOW};
@@ -82,18 +82,18 @@ async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let (proxy, key) = store_of_email(database);
     let token = token();
-    let mark = |beginning| Mark {
-        beginning,
+    let mark = |generation| ReservationVersion {
+        generation,
         ..token.into()
     };
-    for beginning in 0..3 {
-        let reserved = proxy.reserve(&[(&key, &owner(1), mark(beginning))]).await.unwrap();
+    for generation in 0..3 {
+        let reserved = proxy.reserve(&[(&key, &owner(1), mark(generation))]).await.unwrap();
         assert_eq!(reserved, [Reserved::Written]);
-        for other in (0..4).filter(|other| *other != beginning) {
+        for other in (0..4).filter(|other| *other != generation) {
             proxy.give_back(&[(&key, mark(other))]).await.unwrap();
         }
         assert_eq!(crate::reservations(cluster, database, "email").await.len(), 1);
-        proxy.give_back(&[(&key, mark(beginning))]).await.unwrap();
+        proxy.give_back(&[(&key, mark(generation))]).await.unwrap();
         assert_eq!(crate::reservations(cluster, database, "email").await.len(), 0);
     }
 }

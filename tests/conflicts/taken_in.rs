@@ -7,7 +7,7 @@ use bson::{Document, doc};
 use keyward::catalog::Protected;
 use keyward::claims::{Candidate, InFlight};
 use keyward::metrics::Metrics;
-use keyward::prepare::{Outcome, prepared, take_in};
+use keyward::prepare::{Outcome, backfill_documents, prepared};
 use keyward::raw::Doc;
 use keyward::reservation::Token;
 use testbed::Cluster;
@@ -46,7 +46,7 @@ async fn taken_in(protected: &Protected, document: &Document) -> Vec<Outcome> {
     };
     let bytes = document.to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
-    let outcomes = take_in(protected, LEASE, attempt, wanted).await.unwrap();
+    let outcomes = backfill_documents(protected, LEASE, attempt, wanted).await.unwrap();
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 

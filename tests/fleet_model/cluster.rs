@@ -61,7 +61,7 @@ pub enum Declared {
 pub enum Enforcing {
     Idle,
     /// It has read the era.
-    Era(u8),
+    CatalogEpoch(u8),
     /// Planted: it has read the register, and no era.
     Register,
     /// It has found nobody to wait for, and reads the document with this number next.

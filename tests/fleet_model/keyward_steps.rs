@@ -131,10 +131,10 @@ impl System {
                 true => return false,
                 false => Enforcing::Register,
             },
-            Enforcing::Idle => Enforcing::Era(state.era),
+            Enforcing::Idle => Enforcing::CatalogEpoch(state.era),
             Enforcing::Register => Enforcing::Reads(state.era, 0),
-            Enforcing::Era(_) if is_waited_for => Enforcing::Idle,
-            Enforcing::Era(era) => Enforcing::Reads(era, 0),
+            Enforcing::CatalogEpoch(_) if is_waited_for => Enforcing::Idle,
+            Enforcing::CatalogEpoch(era) => Enforcing::Reads(era, 0),
             // A document that is there stays, so reading and reserving it is one step.
             Enforcing::Reads(era, document) => {
                 let next = match document {

@@ -83,10 +83,10 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         if task.may_forward() {
             actions.push(Action::Forward { task: task.id });
         }
-        if let Some((rival, keys)) = task.waits_for() {
+        if let Some((conflicting, keys)) = task.waits_for() {
             let is_undecided = |key: &Key| {
                 state.store.reservations[*key as usize].is_some_and(|there| {
-                    there.token == rival && !there.is_over && !state.store.holds(there.owner, *key)
+                    there.token == conflicting && !there.is_over && !state.store.holds(there.owner, *key)
                 })
             };
             if !keys.iter().any(is_undecided) {
@@ -122,7 +122,7 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         let fenced = !system.rules.lacks(Broken::LookWithoutFence);
         if let Request::LookUp { key, owner, scope } = &message.request
             && (state.is_deposed || state.faults > 0)
-            && !(*scope == Scope::Fenced && fenced)
+            && !(*scope == Scope::Linearizable && fenced)
             && state.store.holds(*owner, *key)
         {
             actions.push(Action::ArriveStale(message.clone()));

@@ -110,7 +110,7 @@ impl Simulation {
             return;
         }
         if let Request::LookUp { scope, .. } = request
-            && *scope == Scope::Fenced
+            && *scope == Scope::Linearizable
             && !rules.lacks(Broken::LookWithoutFence)
         {
             // A deposed primary knows that it can't answer.

@@ -76,7 +76,7 @@ impl Simulation {
     }
 
     /// Whoever takes in what is there reads a document; the reservations of its keys are on their way.
-    pub fn take_in(&mut self) {
+    pub fn backfill_documents(&mut self) {
         let owner = self.random.few(0, IDS as Id - 1);
         let held = self.cluster.store.documents[owner as usize];
         for key in held.into_iter().flat_map(|keys| keys.iter()) {

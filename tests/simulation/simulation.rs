@@ -202,7 +202,7 @@ impl Simulation {
                 }
             }
             Event::Sweep => self.sweep(),
-            Event::TakeIn => self.take_in(),
+            Event::TakeIn => self.backfill_documents(),
             Event::Die => self.die(),
             Event::Restart { keyward } => self.keywards[keyward as usize].is_alive = true,
             Event::Pause => self.pause(),

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::reservation::{Age, AttemptId, Operation, Rival, Scope};
+use crate::reservation::{Age, AttemptId, ConflictingReservation, Operation, Scope};
 
 fn token(attempt: u8) -> Token {
     Token {
@@ -13,8 +13,8 @@ fn token(attempt: u8) -> Token {
     }
 }
 
-fn rival(age: Age) -> Rival {
-    Rival {
+fn conflicting(age: Age) -> ConflictingReservation {
+    ConflictingReservation {
         token: token(9),
         same_owner: false,
         has_route: true,
@@ -91,7 +91,7 @@ fn a_key_whose_owner_is_there_is_a_duplicate_and_the_others_are_given_back() {
     let events = [
         Event::Reserved(0),
         Event::Taken(1),
-        Event::Found(1, rival(Age::InLease)),
+        Event::Found(1, conflicting(Age::InLease)),
         Event::OwnerHolds(1),
     ];
     let (attempt, effects) = run(2, &events);
@@ -106,20 +106,20 @@ fn a_lost_attempt_waits_only_for_what_comes_before_it_in_the_same_command() {
         ..token(1)
     };
     let contested_by = |token: Token| {
-        let rival = Rival {
+        let conflicting = ConflictingReservation {
             token,
-            ..rival(Age::InLease)
+            ..conflicting(Age::InLease)
         };
         let mut attempt = Attempt::begin(me, 2).0;
         for event in [
             Event::Taken(0),
-            Event::Found(0, rival),
+            Event::Found(0, conflicting),
             Event::OwnerAbsent(0),
             Event::OwnerAbsent(0),
         ] {
             attempt = attempt.step(&event).0;
         }
-        for event in [Event::Taken(1), Event::Found(1, rival), Event::OwnerHolds(1)] {
+        for event in [Event::Taken(1), Event::Found(1, conflicting), Event::OwnerHolds(1)] {
             attempt = attempt.step(&event).0;
         }
         attempt
@@ -135,7 +135,7 @@ fn a_lost_attempt_waits_only_for_what_comes_before_it_in_the_same_command() {
 fn a_miss_by_route_is_confirmed_everywhere_before_anything_is_concluded() {
     let events = [
         Event::Taken(0),
-        Event::Found(0, rival(Age::InLease)),
+        Event::Found(0, conflicting(Age::InLease)),
         Event::OwnerAbsent(0),
     ];
     let (_, effects) = run(1, &events);
@@ -153,21 +153,21 @@ fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
     let mut events = vec![
         Event::Reserved(0),
         Event::Taken(1),
-        Event::Found(1, rival(Age::InLease)),
+        Event::Found(1, conflicting(Age::InLease)),
         Event::OwnerAbsent(1),
         Event::OwnerAbsent(1),
     ];
     let (attempt, effects) = run(2, &events);
-    assert_eq!(effects, [Effect::Release(0), Effect::Wait { rival: token(9) }]);
+    assert_eq!(effects, [Effect::Release(0), Effect::Wait { conflicting: token(9) }]);
     assert!(attempt.is_waiting());
     // Afterwards: in order, one by one, keeping what is held.
     events.push(Event::WaitOver);
     assert_eq!(run(2, &events).1, [Effect::Reserve(0)]);
     events.extend([Event::Reserved(0)]);
     assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
-    events.extend([Event::Taken(1), Event::Found(1, rival(Age::InLease))]);
+    events.extend([Event::Taken(1), Event::Found(1, conflicting(Age::InLease))]);
     events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1)]);
-    assert_eq!(run(2, &events).1, [Effect::Wait { rival: token(9) }]);
+    assert_eq!(run(2, &events).1, [Effect::Wait { conflicting: token(9) }]);
     events.extend([Event::WaitOver]);
     assert_eq!(run(2, &events).1, [Effect::Reserve(1)]);
 }
@@ -176,14 +176,14 @@ fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
 fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
     let mut events = vec![
         Event::Taken(0),
-        Event::Found(0, rival(Age::Expired)),
+        Event::Found(0, conflicting(Age::Expired)),
         Event::OwnerAbsent(0),
     ];
     assert_eq!(
         run(1, &events).1,
         [Effect::LookUp {
             key: 0,
-            scope: Scope::Fenced
+            scope: Scope::Linearizable
         }]
     );
     events.push(Event::OwnerAbsent(0));
@@ -191,7 +191,7 @@ fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
         run(1, &events).1,
         [Effect::TakeOver {
             key: 0,
-            rival: token(9),
+            conflicting: token(9),
             from_absent: true
         }]
     );
@@ -203,13 +203,21 @@ fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
         run(1, &and(Event::OwnerHolds(0))).0.ended(),
         Some(Ended::NotHeld(NotHeld::Duplicate(0)))
     );
-    assert_eq!(run(1, &and(Event::Busy(0))).1, [Effect::Wait { rival: token(9) }]);
+    assert_eq!(run(1, &and(Event::Busy(0))).1, [Effect::Wait { conflicting: token(9) }]);
 }
 
 #[test]
 fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
     let (waiting, effects) = run(2, &[Event::Busy(0), Event::Reserved(1)]);
-    assert_eq!(effects, [Effect::Release(1), Effect::Wait { rival: Token::UNSEEN }]);
+    assert_eq!(
+        effects,
+        [
+            Effect::Release(1),
+            Effect::Wait {
+                conflicting: Token::UNSEEN
+            }
+        ]
+    );
     assert!(waiting.is_waiting());
     assert_eq!(waiting.step(&Event::WaitOver).1, [Effect::Reserve(0)]);
 }
@@ -243,17 +251,17 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
         operation: Some(operation),
         ..token(1)
     };
-    let found = Rival {
+    let found = ConflictingReservation {
         token: first,
         same_owner: true,
-        ..rival(Age::InLease)
+        ..conflicting(Age::InLease)
     };
     let (attempt, _) = Attempt::begin(me, 1);
     let (attempt, _) = attempt.step(&Event::Taken(0));
     let (attempt, effects) = attempt.step(&Event::Found(0, found));
     let adopt = Effect::TakeOver {
         key: 0,
-        rival: first,
+        conflicting: first,
         from_absent: false,
     };
     assert_eq!(effects, [adopt]);
@@ -268,29 +276,29 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
 
 #[test]
 fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
-    let own = Rival {
+    let own = ConflictingReservation {
         token: token(1),
-        ..rival(Age::InLease)
+        ..conflicting(Age::InLease)
     };
     // It might have been forwarded before.
     let (lost, _) = run(1, &[Event::Reserved(0), Event::Lost]);
     let found = [Event::Taken(0), Event::Found(0, own), Event::TookOver(0)];
-    let adopted = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
-    let (anew, effects) = adopted.clone().begin_again(1);
+    let inherited = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
+    let (anew, effects) = inherited.clone().begin_again(1);
     assert_eq!(effects, [Effect::Reserve(0)]);
     // Whether the reservation that nobody answered for is the new one or the adopted one isn't known.
     assert_eq!(anew.clone().step(&Event::Failed(0)).1, []);
     assert_eq!(anew.step(&Event::Reserved(0)).0.withdraw(), []);
-    let (anew, effects) = adopted.step(&Event::Lost);
+    let (anew, effects) = inherited.step(&Event::Lost);
     assert_eq!(effects, [Effect::Reserve(0)]);
     assert_eq!(anew.step(&Event::Failed(0)).1, []);
 }
 
 #[test]
 fn what_it_wrote_without_hearing_of_it_it_gives_back() {
-    let own = Rival {
+    let own = ConflictingReservation {
         token: token(1),
-        ..rival(Age::InLease)
+        ..conflicting(Age::InLease)
     };
     let (found, _) = run(1, &[Event::Taken(0), Event::Found(0, own)]);
     assert_eq!(found.clone().step(&Event::Failed(0)).1, [Effect::Release(0)]);
@@ -301,15 +309,15 @@ fn what_it_wrote_without_hearing_of_it_it_gives_back() {
 
 #[test]
 fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts() {
-    let own = Rival {
+    let own = ConflictingReservation {
         token: token(1),
-        ..rival(Age::InLease)
+        ..conflicting(Age::InLease)
     };
     let events = [Event::Taken(0), Event::Found(0, own)];
     let (attempt, effects) = run(1, &events);
     let adopt = Effect::TakeOver {
         key: 0,
-        rival: token(1),
+        conflicting: token(1),
         from_absent: false,
     };
     assert_eq!(effects, [adopt]);
@@ -321,7 +329,7 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
     let mut events = vec![
         Event::Reserved(0),
         Event::Taken(1),
-        Event::Found(1, rival(Age::InLease)),
+        Event::Found(1, conflicting(Age::InLease)),
     ];
     events.extend([Event::OwnerAbsent(1), Event::OwnerAbsent(1), Event::Failed(0)]);
     assert_eq!(run(2, &events).0.ended(), Some(Ended::NotHeld(NotHeld::Unsure(0))));
@@ -338,12 +346,12 @@ fn the_same_operation_for_another_document_is_a_rival() {
         operation: Some(operation),
         ..token(1)
     };
-    let other = Rival {
+    let other = ConflictingReservation {
         token: Token {
             operation: Some(operation),
             ..token(9)
         },
-        ..rival(Age::InLease)
+        ..conflicting(Age::InLease)
     };
     let (attempt, _) = Attempt::begin(me, 1);
     let (attempt, _) = attempt.step(&Event::Taken(0));
@@ -373,7 +381,7 @@ fn a_late_duplicate_of_an_event_changes_nothing() {
 
 #[test]
 fn who_is_not_sure_of_what_it_gave_back_does_not_begin_again() {
-    let contested = [Event::Taken(1), Event::Found(1, rival(Age::InLease))];
+    let contested = [Event::Taken(1), Event::Found(1, conflicting(Age::InLease))];
     let waiting = [Event::OwnerAbsent(1), Event::OwnerAbsent(1)];
     let (unsure, _) = run(
         2,
@@ -406,8 +414,8 @@ fn answers(effect: &Effect) -> Vec<Event> {
             Event::Failed(key),
         ],
         Effect::Read(key) => vec![
-            Event::Found(key, rival(Age::InLease)),
-            Event::Found(key, rival(Age::Expired)),
+            Event::Found(key, conflicting(Age::InLease)),
+            Event::Found(key, conflicting(Age::Expired)),
             Event::Vacant(key),
             Event::Failed(key),
         ],

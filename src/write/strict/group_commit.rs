@@ -198,7 +198,7 @@ impl Groups {
             });
             (number, group.patience(), receiver)
         };
-        if let Ok(turn) = traces::waiting_for_company(timeout(patience, &mut turn)).await {
+        if let Ok(turn) = traces::waiting_for_group(timeout(patience, &mut turn)).await {
             return turn.unwrap_or(Turn::Lost);
         }
         match self.leave(&terms, number) {

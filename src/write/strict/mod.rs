@@ -8,11 +8,11 @@
 //! behind it would commit the others without it.
 
 mod group_commit;
+mod in_group;
 mod pipeline;
 mod progress;
 mod record;
 mod reservations;
-mod together;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -457,7 +457,10 @@ impl<'a, 'c> Strict<'a, 'c> {
 /// Whether a key was met that an earlier try of the same operation had reserved.
 fn is_retry(candidate: &Candidate<'_>) -> bool {
     let own = candidate.attempt.token();
-    candidate.rivals.values().any(|rival| own.is_retry_of(rival.token))
+    candidate
+        .conflicting
+        .values()
+        .any(|conflicting| own.is_retry_of(conflicting.token))
 }
 
 /// Runs all `steps`; the first refusal, if any, is the failure: what follows it only says that the transaction is over.

@@ -1,6 +1,6 @@
 //! A task and its keys: what the attempt asks for is sent, and what comes back is told to it.
 
-use keyward::reservation::{Age, Attempt, Effect, Ended, Event, NotHeld, Rival, Token};
+use keyward::reservation::{Age, Attempt, ConflictingReservation, Effect, Ended, Event, NotHeld, Token};
 
 use super::{Requests, Stage, Task, Verdict};
 use crate::protocol::network::{Reply, Request};
@@ -11,7 +11,7 @@ impl Task {
     pub(super) fn claim(&mut self, stage: Stage, keys: Keys, requests: &mut Requests) {
         self.stage = stage;
         self.keys = keys.iter().collect();
-        self.rivals = vec![None; self.keys.len()];
+        self.conflicting = vec![None; self.keys.len()];
         self.since = None;
         self.is_late = false;
         let token = self
@@ -26,7 +26,7 @@ impl Task {
             .filter(|_| self.stage == Stage::Claiming && !self.keys.is_empty());
         if let Some(owner) = recalled {
             // Nothing but the owner is made use of.
-            self.rivals[0] = Some(Reservation {
+            self.conflicting[0] = Some(Reservation {
                 owner,
                 token,
                 at: 0,
@@ -46,7 +46,7 @@ impl Task {
 
     /// Gives everything back and begins anew.
     pub(super) fn claim_again(&mut self, requests: &mut Requests) {
-        self.rivals.fill(None);
+        self.conflicting.fill(None);
         self.since = None;
         self.is_late = false;
         let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
@@ -80,7 +80,7 @@ impl Task {
         for effect in std::mem::take(&mut self.queue) {
             match effect {
                 Effect::Reserve(position) => {
-                    self.rivals[position] = None;
+                    self.conflicting[position] = None;
                     let (key, owner) = (self.keys[position], self.op.deed.id());
                     requests.push(Request::Reserve { key, owner, token });
                 }
@@ -88,13 +88,13 @@ impl Task {
                     key: self.keys[position],
                 }),
                 Effect::LookUp { key, scope } => {
-                    if let Some(rival) = self.rivals[key] {
-                        let (key, owner) = (self.keys[key], rival.owner);
+                    if let Some(conflicting) = self.conflicting[key] {
+                        let (key, owner) = (self.keys[key], conflicting.owner);
                         requests.push(Request::LookUp { key, owner, scope });
                     }
                 }
                 Effect::TakeOver { key, from_absent, .. } => {
-                    if let Some(seen) = self.rivals[key] {
+                    if let Some(seen) = self.conflicting[key] {
                         requests.push(Request::TakeOver {
                             key: self.keys[key],
                             seen,
@@ -103,7 +103,7 @@ impl Task {
                         });
                     }
                 }
-                Effect::Wait { rival } => self.awaited = Some(rival),
+                Effect::Wait { conflicting } => self.awaited = Some(conflicting),
                 // When it is sent is another matter.
                 Effect::Forward | Effect::Release(_) => {}
             }
@@ -123,7 +123,7 @@ impl Task {
 
     pub(super) fn is_duplicate(&mut self, position: usize, requests: &mut Requests) {
         let duplicate = Outcome::Duplicate(self.keys[position]);
-        let is_own = self.rivals[position].is_some_and(|rival| rival.owner == self.op.deed.id());
+        let is_own = self.conflicting[position].is_some_and(|conflicting| conflicting.owner == self.op.deed.id());
         let verdict = match self.op.deed {
             Deed::Insert { .. } if self.op.retryable => Verdict::Unless(duplicate),
             Deed::Insert { .. } => Verdict::Answer(duplicate),
@@ -148,7 +148,7 @@ impl Task {
     /// Whose outcome it waits for, and about which keys.
     pub fn waits_for(&self) -> Option<(Token, &[Key])> {
         match self.attempt.is_waiting() && self.releasing == 0 && self.is_claiming() {
-            true => self.awaited.map(|rival| (rival, self.keys.as_slice())),
+            true => self.awaited.map(|conflicting| (conflicting, self.keys.as_slice())),
             false => None,
         }
     }
@@ -177,15 +177,15 @@ impl Task {
         let position = self.position(*key);
         if let Reply::Written(at) = reply {
             self.since = Some(self.since.map_or(at, |since| since.min(at)));
-            self.rivals[position] = None;
+            self.conflicting[position] = None;
         }
         let event = match (request, reply) {
             (_, Reply::Silence) => Event::Failed(position),
             (Request::Reserve { .. }, Reply::Written(_)) => Event::Reserved(position),
             (Request::Reserve { .. }, _) => Event::Taken(position),
             (Request::Read { .. }, Reply::Reservation(Some(there))) => {
-                self.rivals[position] = Some(there);
-                let rival = Rival {
+                self.conflicting[position] = Some(there);
+                let conflicting = ConflictingReservation {
                     token: there.token,
                     same_owner: there.owner == self.op.deed.id(),
                     // Whether one shard is asked first changes nothing but the number of looks.
@@ -195,7 +195,7 @@ impl Task {
                         false => Age::InLease,
                     },
                 };
-                Event::Found(position, rival)
+                Event::Found(position, conflicting)
             }
             (Request::Read { .. }, _) => Event::Vacant(position),
             (Request::LookUp { .. }, Reply::Yes) => Event::OwnerHolds(position),

@@ -26,7 +26,7 @@ pub struct Task {
     /// The attempt's keys, in order.
     keys: Vec<Key>,
     /// The reservations in their way.
-    rivals: Vec<Option<Reservation>>,
+    conflicting: Vec<Option<Reservation>>,
     /// What the attempt asks for that waits until its releases are done.
     queue: Vec<Effect>,
     releasing: u8,
@@ -87,7 +87,7 @@ impl Task {
             stage: Stage::Claiming,
             attempt: Attempt::begin(token, 0).0,
             keys: Vec::new(),
-            rivals: Vec::new(),
+            conflicting: Vec::new(),
             queue: Vec::new(),
             releasing: 0,
             awaited: None,
@@ -240,7 +240,10 @@ impl Task {
 
     /// Every time of a reservation that it knows of.
     pub fn times(&mut self, visit: &mut impl FnMut(&mut At)) {
-        self.rivals.iter_mut().flatten().for_each(|rival| visit(&mut rival.at));
+        self.conflicting
+            .iter_mut()
+            .flatten()
+            .for_each(|conflicting| visit(&mut conflicting.at));
         self.given_up.iter_mut().for_each(|(_, seen)| visit(&mut seen.at));
         self.since.iter_mut().for_each(visit);
     }

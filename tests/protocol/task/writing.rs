@@ -80,7 +80,7 @@ impl Task {
                 self.step(&Event::Applied);
                 self.stage = Stage::LookingForMoved(u8::try_from(self.keys.len()).unwrap_or(0));
                 let owner = self.op.deed.id();
-                let scope = Scope::Fenced;
+                let scope = Scope::Linearizable;
                 requests.extend(self.keys.iter().map(|key| Request::LookUp {
                     key: *key,
                     owner,

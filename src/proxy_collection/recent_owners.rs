@@ -2,7 +2,7 @@
 //!
 //! What is refused is often tried again: a form that is sent twice, a message that is delivered twice. One look at the document
 //! that was in the way then refuses it once more, without reading its reservation first. It is a guess about speed, as
-//! [`super::outlook`] is: a document that doesn't hold the key any more is found not to.
+//! [`super::conflict_predictor`] is: a document that doesn't hold the key any more is found not to.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -19,15 +19,15 @@ const BYTES_MAX: usize = 512;
 
 /// The reservations of keys that were found to be held.
 #[derive(Debug)]
-pub struct Holders(Mutex<LruCache<Key, Reservation>>);
+pub struct RecentOwners(Mutex<LruCache<Key, Reservation>>);
 
-impl Default for Holders {
+impl Default for RecentOwners {
     fn default() -> Self {
-        Holders(Mutex::new(LruCache::new(REMEMBERED)))
+        RecentOwners(Mutex::new(LruCache::new(REMEMBERED)))
     }
 }
 
-impl Holders {
+impl RecentOwners {
     /// The owner of this reservation holds the key.
     pub fn note(&self, key: &Key, held: &Reservation) {
         let owner = held.owner.bytes();

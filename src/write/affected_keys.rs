@@ -15,7 +15,7 @@ use crate::raw::{Doc, Element, Malformed};
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn may_touch(update: &Element<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+pub fn may_affect(update: &Element<'_>, paths: &[&str]) -> Result<bool, Malformed> {
     let Some(document) = update.as_document_or_array()? else {
         return Ok(true);
     };
@@ -126,10 +126,10 @@ mod tests {
 
     use super::*;
 
-    fn touches(update: Bson, paths: &[&str]) -> bool {
+    fn affects_keys(update: Bson, paths: &[&str]) -> bool {
         let bytes = doc! { "u": update }.to_vec().unwrap();
         let update = Doc::new(&bytes).unwrap().get("u").unwrap().unwrap();
-        may_touch(&update, paths).unwrap()
+        may_affect(&update, paths).unwrap()
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             bson!({ "$set": { "emails": 1 } }),
             bson!([{ "$set": { "name": "$email" } }, { "$unset": ["x", "y.z"] }, { "$unset": "z" }]),
         ] {
-            assert!(!touches(harmless.clone(), &paths), "{harmless}");
+            assert!(!affects_keys(harmless.clone(), &paths), "{harmless}");
         }
         for touching in [
             bson!({ "$set": { "email": 1 } }),
@@ -170,7 +170,7 @@ mod tests {
             bson!([{ "$unset": ["email"] }]),
             bson!("no update"),
         ] {
-            assert!(touches(touching.clone(), &paths), "{touching}");
+            assert!(affects_keys(touching.clone(), &paths), "{touching}");
         }
     }
 }

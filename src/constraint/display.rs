@@ -69,24 +69,24 @@ mod tests {
     use super::*;
     use crate::raw::Builder;
 
-    fn legible(value: impl Into<Bson>) -> bool {
+    fn display(value: impl Into<Bson>) -> bool {
         let document = doc! { "v": value.into() }.to_vec().unwrap();
         is_legible(Doc::new(&document).unwrap())
     }
 
     #[test]
     fn what_is_cut_must_be_ascii() {
-        assert!(legible("é".repeat(70)));
-        assert!(!legible("é".repeat(80)));
-        assert!(legible("e".repeat(5_000)));
-        assert!(!legible(doc! { "a": ["x", { "b": "é".repeat(80) }] }));
-        assert!(!legible(Bson::Symbol("é".repeat(80))));
+        assert!(display("é".repeat(70)));
+        assert!(!display("é".repeat(80)));
+        assert!(display("e".repeat(5_000)));
+        assert!(!display(doc! { "a": ["x", { "b": "é".repeat(80) }] }));
+        assert!(!display(Bson::Symbol("é".repeat(80))));
         let scope = |text: &str| JavaScriptCodeWithScope {
             code: "f()".to_owned(),
             scope: doc! { "s": text },
         };
-        assert!(legible(scope("é")));
-        assert!(!legible(scope(&"é".repeat(80))));
+        assert!(display(scope("é")));
+        assert!(!display(scope(&"é".repeat(80))));
     }
 
     #[test]

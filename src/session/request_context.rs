@@ -8,7 +8,7 @@ use crate::write::TransactionId;
 
 /// The outline of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Outline {
+pub struct RequestContext {
     /// It belongs to a transaction of the client's.
     pub is_in_transaction: bool,
     /// That transaction, if it can be told which.
@@ -36,60 +36,64 @@ enum Edge {
     Abort,
 }
 
-impl Outline {
+impl RequestContext {
     /// The outline of `message`; one that can't be read begins something that might write.
-    pub fn of(message: &Message<'_>) -> Outline {
+    pub fn of(message: &Message<'_>) -> RequestContext {
         match message {
-            Message::Msg(message) => Outline::of_body(message.body),
-            Message::Query(query) => Outline::of_body(query.command),
+            Message::Msg(message) => RequestContext::of_body(message.body),
+            Message::Query(query) => RequestContext::of_body(query.command),
         }
     }
 
-    fn of_body(body: Doc<'_>) -> Outline {
-        let mut outline = Outline {
+    fn of_body(body: Doc<'_>) -> RequestContext {
+        let mut request_context = RequestContext {
             may_write: true,
-            ..Outline::default()
+            ..RequestContext::default()
         };
         let mut elements = body.elements().map_while(Result::ok);
-        let Some(first) = elements.next() else { return outline };
+        let Some(first) = elements.next() else {
+            return request_context;
+        };
         match first.name {
             b"find" => {
-                outline.may_write = false;
-                outline.may_leave_cursor = true;
+                request_context.may_write = false;
+                request_context.may_leave_cursor = true;
             }
             b"getMore" => {
-                outline.may_write = false;
-                outline.may_leave_cursor = true;
-                outline.is_of_cursor = true;
+                request_context.may_write = false;
+                request_context.may_leave_cursor = true;
+                request_context.is_of_cursor = true;
             }
-            b"aggregate" | b"listCollections" | b"listIndexes" | b"bulkWrite" => outline.may_leave_cursor = true,
+            b"aggregate" | b"listCollections" | b"listIndexes" | b"bulkWrite" => {
+                request_context.may_leave_cursor = true
+            }
             b"killCursors" => {
-                outline.may_write = false;
-                outline.is_of_cursor = true;
+                request_context.may_write = false;
+                request_context.is_of_cursor = true;
             }
-            b"count" | b"distinct" | b"ping" | b"endSessions" => outline.may_write = false,
+            b"count" | b"distinct" | b"ping" | b"endSessions" => request_context.may_write = false,
             b"hello" | b"isMaster" | b"ismaster" | b"saslStart" | b"saslContinue" | b"authenticate" => {
-                outline.may_write = false;
-                outline.authenticates = true;
-                outline.may_change_user = true;
+                request_context.may_write = false;
+                request_context.authenticates = true;
+                request_context.may_change_user = true;
             }
-            b"logout" => outline.may_change_user = true,
-            b"commitTransaction" => outline.edge = Some(Edge::Commit),
-            b"abortTransaction" => outline.edge = Some(Edge::Abort),
+            b"logout" => request_context.may_change_user = true,
+            b"commitTransaction" => request_context.edge = Some(Edge::Commit),
+            b"abortTransaction" => request_context.edge = Some(Edge::Abort),
             _ => {}
         }
         for element in elements {
             match element.name {
-                b"autocommit" => outline.is_in_transaction = !element.is_truthy(),
-                b"startTransaction" if element.is_truthy() => outline.edge = Some(Edge::Start),
-                b"txnNumber" => outline.has_number = true,
+                b"autocommit" => request_context.is_in_transaction = !element.is_truthy(),
+                b"startTransaction" if element.is_truthy() => request_context.edge = Some(Edge::Start),
+                b"txnNumber" => request_context.has_number = true,
                 _ => {}
             }
         }
-        if outline.is_in_transaction {
-            outline.transaction = TransactionId::of(body);
+        if request_context.is_in_transaction {
+            request_context.transaction = TransactionId::of(body);
         }
-        outline
+        request_context
     }
 
     /// Whether a transaction is open once it has been carried out, as far as it shows.
@@ -132,9 +136,9 @@ mod tests {
 
     use super::*;
 
-    fn outline(command: &Document) -> Outline {
+    fn request_context(command: &Document) -> RequestContext {
         let bytes = command.to_vec().unwrap();
-        Outline::of_body(Doc::new(&bytes).unwrap())
+        RequestContext::of_body(Doc::new(&bytes).unwrap())
     }
 
     #[test]
@@ -144,8 +148,12 @@ mod tests {
         let next = doc! { "find": "c", "lsid": 1, "txnNumber": 1_i64, "autocommit": false };
         let last = doc! { "commitTransaction": 1, "lsid": 1, "txnNumber": 1_i64, "autocommit": false };
         let of = |command| {
-            let outline = outline(command);
-            (outline.leaves_transaction(), outline.goes_on(), outline.label())
+            let request_context = request_context(command);
+            (
+                request_context.leaves_transaction(),
+                request_context.goes_on(),
+                request_context.label(),
+            )
         };
         assert_eq!(of(&first), (true, false, Some("TransientTransactionError")));
         assert_eq!(of(&next), (true, true, Some("TransientTransactionError")));
@@ -155,24 +163,28 @@ mod tests {
     #[test]
     fn what_may_be_sent_again_is_labelled() {
         assert_eq!(
-            outline(&doc! { "insert": "c", "txnNumber": 1_i64 }).label(),
+            request_context(&doc! { "insert": "c", "txnNumber": 1_i64 }).label(),
             Some("RetryableWriteError")
         );
-        assert_eq!(outline(&doc! { "insert": "c" }).label(), None);
-        assert_eq!(outline(&doc! { "find": "c" }).label(), None);
+        assert_eq!(request_context(&doc! { "insert": "c" }).label(), None);
+        assert_eq!(request_context(&doc! { "find": "c" }).label(), None);
     }
 
     #[test]
     fn cursors_go_on_and_writes_may_write() {
-        assert!(outline(&doc! { "getMore": 1_i64, "collection": "c" }).goes_on());
-        assert!(!outline(&doc! { "find": "c" }).goes_on());
+        assert!(request_context(&doc! { "getMore": 1_i64, "collection": "c" }).goes_on());
+        assert!(!request_context(&doc! { "find": "c" }).goes_on());
         for (command, may_write) in [
             ("find", false),
             ("insert", true),
             ("aggregate", true),
             ("unheardOf", true),
         ] {
-            assert_eq!(outline(&doc! { command: "c" }).may_write, may_write, "{command}");
+            assert_eq!(
+                request_context(&doc! { command: "c" }).may_write,
+                may_write,
+                "{command}"
+            );
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use bson::{RawDocument, spec::ElementType};
 
-use super::image::{self, Selection};
+use super::document_keys::{self, Selection};
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
@@ -22,7 +22,7 @@ const KEYS_AT_ONCE: usize = 1_000;
 
 /// A reservation.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct ExistingReservation {
     /// Its owner's `_id`, as the document `{_id}`.
     pub owner: Vec<u8>,
     /// The document with that `_id` that holds the key, if there is one.
@@ -33,12 +33,12 @@ pub struct Standing {
 ///
 /// # Errors
 /// [`Failure`]; the transaction is over then.
-pub async fn standing(
+pub async fn existing_reservations(
     protected: &Protected,
     keys: &[&ConstrainedKey],
     transaction: &mut Transaction,
     upstream: &mut Connection,
-) -> Result<BTreeMap<ConstrainedKey, Standing>, Failure> {
+) -> Result<BTreeMap<ConstrainedKey, ExistingReservation>, Failure> {
     let mut all = BTreeMap::new();
     for constraint in 0..protected.constraints.len() {
         let keys: Vec<&Key> = keys
@@ -53,12 +53,15 @@ pub async fn standing(
     if all.is_empty() {
         return Ok(all);
     }
-    let owners: Vec<Vec<u8>> = all.values().map(|standing| standing.owner.clone()).collect();
+    let owners: Vec<Vec<u8>> = all
+        .values()
+        .map(|existing_reservations| existing_reservations.owner.clone())
+        .collect();
     let owners: Vec<&[u8]> = owners.iter().map(Vec::as_slice).collect();
-    for image in image::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
+    for image in document_keys::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
         for key in image.keys.iter().flatten() {
-            if let Some(standing) = all.get_mut(key) {
-                standing.holder = Some(image.owner.clone());
+            if let Some(existing_reservations) = all.get_mut(key) {
+                existing_reservations.holder = Some(image.owner.clone());
             }
         }
     }
@@ -69,7 +72,7 @@ async fn read(
     protected: &Protected,
     constraint: usize,
     keys: &[&Key],
-    all: &mut BTreeMap<ConstrainedKey, Standing>,
+    all: &mut BTreeMap<ConstrainedKey, ExistingReservation>,
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<(), Failure> {
@@ -103,11 +106,11 @@ async fn read(
         if let Some(element) = reservation.get("owner")? {
             owner.append(element.kind, b"_id", element.value);
         }
-        let standing = Standing {
+        let existing_reservations = ExistingReservation {
             owner: owner.finish(),
             holder: None,
         };
-        all.insert(ConstrainedKey { constraint, key }, standing);
+        all.insert(ConstrainedKey { constraint, key }, existing_reservations);
     }
     Ok(())
 }

@@ -13,19 +13,19 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn young(&self, span: Duration, limit: i64) -> Result<Vec<(Key, Reservation)>, StoreError> {
+    pub async fn recent(&self, span: Duration, limit: i64) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let long_ago = Timestamp { time: 0, increment: 0 };
         let known = self.watch.known_for(span).unwrap_or(long_ago);
         let command =
             rawdoc! { "find": self.reservations.name(), "filter": { "at": { "$gt": known } }, "limit": limit };
         let found = self.find(command).await?;
-        let mut young = Vec::with_capacity(found.documents.len());
+        let mut recent = Vec::with_capacity(found.documents.len());
         for document in &found.documents {
             // What isn't a reservation is in nobody's way.
             if let Ok(young_one) = self.entry(document)?.read {
-                young.push(young_one);
+                recent.push(young_one);
             }
         }
-        Ok(young)
+        Ok(recent)
     }
 }

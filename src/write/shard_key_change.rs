@@ -47,7 +47,11 @@ impl Context {
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
-pub async fn reshape(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
+pub async fn change_shard_key(
+    context: &Context,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
     let reply = upstream.run(body.bytes()).await?;
     context.renew_shard_keys().await;
     Ok(reply)

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::narrow::pin;
+use super::filter_rewriting::pin;
 use super::transaction::{API, Failure, Transaction, append_fields};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
@@ -20,7 +20,7 @@ const IDS_BYTES_MAX: usize = 8 << 20;
 
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub struct DocumentKeys {
     /// The document `{_id}`, for queries.
     pub id: Vec<u8>,
     /// Its `_id` and route.
@@ -31,9 +31,9 @@ pub struct Image {
 
 /// A document that was looked at outside any transaction.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct DocumentSnapshot {
     /// Its identity and keys.
-    pub image: Image,
+    pub image: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
     pub document: Vec<u8>,
 }
@@ -59,7 +59,7 @@ pub async fn read(
     most: usize,
     transaction: &mut Transaction,
     upstream: &mut Connection,
-) -> Result<Vec<Image>, Failure> {
+) -> Result<Vec<DocumentKeys>, Failure> {
     let command = find(protected, selection, most);
     let database = &protected.namespace.database;
     let mut reply = transaction.run(upstream, database, command, None).await?;
@@ -84,8 +84,8 @@ pub async fn read_these(
     selection: Selection<'_>,
     transaction: &mut Transaction,
     upstream: &mut Connection,
-) -> Result<Vec<Image>, Failure> {
-    let mut images: Vec<Image> = Vec::new();
+) -> Result<Vec<DocumentKeys>, Failure> {
+    let mut images: Vec<DocumentKeys> = Vec::new();
     let mut rest = ids;
     while !rest.is_empty() {
         let (these, others) = rest.split_at(in_one_query(rest.iter().copied()));
@@ -100,7 +100,7 @@ pub async fn read_these(
     if ids.len() > in_one_query(ids.iter().copied()) {
         // Two of them may be equal, as 1 and 1.0 are.
         let mut seen = HashSet::new();
-        let place = |image: &Image| {
+        let place = |image: &DocumentKeys| {
             (
                 image.id.clone(),
                 image.owner.route.as_ref().map(|route| route.as_bytes().to_vec()),
@@ -132,7 +132,7 @@ pub async fn look(
     body: Doc<'_>,
     selection: &Selection<'_>,
     upstream: &mut Connection,
-) -> Result<Result<Option<Seen>, Vec<u8>>, ForwardError> {
+) -> Result<Result<Option<DocumentSnapshot>, Vec<u8>>, ForwardError> {
     let mut command = find(protected, selection, 1);
     command.boolean("singleBatch", true);
     // As a write sees it, whatever the cluster's default for reads: a majority may not have the latest yet.
@@ -143,7 +143,7 @@ pub async fn look(
     let found = one(protected, body, command, upstream).await?;
     let seen = |document: Vec<u8>| {
         let image = image(protected, Doc::new(&document)?)?;
-        Ok::<_, Malformed>(Seen { image, document })
+        Ok::<_, Malformed>(DocumentSnapshot { image, document })
     };
     Ok(match found {
         Ok(document) => Ok(document.map(seen).transpose()?),
@@ -159,7 +159,7 @@ pub async fn look(
 pub async fn look_again(
     protected: &Protected,
     body: Doc<'_>,
-    image: &Image,
+    image: &DocumentKeys,
     reply: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Vec<ConstrainedKey>, Vec<u8>>, ForwardError> {
@@ -253,19 +253,19 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
 }
 
 /// Takes the documents of a cursor's batch; gives the cursor's id if there is more.
-fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<Image>) -> Result<Option<i64>, Malformed> {
+fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<DocumentKeys>) -> Result<Option<i64>, Malformed> {
     for document in cursor::batch(reply)? {
         images.push(image(protected, document)?);
     }
     cursor::more(reply)
 }
 
-fn image(protected: &Protected, document: Doc<'_>) -> Result<Image, Malformed> {
+fn image(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
     let mut id = Builder::new();
     if let Some(element) = document.get("_id")? {
         id.element(&element);
     }
-    Ok(Image {
+    Ok(DocumentKeys {
         id: id.finish(),
         owner: owner_of(protected, document)?,
         keys: keys_of(protected, document),

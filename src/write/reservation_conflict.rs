@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use tokio::time::Instant;
 
 use super::Context;
-use super::moves::Clash;
+use super::reservation_diff::ReservationConflict;
 use super::reserve::{Claimed, reserve};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, give_back};
@@ -28,18 +28,23 @@ pub enum Resolved {
 }
 
 /// Resolves `clash`, waiting until `deadline` for whoever is at the key.
-pub async fn resolve(context: &Context, protected: &Protected, clash: &Clash, deadline: Instant) -> Resolved {
+pub async fn resolve(
+    context: &Context,
+    protected: &Protected,
+    conflict: &ReservationConflict,
+    deadline: Instant,
+) -> Resolved {
     let under_way = context.in_flight.begin();
     let token = Token::of(under_way.attempt());
-    let key = clash.key.clone();
-    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), clash.owner.clone(), vec![key]);
+    let key = conflict.key.clone();
+    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), conflict.owner.clone(), vec![key]);
     let resolved = match reserve(context, protected, &mut candidate, deadline).await {
         Claimed::Held => {
             candidate.withdraw();
             Resolved::Cleared
         }
         // The very document has come to hold it: tried again, the statement finds it so.
-        Claimed::Duplicate(key) if candidate.is_its_own_rival(key) => Resolved::Cleared,
+        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Resolved::Cleared,
         Claimed::Duplicate(_) => Resolved::Duplicate,
         Claimed::Unsure(_) => Resolved::Unsure,
         Claimed::TimeLimit => Resolved::TimeLimit,

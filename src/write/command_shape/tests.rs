@@ -5,11 +5,11 @@ use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
 use super::*;
 use crate::wire::{Draft, OutSequence};
 
-const UPDATE: Option<Kind> = Some(Kind::Update);
-const DELETE: Option<Kind> = Some(Kind::Delete);
-const FIND_AND_MODIFY: Option<Kind> = Some(Kind::FindAndModify);
+const UPDATE: Option<StatementKind> = Some(StatementKind::Update);
+const DELETE: Option<StatementKind> = Some(StatementKind::Delete);
+const FIND_AND_MODIFY: Option<StatementKind> = Some(StatementKind::FindAndModify);
 
-fn is_usual(kind: Option<Kind>, body: &Document, sequence: Option<(&str, &[Document])>) -> bool {
+fn is_usual(kind: Option<StatementKind>, body: &Document, sequence: Option<(&str, &[Document])>) -> bool {
     let body = body.to_vec().unwrap();
     let documents: Vec<Vec<u8>> = sequence
         .iter()

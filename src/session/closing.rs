@@ -10,7 +10,7 @@ use crate::raw::Builder;
 use crate::stream::{Incoming, Outgoing};
 use crate::upstream::Connection;
 use crate::wire::{Draft, Envelope, Flags, OpCode, Rejection, ServerError};
-use crate::write::Era;
+use crate::write::CatalogEpoch;
 
 /// How long a client whose message isn't read to its end has to take the reason.
 const LINGER: Duration = Duration::from_secs(1);
@@ -25,14 +25,14 @@ impl Session {
                 timer.unset();
             }
             Notice::Deposed => self.is_deposed = true,
-            Notice::Era(era) => self.next_era = Some(era),
+            Notice::CatalogEpoch(epoch) => self.next_epoch = Some(epoch),
         }
         None
     }
 
     /// Whether there is anything of which notice was taken.
     pub(super) fn has_business(&self) -> bool {
-        self.drain.is_some() || self.is_deposed || self.next_era.is_some()
+        self.drain.is_some() || self.is_deposed || self.next_epoch.is_some()
     }
 
     /// Does what can be done about it here and now.
@@ -64,7 +64,7 @@ impl Session {
     /// Goes over to the new era once nothing is under way that was decided in the one before.
     async fn turn(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
-        if self.next_era.is_none() || is_sending || self.replies.owes_to_write() {
+        if self.next_epoch.is_none() || is_sending || self.replies.owes_to_write() {
             return Ok(());
         }
         if self.is_unanswered {
@@ -77,8 +77,8 @@ impl Session {
             self.upstream.request(&Draft::of_body(&ping.finish())).await?;
             self.is_unanswered = false;
         }
-        if let Some(era) = self.next_era.take() {
-            self.era = era;
+        if let Some(epoch) = self.next_epoch.take() {
+            self.epoch = epoch;
         }
         Ok(())
     }
@@ -86,11 +86,11 @@ impl Session {
 
 /// Holds `era` until upstream has done what it has begun: it goes on with that though nobody waits for the answer any more, and
 /// closes the connection then.
-pub(super) async fn leave_at_work(mut upstream: Connection, era: Era) {
+pub(super) async fn leave_at_work(mut upstream: Connection, epoch: CatalogEpoch) {
     if upstream.outgoing.finish().await.is_ok() {
         drained(&mut upstream.incoming).await;
     }
-    drop(era);
+    drop(epoch);
 }
 
 pub(super) async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {

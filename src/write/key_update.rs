@@ -6,9 +6,9 @@
 
 use bson::spec::ElementType;
 
-use super::narrow::equality;
-use super::statement::{Kind, Statement};
-use super::touch::{overlap, overlaps_any, reached};
+use super::affected_keys::{overlap, overlaps_any, reached};
+use super::filter_rewriting::equality;
+use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
@@ -18,7 +18,7 @@ const STATEMENT_BYTES_MAX: usize = 16_000_000;
 
 /// What becomes of the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plain<'a> {
+pub enum KeyUpdate<'a> {
     /// These are set, or unset; others may change, but no key with them.
     Fields(Vec<Assignment<'a>>),
     /// The document is replaced by this one.
@@ -34,17 +34,17 @@ pub struct Assignment<'a> {
     value: Option<Element<'a>>,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> KeyUpdate<'a> {
     /// What `statement` does, if it can be read and needs no transaction.
     ///
     /// # Errors
     /// [`Malformed`] if the statement isn't BSON.
-    pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
+    pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
         // Old values are compared by the server, and a collation would call others equal to them.
         let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
         // The server of one shard remembers what it found and gave back; which shard's that is, nobody could tell.
-        let is_known_by_record = statement.kind == Kind::FindAndModify
+        let is_known_by_record = statement.kind == StatementKind::FindAndModify
             && statement.body.get("txnNumber")?.is_some()
             && !names_shard(query, &protected.shard_key)?;
         if protected.is_strict()
@@ -60,10 +60,10 @@ impl<'a> Plain<'a> {
             return Ok(None);
         }
         let update = match statement.kind {
-            Kind::Delete => return Ok(Some(Plain::Removal)),
-            Kind::Update => statement.own.get("u")?,
-            Kind::FindAndModify => match statement.own.is_set("remove")? {
-                true => return Ok(Some(Plain::Removal)),
+            StatementKind::Delete => return Ok(Some(KeyUpdate::Removal)),
+            StatementKind::Update => statement.own.get("u")?,
+            StatementKind::FindAndModify => match statement.own.is_set("remove")? {
+                true => return Ok(Some(KeyUpdate::Removal)),
                 false => statement.own.get("update")?,
             },
         };
@@ -79,10 +79,10 @@ impl<'a> Plain<'a> {
     }
 
     /// Whether it changes what stands at `path`.
-    pub fn touches(&self, path: &str) -> bool {
+    pub fn affects_keys(&self, path: &str) -> bool {
         match self {
-            Plain::Replacement(_) | Plain::Removal => true,
-            Plain::Fields(assignments) => {
+            KeyUpdate::Replacement(_) | KeyUpdate::Removal => true,
+            KeyUpdate::Fields(assignments) => {
                 let touched = |assignment: &Assignment<'_>| overlap(assignment.path, path.as_bytes());
                 assignments.iter().any(touched)
             }
@@ -96,8 +96,8 @@ impl<'a> Plain<'a> {
     /// [`Malformed`] if the document isn't BSON.
     pub fn applied_to(&self, document: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
         match self {
-            Plain::Removal => Ok(None),
-            Plain::Replacement(replacement) => {
+            KeyUpdate::Removal => Ok(None),
+            KeyUpdate::Replacement(replacement) => {
                 let mut replaced = Builder::new();
                 if let Some(id) = document.get("_id")? {
                     replaced.element(&id);
@@ -110,7 +110,7 @@ impl<'a> Plain<'a> {
                 }
                 Ok(Some(replaced.finish()))
             }
-            Plain::Fields(assignments) => {
+            KeyUpdate::Fields(assignments) => {
                 let mut document = document.bytes().to_vec();
                 for Assignment { path, value } in assignments {
                     document = assigned(Doc::new(&document)?, path, value.as_ref())?;
@@ -182,7 +182,7 @@ fn replacement<'a>(
     replacement: Doc<'a>,
     query: Doc<'_>,
     protected: &Protected,
-) -> Result<Option<Plain<'a>>, Malformed> {
+) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     for path in &protected.shard_key {
         let asked_for = equality(query, path)?;
         let stays = match (replacement.get(path)?, asked_for) {
@@ -199,11 +199,11 @@ fn replacement<'a>(
             return Ok(None);
         }
     }
-    Ok(Some(Plain::Replacement(replacement)))
+    Ok(Some(KeyUpdate::Replacement(replacement)))
 }
 
 /// Operators of which only `$set` and `$unset` touch what keys are made of, whole values of it, each once.
-fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<'a>>, Malformed> {
+fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     let paths: Vec<&str> = protected
         .constraints
         .iter()
@@ -251,7 +251,7 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<Plain<
             });
         }
     }
-    Ok(Some(Plain::Fields(assignments)))
+    Ok(Some(KeyUpdate::Fields(assignments)))
 }
 
 /// Whether every part of the path is a field's name, whatever stands in the document.

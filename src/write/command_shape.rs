@@ -7,8 +7,8 @@
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::narrow::nothing;
-use super::statement::Kind;
+use super::filter_rewriting::nothing;
+use super::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
 use crate::server::reply::{errmsg, is_ok};
@@ -128,16 +128,16 @@ const UNKNOWN: &str = "keywardAsks";
 #[derive(Debug, Clone, Copy)]
 enum Form {
     Insert,
-    Changes(Kind),
+    Changes(StatementKind),
 }
 
 /// What the server has against the command, if it isn't one that drivers send: the reply. `kind` is none for an `insert`.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled.
-pub async fn objection(
+pub async fn server_objection(
     message: &OpMsg<'_>,
-    kind: Option<Kind>,
+    kind: Option<StatementKind>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let form = kind.map_or(Form::Insert, Form::Changes);
@@ -174,17 +174,17 @@ impl Form {
     fn of_command(self) -> Fields {
         match self {
             Form::Insert => OF_A_BATCH,
-            Form::Changes(Kind::FindAndModify) => OF_FIND_AND_MODIFY,
-            Form::Changes(Kind::Update | Kind::Delete) => OF_A_BATCH_OF_CHANGES,
+            Form::Changes(StatementKind::FindAndModify) => OF_FIND_AND_MODIFY,
+            Form::Changes(StatementKind::Update | StatementKind::Delete) => OF_A_BATCH_OF_CHANGES,
         }
     }
 
     /// The fields of a statement, and those that it must have.
     fn of_statement(self) -> Option<(Fields, &'static [&'static str])> {
         match self {
-            Form::Changes(Kind::Update) => Some((OF_AN_UPDATE, &["q", "u"])),
-            Form::Changes(Kind::Delete) => Some((OF_A_DELETE, &["q", "limit"])),
-            Form::Insert | Form::Changes(Kind::FindAndModify) => None,
+            Form::Changes(StatementKind::Update) => Some((OF_AN_UPDATE, &["q", "u"])),
+            Form::Changes(StatementKind::Delete) => Some((OF_A_DELETE, &["q", "limit"])),
+            Form::Insert | Form::Changes(StatementKind::FindAndModify) => None,
         }
     }
 
@@ -296,7 +296,7 @@ impl Form {
         }
         // A router wants the shard key of a `findAndModify`.
         let query = match body.get("query")? {
-            Some(query) if matches!(self, Form::Changes(Kind::FindAndModify)) => {
+            Some(query) if matches!(self, Form::Changes(StatementKind::FindAndModify)) => {
                 inside(&query)?.unwrap_or(Doc::empty())
             }
             _ => Doc::empty(),
@@ -304,7 +304,7 @@ impl Form {
         let never = nothing(query)?;
         match self {
             Form::Insert => append_impossible_document(&mut command),
-            Form::Changes(Kind::Update) => {
+            Form::Changes(StatementKind::Update) => {
                 command.open(ElementType::Array, b"updates");
                 command.open(ElementType::EmbeddedDocument, b"0");
                 command.append(ElementType::EmbeddedDocument, b"q", &never);
@@ -314,7 +314,7 @@ impl Form {
                     .int32("keyward", 1);
                 command.close().close().close().close();
             }
-            Form::Changes(Kind::Delete) => {
+            Form::Changes(StatementKind::Delete) => {
                 command.open(ElementType::Array, b"deletes");
                 command.open(ElementType::EmbeddedDocument, b"0");
                 command
@@ -322,7 +322,7 @@ impl Form {
                     .int32("limit", 1);
                 command.close().close();
             }
-            Form::Changes(Kind::FindAndModify) => {
+            Form::Changes(StatementKind::FindAndModify) => {
                 command
                     .append(ElementType::EmbeddedDocument, b"query", &never)
                     .boolean("remove", true);

@@ -21,15 +21,15 @@ pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 
 /// Held as long as something that one catalog has decided may be under way.
 #[derive(Debug, Clone)]
-pub struct Era(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
+pub struct CatalogEpoch(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
 
 /// An era that has ended for what begins now, but not for what is under way.
 #[derive(Debug)]
-pub struct Past {
+pub struct PastEpoch {
     held: mpsc::Receiver<Infallible>,
 }
 
-impl Past {
+impl PastEpoch {
     /// Waits until nothing is under way any more that was decided then.
     pub async fn is_over(mut self) {
         // Nothing can be sent; it ends when the last sender is gone.
@@ -39,8 +39,8 @@ impl Past {
 
 /// The eras of one Keyward.
 #[derive(Debug)]
-pub(super) struct Eras {
-    current: watch::Sender<Era>,
+pub(super) struct CatalogEpochs {
+    current: watch::Sender<CatalogEpoch>,
     held: Mutex<mpsc::Receiver<Infallible>>,
     begun: Instant,
     /// How long what was lost sight of may take: a transaction's life, or the lease that limits a protected write.
@@ -52,11 +52,11 @@ pub(super) struct Eras {
     lost_at: AtomicU64,
 }
 
-impl Eras {
-    pub(super) fn new(lease: Duration) -> Eras {
-        let (era, held) = mpsc::channel(1);
-        Eras {
-            current: watch::Sender::new(Era(era)),
+impl CatalogEpochs {
+    pub(super) fn new(lease: Duration) -> CatalogEpochs {
+        let (epoch, held) = mpsc::channel(1);
+        CatalogEpochs {
+            current: watch::Sender::new(CatalogEpoch(epoch)),
             held: Mutex::new(held),
             begun: Instant::now(),
             life: TRANSACTION_LIFE.max(lease),
@@ -79,57 +79,57 @@ impl Eras {
 
 impl Context {
     /// The eras as they begin; who holds one decides by the catalog only.
-    pub fn eras(&self) -> watch::Receiver<Era> {
-        self.eras.current.subscribe()
+    pub fn epochs(&self) -> watch::Receiver<CatalogEpoch> {
+        self.epochs.current.subscribe()
     }
 
     /// Notes that a command of a client's transaction passes.
     pub fn note_transaction(&self) {
-        self.eras.unseen_at.store(self.eras.now(), Ordering::Relaxed);
+        self.epochs.unseen_at.store(self.epochs.now(), Ordering::Relaxed);
     }
 
     /// Notes that the connection has broken on which a write's reply was to come, or that a protected write's reply doesn't say what
     /// became of it: nobody can tell how long the server is at work on it. It is given as long as a transaction, or a lease if that is longer. What a reply
     /// says that only passes through is looked at by nobody.
     pub fn note_lost(&self) {
-        let now = self.eras.now();
-        self.eras.unseen_at.store(now, Ordering::Relaxed);
-        self.eras.lost_at.store(now, Ordering::Relaxed);
+        let now = self.epochs.now();
+        self.epochs.unseen_at.store(now, Ordering::Relaxed);
+        self.epochs.lost_at.store(now, Ordering::Relaxed);
     }
 
     /// When no transaction can be open any more of which a command has passed so far, nor a server be at work on a write that
     /// was lost sight of.
     pub fn unseen_end(&self) -> Option<Instant> {
-        self.eras.end_of(&self.eras.unseen_at)
+        self.epochs.end_of(&self.epochs.unseen_at)
     }
 
     /// When no server can be at work any more on a write that was lost sight of.
     pub fn lost_end(&self) -> Option<Instant> {
-        self.eras.end_of(&self.eras.lost_at)
+        self.epochs.end_of(&self.epochs.lost_at)
     }
 
     /// Has no client's transaction be committed any more that began before the last change of the catalog: how long one may be
     /// open is a setting of the servers', and one that is prepared is open until all of its shards are there. Commits that have
     /// passed are under way until what is given back is over.
-    pub fn refuse_older_transactions(&self) -> Past {
+    pub fn refuse_older_transactions(&self) -> PastEpoch {
         self.transactions.refuse_older();
         self.begin_era()
     }
 
     /// Has `catalog` decide from now on.
-    pub fn replace(&self, catalog: Arc<Catalog>) -> Past {
+    pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpoch {
         // First the catalog: who holds the new era has decided nothing by the old one.
         self.catalog.store(catalog);
         self.transactions.note_change();
         self.begin_era()
     }
 
-    fn begin_era(&self) -> Past {
-        let (era, held) = mpsc::channel(1);
-        let mut last = self.eras.held.lock().unwrap_or_else(PoisonError::into_inner);
+    fn begin_era(&self) -> PastEpoch {
+        let (epoch, held) = mpsc::channel(1);
+        let mut last = self.epochs.held.lock().unwrap_or_else(PoisonError::into_inner);
         let past = std::mem::replace(&mut *last, held);
-        self.eras.current.send_replace(Era(era));
-        Past { held: past }
+        self.epochs.current.send_replace(CatalogEpoch(epoch));
+        PastEpoch { held: past }
     }
 }
 
@@ -151,10 +151,10 @@ mod tests {
     #[tokio::test]
     async fn an_era_is_over_when_nobody_holds_it() {
         let context = context();
-        let mut eras = context.eras();
-        let held = eras.borrow_and_update().clone();
+        let mut epochs = context.epochs();
+        let held = epochs.borrow_and_update().clone();
         let past = context.replace(Arc::new(Catalog::default()));
-        assert!(eras.has_changed().unwrap());
+        assert!(epochs.has_changed().unwrap());
         let over = past.is_over().shared();
         assert!(over.clone().now_or_never().is_none());
         drop(held);

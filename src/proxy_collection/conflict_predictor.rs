@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 /// What the last keys have shown: 0 where none was taken, [`u16::MAX`] where all were.
 #[derive(Debug, Default)]
-pub struct Outlook(AtomicU16);
+pub struct ConflictPredictor(AtomicU16);
 
 /// Each key moves it by a part of what is left: so many of one kind turn it over, from one end to the middle, as
 /// `WEIGHT * ln 2`.
 const WEIGHT: u16 = 8;
 
-impl Outlook {
+impl ConflictPredictor {
     /// Takes note of one key: a document held it, or it was free.
     pub fn note(&self, is_taken: bool) {
         // Two at once may count as one: it is a guess.
@@ -39,17 +39,17 @@ mod tests {
 
     #[test]
     fn it_follows_the_last_keys() {
-        let outlook = Outlook::default();
-        assert!(!outlook.is_likely_taken());
+        let conflict_predictor = ConflictPredictor::default();
+        assert!(!conflict_predictor.is_likely_taken());
         let after = |is_taken| {
             let notes = (1..=100).find(|_| {
-                outlook.note(is_taken);
-                outlook.is_likely_taken() == is_taken
+                conflict_predictor.note(is_taken);
+                conflict_predictor.is_likely_taken() == is_taken
             });
             notes.unwrap()
         };
         assert_eq!([after(true), after(false)], [6, 1]);
-        (0..1_000).for_each(|_| outlook.note(true));
+        (0..1_000).for_each(|_| conflict_predictor.note(true));
         assert_eq!(after(false), 6);
     }
 }

@@ -1,4 +1,4 @@
-//! Brings one statement to its end: by itself where its new keys can be read from it ([`super::change`]), else in a
+//! Brings one statement to its end: by itself where its new keys can be read from it ([`super::in_place_update`]), else in a
 //! transaction of Keyward's own, tried again until it commits or is refused, or inside the client's.
 //!
 //! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
@@ -7,11 +7,11 @@
 use tokio::time::Instant;
 
 use super::batch_command::BatchCommand;
-use super::change::change;
-use super::clash::{Resolved, resolve};
-use super::moves::{Clash, Impossible};
-use super::plain::Plain;
+use super::in_place_update::update_in_place;
+use super::key_update::KeyUpdate;
 use super::record::{self, Recorded};
+use super::reservation_conflict::{Resolved, resolve};
+use super::reservation_diff::{Impossible, ReservationConflict};
 use super::statement::{Evaluated, Statement};
 use super::transaction::{Failure, Refused, Transaction};
 use super::{BackOff, Context, ForwardError};
@@ -29,7 +29,7 @@ const UPSERTS_MAX: usize = 20;
 
 /// What became of a statement.
 #[derive(Debug)]
-pub enum Conclusion {
+pub enum StatementResult {
     /// The server's reply, be it that it applied or that it refused the statement.
     Reply(Vec<u8>),
     /// As above, for a part of the documents: the statement is to be run again.
@@ -46,7 +46,7 @@ pub enum Conclusion {
 
 /// A statement with what bringing it to its end needs.
 #[derive(Debug, Clone, Copy)]
-pub struct Case<'a> {
+pub struct StatementRun<'a> {
     /// What the writes have in common.
     pub context: &'a Context,
     /// The collection.
@@ -63,15 +63,15 @@ pub struct Case<'a> {
     pub deadline: Instant,
 }
 
-impl Case<'_> {
+impl StatementRun<'_> {
     /// Brings the statement to its end outside any transaction of the client's.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
-    pub async fn conclude_alone(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
-        match Plain::of(self.statement, self.protected)? {
-            Some(plain) => change(self, &plain, upstream).await,
-            None => self.conclude_in_transaction(upstream).await,
+    pub async fn run_by_itself(&self, upstream: &mut Connection) -> Result<StatementResult, ForwardError> {
+        match KeyUpdate::of(self.statement, self.protected)? {
+            Some(key_update) => update_in_place(self, &key_update, upstream).await,
+            None => self.run_in_own_transaction(upstream).await,
         }
     }
 
@@ -79,29 +79,29 @@ impl Case<'_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
-    pub async fn conclude_in_transaction(&self, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+    pub async fn run_in_own_transaction(&self, upstream: &mut Connection) -> Result<StatementResult, ForwardError> {
         let mut back_off = BackOff::default();
         let mut upserts = 0;
         loop {
             let mut transaction = Transaction::own(self.protected, self.statement.body, upstream)?;
             let tried = self.attempt(&mut transaction, upstream).await;
             let again = match tried {
-                Ok(Attempted::Concluded(conclusion)) => return Ok(conclusion),
-                Ok(Attempted::Abandoned(conclusion)) => {
+                Ok(Attempted::Ran(result)) => return Ok(result),
+                Ok(Attempted::Abandoned(result)) => {
                     transaction.abort(upstream).await?;
-                    return Ok(conclusion);
+                    return Ok(result);
                 }
-                Ok(Attempted::Clash(clash)) => match self.resolve(&clash, &mut upserts).await? {
+                Ok(Attempted::ReservationConflict(conflict)) => match self.resolve(&conflict, &mut upserts).await? {
                     // The first try may have come to its end during the wait, and its document have the key.
-                    Some(refusal @ Conclusion::Duplicate(_)) => match self.recorded(upstream).await {
+                    Some(refusal @ StatementResult::Duplicate(_)) => match self.recorded(upstream).await {
                         Ok(recorded) => Some(recorded.unwrap_or(refusal)),
                         Err(Failure::Forward(error)) => return Err(error),
                         Err(Failure::Refused(refused)) if refused.is_transient() => None,
                         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                            Some(Conclusion::Failed(refused.body))
+                            Some(StatementResult::Failed(refused.body))
                         }
                     },
-                    conclusion => conclusion,
+                    result => result,
                 },
                 Ok(Attempted::Unseen(refused)) => {
                     transaction.abort(upstream).await?;
@@ -111,14 +111,14 @@ impl Case<'_> {
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                     transaction.abort(upstream).await?;
-                    Some(Conclusion::Failed(refused.body))
+                    Some(StatementResult::Failed(refused.body))
                 }
             };
-            if let Some(conclusion) = again {
-                return Ok(conclusion);
+            if let Some(result) = again {
+                return Ok(result);
             }
             if Instant::now() > self.deadline {
-                return Ok(Conclusion::Refused(Refusal::TimeLimit));
+                return Ok(StatementResult::Refused(Refusal::TimeLimit));
             }
             tokio::time::sleep(back_off.next()).await;
         }
@@ -129,24 +129,24 @@ impl Case<'_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
+    pub async fn obstacle(&self, upstream: &mut Connection) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = Transaction::own(self.protected, self.statement.body, upstream)?;
         let evaluated = self.evaluate(&mut transaction, upstream).await;
         let obstacle = match evaluated {
-            Ok(Attempted::Concluded(_)) => None,
-            Ok(Attempted::Abandoned(conclusion)) => Some(conclusion),
-            Ok(Attempted::Clash(clash)) => self.resolve(&clash, &mut 0).await?,
+            Ok(Attempted::Ran(_)) => None,
+            Ok(Attempted::Abandoned(result)) => Some(result),
+            Ok(Attempted::ReservationConflict(conflict)) => self.resolve(&conflict, &mut 0).await?,
             Ok(Attempted::Unseen(refused)) => Some(self.unseen(refused, upstream).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(Conclusion::Failed(refused.body)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(StatementResult::Failed(refused.body)),
         };
         transaction.abort(upstream).await?;
         Ok(obstacle)
     }
 
     /// What an earlier try of the statement was answered, if it took effect.
-    async fn recorded(&self, upstream: &mut Connection) -> Result<Option<Conclusion>, Failure> {
+    async fn recorded(&self, upstream: &mut Connection) -> Result<Option<StatementResult>, Failure> {
         let Some(operation) = self.operation else {
             return Ok(None);
         };
@@ -157,7 +157,7 @@ impl Case<'_> {
             return Ok(None);
         };
         self.commit(&mut transaction, upstream).await?;
-        Ok(Some(Conclusion::Reply(reply)))
+        Ok(Some(StatementResult::Reply(reply)))
     }
 
     async fn attempt(&self, transaction: &mut Transaction, upstream: &mut Connection) -> Result<Attempted, Failure> {
@@ -167,11 +167,11 @@ impl Case<'_> {
         {
             // It counts once a majority has it, and for that the server waits at the commit.
             self.commit(transaction, upstream).await?;
-            return Ok(Attempted::Concluded(Conclusion::Reply(reply)));
+            return Ok(Attempted::Ran(StatementResult::Reply(reply)));
         }
         let (reply, is_part) = match self.evaluate(transaction, upstream).await? {
-            Attempted::Concluded(Conclusion::Reply(reply)) => (reply, false),
-            Attempted::Concluded(Conclusion::Part(reply)) => (reply, true),
+            Attempted::Ran(StatementResult::Reply(reply)) => (reply, false),
+            Attempted::Ran(StatementResult::Part(reply)) => (reply, true),
             other => return Ok(other),
         };
         if let Some(record) = &record
@@ -182,10 +182,10 @@ impl Case<'_> {
         }
         let committed = self.commit(transaction, upstream).await?;
         let reply = record::with_times_of(&reply, &committed)?;
-        Ok(Attempted::Concluded(if is_part {
-            Conclusion::Part(reply)
+        Ok(Attempted::Ran(if is_part {
+            StatementResult::Part(reply)
         } else {
-            Conclusion::Reply(reply)
+            StatementResult::Reply(reply)
         }))
     }
 
@@ -198,16 +198,16 @@ impl Case<'_> {
             .evaluate(self.protected, token, documents_max, transaction, upstream)
             .await?;
         Ok(match evaluated {
-            Evaluated::Done(reply) => Attempted::Concluded(Conclusion::Reply(reply)),
-            Evaluated::DoneInPart(reply) => Attempted::Concluded(Conclusion::Part(reply)),
-            Evaluated::Refused(reply) => Attempted::Abandoned(Conclusion::Reply(reply)),
-            Evaluated::Clash(clash) => Attempted::Clash(clash),
+            Evaluated::Done(reply) => Attempted::Ran(StatementResult::Reply(reply)),
+            Evaluated::DoneInPart(reply) => Attempted::Ran(StatementResult::Part(reply)),
+            Evaluated::Refused(reply) => Attempted::Abandoned(StatementResult::Reply(reply)),
+            Evaluated::ReservationConflict(conflict) => Attempted::ReservationConflict(conflict),
             Evaluated::Unseen(refused) => Attempted::Unseen(refused),
-            Evaluated::Impossible(Impossible::Duplicate(key)) => Attempted::Abandoned(Conclusion::Duplicate(key)),
+            Evaluated::Impossible(Impossible::Duplicate(key)) => Attempted::Abandoned(StatementResult::Duplicate(key)),
             Evaluated::Impossible(Impossible::Unindexable(error)) => {
-                Attempted::Abandoned(Conclusion::Unindexable(error))
+                Attempted::Abandoned(StatementResult::Unindexable(error))
             }
-            Evaluated::TooMany => Attempted::Abandoned(Conclusion::Refused(Refusal::TooMany {
+            Evaluated::TooMany => Attempted::Abandoned(StatementResult::Refused(Refusal::TooMany {
                 namespace: self.protected.namespace.clone(),
                 documents_max,
             })),
@@ -228,26 +228,34 @@ impl Case<'_> {
     }
 
     /// `None` if the statement may be tried again.
-    async fn resolve(&self, clash: &Clash, upserts: &mut usize) -> Result<Option<Conclusion>, ForwardError> {
+    async fn resolve(
+        &self,
+        conflict: &ReservationConflict,
+        upserts: &mut usize,
+    ) -> Result<Option<StatementResult>, ForwardError> {
         Ok(
-            match resolve(self.context, self.protected, clash, self.deadline).await {
+            match resolve(self.context, self.protected, conflict, self.deadline).await {
                 Resolved::Cleared => None,
-                Resolved::Duplicate if self.is_settled_by_another_try(clash, upserts)? => None,
-                Resolved::Duplicate => Some(Conclusion::Duplicate(clash.key.clone())),
-                Resolved::Unsure => Some(Conclusion::Refused(self.unsure(clash.key.constraint))),
-                Resolved::TimeLimit => Some(Conclusion::Refused(Refusal::TimeLimit)),
+                Resolved::Duplicate if self.is_settled_by_another_try(conflict, upserts)? => None,
+                Resolved::Duplicate => Some(StatementResult::Duplicate(conflict.key.clone())),
+                Resolved::Unsure => Some(StatementResult::Refused(self.unsure(conflict.key.constraint))),
+                Resolved::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
             },
         )
     }
 
     /// An upsert whose query asks for just the key that it would insert finds the document when it is tried again; the
     /// server does so, too.
-    fn is_settled_by_another_try(&self, clash: &Clash, upserts: &mut usize) -> Result<bool, ForwardError> {
+    fn is_settled_by_another_try(
+        &self,
+        conflict: &ReservationConflict,
+        upserts: &mut usize,
+    ) -> Result<bool, ForwardError> {
         *upserts += 1;
         if !self.statement.is_upsert || *upserts > UPSERTS_MAX {
             return Ok(false);
         }
-        match (self.statement.query()?, clash.key.key.values()) {
+        match (self.statement.query()?, conflict.key.key.values()) {
             (Some(query), Some(values)) => Ok(asks_for_just(query, values)?),
             _ => Ok(false),
         }
@@ -263,28 +271,28 @@ impl Case<'_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn conclude_within(
+    pub async fn run_in_clients_transaction(
         &self,
         transaction: &mut Transaction,
         upstream: &mut Connection,
-    ) -> Result<Conclusion, ForwardError> {
+    ) -> Result<StatementResult, ForwardError> {
         let evaluated = match self.evaluate(transaction, upstream).await {
             Ok(evaluated) => evaluated,
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused, upstream).await?;
-                return Ok(Conclusion::Failed(refused.body));
+                return Ok(StatementResult::Failed(refused.body));
             }
         };
         match evaluated {
-            Attempted::Concluded(conclusion) => Ok(conclusion),
-            Attempted::Clash(clash) => {
+            Attempted::Ran(result) => Ok(result),
+            Attempted::ReservationConflict(conflict) => {
                 transaction.abort(upstream).await?;
-                Ok(self.resolve_within(&clash).await)
+                Ok(self.resolve_within(&conflict).await)
             }
-            Attempted::Abandoned(conclusion) => {
+            Attempted::Abandoned(result) => {
                 transaction.abort(upstream).await?;
-                Ok(conclusion)
+                Ok(result)
             }
             Attempted::Unseen(refused) => {
                 transaction.abort(upstream).await?;
@@ -317,20 +325,20 @@ impl Case<'_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn unseen(&self, look: Refused, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+    pub async fn unseen(&self, look: Refused, upstream: &mut Connection) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.protected, upstream).await? {
-            Some(Ok(reply)) => Conclusion::Reply(reply),
-            Some(Err(refused)) => Conclusion::Failed(refused.body),
-            None => Conclusion::Failed(look.body),
+            Some(Ok(reply)) => StatementResult::Reply(reply),
+            Some(Err(refused)) => StatementResult::Failed(refused.body),
+            None => StatementResult::Failed(look.body),
         })
     }
 
     /// What a client is told whose transaction met `clash`.
-    async fn resolve_within(&self, clash: &Clash) -> Conclusion {
-        match resolve(self.context, self.protected, clash, self.deadline).await {
-            Resolved::Duplicate => Conclusion::Duplicate(clash.key.clone()),
-            Resolved::Cleared | Resolved::TimeLimit => Conclusion::Refused(Refusal::Conflict),
-            Resolved::Unsure => Conclusion::Refused(self.unsure(clash.key.constraint)),
+    async fn resolve_within(&self, conflict: &ReservationConflict) -> StatementResult {
+        match resolve(self.context, self.protected, conflict, self.deadline).await {
+            Resolved::Duplicate => StatementResult::Duplicate(conflict.key.clone()),
+            Resolved::Cleared | Resolved::TimeLimit => StatementResult::Refused(Refusal::Conflict),
+            Resolved::Unsure => StatementResult::Refused(self.unsure(conflict.key.constraint)),
         }
     }
 }
@@ -339,11 +347,11 @@ impl Case<'_> {
 #[derive(Debug)]
 enum Attempted {
     /// Committed.
-    Concluded(Conclusion),
+    Ran(StatementResult),
     /// Concluded, but the transaction is to be aborted.
-    Abandoned(Conclusion),
+    Abandoned(StatementResult),
     /// A reservation is in the way.
-    Clash(Clash),
+    ReservationConflict(ReservationConflict),
     /// The server refused to look for the documents.
     Unseen(Refused),
 }

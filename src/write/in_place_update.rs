@@ -1,4 +1,4 @@
-//! A statement about one document whose new keys can be read from it ([`super::plain`]): the new keys are reserved, the
+//! A statement about one document whose new keys can be read from it ([`super::key_update`]): the new keys are reserved, the
 //! server carries the statement out, and the old keys are given up. Cheaper than a transaction over several shards.
 //!
 //! The statement goes on under the client's own number, so the server knows a driver's retry by itself; it is pinned to
@@ -14,13 +14,13 @@ use bson::spec::ElementType;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::conclusion::{Case, Conclusion};
+use super::document_keys::{self, DocumentSnapshot};
+use super::filter_rewriting;
 use super::forward::{self, Acknowledged, Fate, ForwardError};
-use super::image::{self, Seen};
+use super::key_update::{KeyUpdate, names_shard};
 use super::lease_left::LeaseLeft;
-use super::narrow;
-use super::plain::{Plain, names_shard};
 use super::reserve::{Claimed, reserve};
+use super::statement_run::{StatementResult, StatementRun};
 use super::transaction::Refused;
 use super::{BackOff, gossip};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
@@ -42,7 +42,7 @@ const MISSES_MAX: usize = 3;
 
 /// What became of one try.
 enum Tried {
-    Concluded(Conclusion),
+    Ran(StatementResult),
     /// The document changed meanwhile.
     Again,
     /// No document was as this one was seen.
@@ -56,114 +56,116 @@ type GivenUp = Vec<(ConstrainedKey, Reservation)>;
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
-pub async fn change(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
+pub async fn update_in_place(
+    run: &StatementRun<'_>,
+    key_update: &KeyUpdate<'_>,
+    upstream: &mut Connection,
+) -> Result<StatementResult, ForwardError> {
     let mut back_off = BackOff::default();
     let (mut missed, mut misses) = (Vec::new(), 0);
     loop {
-        match attempt(case, plain, upstream).await? {
-            Tried::Concluded(conclusion) => return Ok(conclusion),
+        match attempt(run, key_update, upstream).await? {
+            Tried::Ran(result) => return Ok(result),
             // A retry would take this way again, where nothing is known of what a transaction did.
-            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && case.operation.is_none() => {
-                return case.conclude_in_transaction(upstream).await;
+            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() => {
+                return run.run_in_own_transaction(upstream).await;
             }
             Tried::Missed(document) if document == missed => misses += 1,
             Tried::Missed(document) => (missed, misses) = (document, 1),
             Tried::Again => {}
         }
-        if Instant::now() > case.deadline {
-            return Ok(Conclusion::Refused(Refusal::TimeLimit));
+        if Instant::now() > run.deadline {
+            return Ok(StatementResult::Refused(Refusal::TimeLimit));
         }
         tokio::time::sleep(back_off.next()).await;
     }
 }
 
-async fn attempt(case: &Case<'_>, plain: &Plain<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
-    let seen = match image::look(
-        case.protected,
-        case.statement.body,
-        &case.statement.selection()?,
-        upstream,
-    )
-    .await?
-    {
-        Ok(Some(seen)) => seen,
-        Ok(None) => return Ok(Tried::Concluded(for_nothing(case, upstream).await?.into())),
-        Err(refused) => {
-            // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
-            let nothing = for_nothing(case, upstream).await?;
-            return Ok(Tried::Concluded(match nothing.fate {
-                Fate::Missed => Conclusion::Failed(refused),
-                // In the client's words, where it quotes the query.
-                Fate::NotApplied { .. } => case.unseen(Refused { body: refused }, upstream).await?,
-                _ => nothing.into(),
-            }));
-        }
-    };
-    if let Some(conclusion) = done_elsewhere(case, upstream).await? {
-        return Ok(Tried::Concluded(conclusion));
+async fn attempt(
+    run: &StatementRun<'_>,
+    key_update: &KeyUpdate<'_>,
+    upstream: &mut Connection,
+) -> Result<Tried, ForwardError> {
+    let seen =
+        match document_keys::look(run.protected, run.statement.body, &run.statement.selection()?, upstream).await? {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Ok(Tried::Ran(for_nothing(run, upstream).await?.into())),
+            Err(refused) => {
+                // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
+                let nothing = for_nothing(run, upstream).await?;
+                return Ok(Tried::Ran(match nothing.fate {
+                    Fate::Missed => StatementResult::Failed(refused),
+                    // In the client's words, where it quotes the query.
+                    Fate::NotApplied { .. } => run.unseen(Refused { body: refused }, upstream).await?,
+                    _ => nothing.into(),
+                }));
+            }
+        };
+    if let Some(result) = done_elsewhere(run, upstream).await? {
+        return Ok(Tried::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
     let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
-    let after = match plain.applied_to(document)? {
-        Some(after) => keys_of(case.protected, Doc::new(&after)?),
+    let after = match key_update.applied_to(document)? {
+        Some(after) => keys_of(run.protected, Doc::new(&after)?),
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return refused(case, upstream).await;
+        return refused(run, upstream).await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
-    let own = pinned(case, plain, &seen)?;
+    let own = pinned(run, key_update, &seen)?;
     if own.len() > PINNED_BYTES_MAX {
-        return Ok(Tried::Concluded(too_large(case, upstream).await?));
+        return Ok(Tried::Ran(too_large(run, upstream).await?));
     }
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
-    let under_way = case.context.in_flight.begin();
+    let under_way = run.context.in_flight.begin();
     let token = Token {
         attempt: under_way.attempt(),
-        position: u32::try_from(case.index).unwrap_or(u32::MAX),
-        operation: case.operation,
+        position: u32::try_from(run.index).unwrap_or(u32::MAX),
+        operation: run.operation,
     };
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
-    let reserving = reserve(case.context, case.protected, &mut candidate, case.deadline);
-    let (reserved, given_up) = join(reserving, reservations(case, &seen, old)).await;
+    let reserving = reserve(run.context, run.protected, &mut candidate, run.deadline);
+    let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(case, &own, &seen, given_up, &mut candidate, upstream).await,
+        Claimed::Held => write(run, &own, &seen, given_up, &mut candidate, upstream).await,
         // It is this document that holds the key by now.
-        Claimed::Duplicate(key) if candidate.is_its_own_rival(key) => Ok(Tried::Again),
-        Claimed::Duplicate(_) => refused(case, upstream).await,
-        Claimed::Unsure(key) => Ok(Tried::Concluded(Conclusion::Refused(
-            case.unsure(candidate.keys[key].constraint),
+        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
+        Claimed::Duplicate(_) => refused(run, upstream).await,
+        Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
+            run.unsure(candidate.keys[key].constraint),
         ))),
-        Claimed::TimeLimit => Ok(Tried::Concluded(Conclusion::Refused(Refusal::TimeLimit))),
+        Claimed::TimeLimit => Ok(Tried::Ran(StatementResult::Refused(Refusal::TimeLimit))),
     };
-    give_back(case.protected, case.context.lease, std::slice::from_mut(&mut candidate)).await;
+    give_back(run.protected, run.context.lease, std::slice::from_mut(&mut candidate)).await;
     tried
 }
 
 /// Sends the statement on, now that its keys are held.
 async fn write(
-    case: &Case<'_>,
+    run: &StatementRun<'_>,
     own: &[u8],
-    seen: &Seen,
+    seen: &DocumentSnapshot,
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
     upstream: &mut Connection,
 ) -> Result<Tried, ForwardError> {
-    let left = LeaseLeft::new(case.context.lease, candidate.since);
-    let time = left.time_to_write(case.command.max_time.map(|_| case.deadline));
+    let left = LeaseLeft::new(run.context.lease, candidate.since);
+    let time = left.time_to_write(run.command.max_time.map(|_| run.deadline));
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
         return Ok(Tried::Again);
     };
-    let which = (case.statement.kind, case.index);
-    let (told, by_majority) = (gossip::told(case.protected, upstream), Acknowledged::ByMajority);
-    let sent = forward::statement(case.command, which, own, by_majority, Some(time), &told, upstream);
-    let sent = forward::within(case.context.lease, sent).await;
-    let sent = sent.inspect_err(|_| in_doubt(case, candidate))?;
+    let which = (run.statement.kind, run.index);
+    let (told, by_majority) = (gossip::told(run.protected, upstream), Acknowledged::ByMajority);
+    let sent = forward::statement(run.command, which, own, by_majority, Some(time), &told, upstream);
+    let sent = forward::within(run.context.lease, sent).await;
+    let sent = sent.inspect_err(|_| in_doubt(run, candidate))?;
     match sent.fate {
-        Fate::Applied { by_majority: true } => settle(case, seen, given_up, candidate, &sent.body, upstream).await?,
+        Fate::Applied { by_majority: true } => settle(run, seen, given_up, candidate, &sent.body, upstream).await?,
         // It may be undone, and then the old keys are needed.
         Fate::Applied { by_majority: false } => candidate.step(&Event::Applied),
         Fate::Missed => {
@@ -171,14 +173,14 @@ async fn write(
             return Ok(Tried::Missed(seen.document.clone()));
         }
         Fate::NotApplied { .. } => candidate.step(&Event::NotApplied),
-        Fate::InDoubt { .. } => in_doubt(case, candidate),
+        Fate::InDoubt { .. } => in_doubt(run, candidate),
     }
-    Ok(Tried::Concluded(sent.into()))
+    Ok(Tried::Ran(sent.into()))
 }
 
-fn in_doubt(case: &Case<'_>, candidate: &mut Candidate<'_>) {
+fn in_doubt(run: &StatementRun<'_>, candidate: &mut Candidate<'_>) {
     candidate.step(&Event::InDoubt);
-    case.context.note_in_doubt(case.protected, candidate);
+    run.context.note_in_doubt(run.protected, candidate);
 }
 
 /// Gives up what the document doesn't hold any more, and what it didn't come to hold.
@@ -186,8 +188,8 @@ fn in_doubt(case: &Case<'_>, candidate: &mut Candidate<'_>) {
 /// The server may have answered from its memory of a first try. That may have been about another document, and what stands
 /// in the places of the old keys since then may be a later write's that is under way: whoever meets it finds out.
 async fn settle(
-    case: &Case<'_>,
-    seen: &Seen,
+    run: &StatementRun<'_>,
+    seen: &DocumentSnapshot,
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
     reply: &[u8],
@@ -198,10 +200,10 @@ async fn settle(
         false => given_up,
     };
     let mut held = Ok(Vec::new());
-    if case.operation.is_some() {
-        held = image::look_again(
-            case.protected,
-            case.statement.body,
+    if run.operation.is_some() {
+        held = document_keys::look_again(
+            run.protected,
+            run.statement.body,
             &seen.image,
             Doc::new(reply)?,
             upstream,
@@ -211,7 +213,7 @@ async fn settle(
     // It was carried out, now or before, so nothing of it is on its way any more: each key is decided by itself.
     candidate.step(&Event::Applied);
     let Ok(held) = held else { return Ok(()) };
-    for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
+    for (constraint, proxy) in run.protected.constraints.iter().enumerate() {
         let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
         let given_up = given_up.iter().filter(|(key, _)| is_free(key));
         let given_up = given_up.map(|(key, seen)| (&key.key, seen));
@@ -221,13 +223,13 @@ async fn settle(
         let new = candidate
             .keys
             .iter()
-            .filter(|key| case.operation.is_some() && is_free(key));
+            .filter(|key| run.operation.is_some() && is_free(key));
         let not_come: Vec<_> = new.map(|key| (&key.key, candidate.attempt.token())).collect();
         if given_up.len() + elsewhere.len() + not_come.len() == 0 {
             continue;
         }
         let released = async {
-            let given_up = [given_up, proxy.unheld(elsewhere, Scope::Fenced).await?].concat();
+            let given_up = [given_up, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
             proxy.release_seen(&given_up).await?;
             proxy.release(&not_come).await
         };
@@ -242,9 +244,9 @@ async fn settle(
 ///
 /// The transaction that gave the document a key may be committed on the document's shard and still be prepared on the key's: what
 /// isn't found is read once more, when that is decided.
-async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) -> GivenUp {
+async fn reservations(run: &StatementRun<'_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
     let mut given_up = GivenUp::new();
-    for (constraint, proxy) in case.protected.constraints.iter().enumerate() {
+    for (constraint, proxy) in run.protected.constraints.iter().enumerate() {
         let keys: Vec<&ConstrainedKey> = old.iter().filter(|key| key.constraint == constraint).collect();
         if keys.is_empty() {
             continue;
@@ -277,32 +279,32 @@ async fn reservations(case: &Case<'_>, seen: &Seen, old: Vec<ConstrainedKey>) ->
 
 /// A document holds a key that the statement would need, or it couldn't be indexed. Why the server refuses it, which may
 /// be for another reason that comes first, is seen in a transaction that is never committed.
-async fn refused(case: &Case<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
-    let Some(conclusion) = case.obstacle(upstream).await? else {
+async fn refused(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
+    let Some(result) = run.obstacle(upstream).await? else {
         return Ok(Tried::Again);
     };
     // Asked last: the first try may have come to its end meanwhile.
-    let first_try = first_try(case, upstream).await?;
-    Ok(Tried::Concluded(first_try.unwrap_or(conclusion)))
+    let first_try = first_try(run, upstream).await?;
+    Ok(Tried::Ran(first_try.unwrap_or(result)))
 }
 
 /// What becomes of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
 /// another way than it would take the next time, when the document may be smaller.
-async fn too_large(case: &Case<'_>, upstream: &mut Connection) -> Result<Conclusion, ForwardError> {
-    if case.operation.is_none() {
-        return case.conclude_in_transaction(upstream).await;
+async fn too_large(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<StatementResult, ForwardError> {
+    if run.operation.is_none() {
+        return run.run_in_own_transaction(upstream).await;
     }
-    let namespace = case.protected.namespace.clone();
-    let first_try = first_try(case, upstream).await?;
-    Ok(first_try.unwrap_or(Conclusion::Refused(Refusal::TooLarge { namespace })))
+    let namespace = run.protected.namespace.clone();
+    let first_try = first_try(run, upstream).await?;
+    Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
 }
 
 /// What the server remembers of the first try of a statement that may come again, if there was one.
-async fn first_try(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
-    if case.operation.is_none() {
+async fn first_try(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<Option<StatementResult>, ForwardError> {
+    if run.operation.is_none() {
         return Ok(None);
     }
-    let said = for_nothing(case, upstream).await?;
+    let said = for_nothing(run, upstream).await?;
     Ok((said.fate != Fate::Missed).then(|| said.into()))
 }
 
@@ -311,33 +313,36 @@ async fn first_try(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<
 /// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
 /// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
 /// the first try out later than this does so on the document that was seen, or finds that it has gone.
-async fn done_elsewhere(case: &Case<'_>, upstream: &mut Connection) -> Result<Option<Conclusion>, ForwardError> {
-    let query = case.statement.query()?.unwrap_or(Doc::empty());
-    if case.operation.is_none() || names_shard(query, &case.protected.shard_key)? {
+async fn done_elsewhere(
+    run: &StatementRun<'_>,
+    upstream: &mut Connection,
+) -> Result<Option<StatementResult>, ForwardError> {
+    let query = run.statement.query()?.unwrap_or(Doc::empty());
+    if run.operation.is_none() || names_shard(query, &run.protected.shard_key)? {
         return Ok(None);
     }
-    match ask(case, Acknowledged::ByPrimary, upstream).await?.fate {
+    match ask(run, Acknowledged::ByPrimary, upstream).await?.fate {
         Fate::Missed => Ok(None),
         // It counts once a majority has it.
-        _ => first_try(case, upstream).await,
+        _ => first_try(run, upstream).await,
     }
 }
 
 /// What the server says to the statement where no document matches it.
-async fn for_nothing(case: &Case<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
-    ask(case, Acknowledged::ByMajority, upstream).await
+async fn for_nothing(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
+    ask(run, Acknowledged::ByMajority, upstream).await
 }
 
 async fn ask(
-    case: &Case<'_>,
+    run: &StatementRun<'_>,
     acknowledged: Acknowledged,
     upstream: &mut Connection,
 ) -> Result<forward::Sent, ForwardError> {
-    let query = case.statement.query()?.unwrap_or(Doc::empty());
-    let own = case.statement.with_query(&narrow::nothing(query)?)?;
-    let which = (case.statement.kind, case.index);
-    let told = gossip::told(case.protected, upstream);
-    let said = forward::statement(case.command, which, &own, acknowledged, None, &told, upstream).await?;
+    let query = run.statement.query()?.unwrap_or(Doc::empty());
+    let own = run.statement.with_query(&filter_rewriting::nothing(query)?)?;
+    let which = (run.statement.kind, run.index);
+    let told = gossip::told(run.protected, upstream);
+    let said = forward::statement(run.command, which, &own, acknowledged, None, &told, upstream).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,
         ..said
@@ -360,26 +365,26 @@ fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 }
 
 /// The statement for the very document with the very values that keys are made of.
-fn pinned(case: &Case<'_>, plain: &Plain<'_>, seen: &Seen) -> Result<Vec<u8>, Malformed> {
-    let query = narrow::pin(case.statement.query()?.unwrap_or(Doc::empty()), &seen.image)?;
+fn pinned(run: &StatementRun<'_>, key_update: &KeyUpdate<'_>, seen: &DocumentSnapshot) -> Result<Vec<u8>, Malformed> {
+    let query = filter_rewriting::pin(run.statement.query()?.unwrap_or(Doc::empty()), &seen.image)?;
     let document = Doc::new(&seen.document)?;
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &case.protected.constraints {
-        if proxy.constraint.paths().any(|path| plain.touches(path)) {
+    for proxy in &run.protected.constraints {
+        if proxy.constraint.paths().any(|path| key_update.affects_keys(path)) {
             paths.extend(proxy.constraint.paths());
             type_tests.extend(proxy.constraint.type_tests(document)?);
         }
     }
-    let query = narrow::unchanged(Doc::new(&query)?, document, &paths)?;
-    let query = narrow::of_same_types(Doc::new(&query)?, &type_tests)?;
-    case.statement.with_query(&query)
+    let query = filter_rewriting::unchanged(Doc::new(&query)?, document, &paths)?;
+    let query = filter_rewriting::of_same_types(Doc::new(&query)?, &type_tests)?;
+    run.statement.with_query(&query)
 }
 
-impl From<forward::Sent> for Conclusion {
+impl From<forward::Sent> for StatementResult {
     fn from(sent: forward::Sent) -> Self {
         match sent.fate {
-            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => Conclusion::Failed(sent.body),
-            _ => Conclusion::Reply(sent.body),
+            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => StatementResult::Failed(sent.body),
+            _ => StatementResult::Reply(sent.body),
         }
     }
 }

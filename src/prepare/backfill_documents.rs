@@ -30,7 +30,7 @@ pub enum Outcome {
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer about some key.
-pub async fn take_in<'a>(
+pub async fn backfill_documents<'a>(
     protected: &Protected,
     lease: Duration,
     attempt: AttemptId,
@@ -47,7 +47,7 @@ pub async fn take_in<'a>(
                 None if candidate.attempt.may_forward() => outcomes.push((candidate, Outcome::Reserved)),
                 None => left.push(candidate),
                 // It may be reserved for the very document already: by an earlier start, say.
-                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.is_its_own_rival(key) {
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.conflicts_with_itself(key) {
                     true => outcomes.push((candidate, Outcome::Reserved)),
                     false => duplicates.push(candidate),
                 },
@@ -55,7 +55,7 @@ pub async fn take_in<'a>(
                 Some(_) => return Err(StoreError::Unsure),
             }
         }
-        let mut is_early = awaited.iter().any(|rival| rival.attempt != attempt);
+        let mut is_early = awaited.iter().any(|conflicting| conflicting.attempt != attempt);
         let held = are_held(protected, &duplicates).await?;
         for (mut candidate, is_held) in duplicates.into_iter().zip(held) {
             let outcome = match is_held {
@@ -92,7 +92,7 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
         .map(|candidate| (&candidate.keys[0].key, &candidate.owner))
         .collect();
     let proxy = &protected.constraints[first.keys[0].constraint];
-    proxy.look_up(&claims, Scope::Fenced).await
+    proxy.look_up(&claims, Scope::Linearizable).await
 }
 
 /// Whose the key is, if that can be said yet. The reservation may be of a document with the same `_id`: of one on another shard,
@@ -102,20 +102,23 @@ async fn duplicate(
     lease: Duration,
     candidate: &Candidate<'_>,
 ) -> Result<Option<Outcome>, StoreError> {
-    let Some(rival) = candidate.rivals.get(&0) else {
+    let Some(conflicting) = candidate.conflicting.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
-    if !rival.owner.is_namesake_of(&candidate.owner) {
-        return Ok(Some(Outcome::Duplicate(rival.owner.clone())));
+    if !conflicting.owner.is_namesake_of(&candidate.owner) {
+        return Ok(Some(Outcome::Duplicate(conflicting.owner.clone())));
     }
     let ConstrainedKey { constraint, key } = &candidate.keys[0];
     let proxy = &protected.constraints[*constraint];
     let mut holders = Vec::new();
-    for namesake in proxy.namesakes(&candidate.owner.id, &protected.shard_key).await? {
+    for same_id in proxy
+        .documents_of_same_id(&candidate.owner.id, &protected.shard_key)
+        .await?
+    {
         let malformed = |_| StoreError::Unexpected("a document");
-        let namesake = Doc::new(namesake.as_bytes()).map_err(malformed)?;
-        if proxy.constraint.keys(namesake).unwrap_or_default().contains(key) {
-            holders.push(owner_of(protected, namesake).map_err(malformed)?);
+        let same_id = Doc::new(same_id.as_bytes()).map_err(malformed)?;
+        if proxy.constraint.keys(same_id).unwrap_or_default().contains(key) {
+            holders.push(owner_of(protected, same_id).map_err(malformed)?);
         }
     }
     let is_held = holders.contains(&candidate.owner);
@@ -124,7 +127,7 @@ async fn duplicate(
         _ if !is_held => Some(Outcome::Gone),
         Some(other) => Some(Outcome::Duplicate(other)),
         // A namesake may yet come to where the reservation says.
-        None if rival.may_be_in_flight(lease) => None,
+        None if conflicting.may_be_in_flight(lease) => None,
         None => Some(Outcome::Reserved),
     })
 }

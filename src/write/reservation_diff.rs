@@ -2,14 +2,14 @@
 //! are released, new ones reserved, and those that pass from one document to another change their owner.
 //!
 //! Commit and abort then carry documents and reservations alike. Keys are taken in one order, so that two transactions
-//! don't block each other crosswise; a key that somebody else holds ends the transaction with [`Clash`].
+//! don't block each other crosswise; a key that somebody else holds ends the transaction with [`ReservationConflict`].
 
 use std::collections::BTreeMap;
 
 use bson::spec::ElementType;
 
-use super::image::Image;
-use super::standing::standing;
+use super::document_keys::DocumentKeys;
+use super::existing_reservations::existing_reservations;
 use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
@@ -29,7 +29,7 @@ const COMMAND_MAX: Fitting = Fitting {
 
 /// A reservation stands where a key should be reserved: perhaps a duplicate, perhaps stale.
 #[derive(Debug, Clone)]
-pub struct Clash {
+pub struct ReservationConflict {
     /// The key.
     pub key: ConstrainedKey,
     /// The document that was to have it.
@@ -38,7 +38,7 @@ pub struct Clash {
 
 /// The reservations to delete and to insert.
 #[derive(Debug, Default)]
-pub struct Moves {
+pub struct ReservationDiff {
     released: BTreeMap<ConstrainedKey, Owner>,
     reserved: BTreeMap<ConstrainedKey, Owner>,
 }
@@ -52,16 +52,16 @@ pub enum Impossible {
     Unindexable(KeyError),
 }
 
-impl Moves {
+impl ReservationDiff {
     /// The difference between what documents held `before` and hold `after`.
     ///
     /// # Errors
     /// [`Impossible`] if a native index would refuse what is there `after`.
-    pub fn between(before: &[Image], after: &[Image]) -> Result<Moves, Impossible> {
-        let mut moves = Moves::default();
+    pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, Impossible> {
+        let mut diff = ReservationDiff::default();
         for image in before {
             for key in image.keys.iter().flatten() {
-                moves.released.insert(key.clone(), image.owner.clone());
+                diff.released.insert(key.clone(), image.owner.clone());
             }
         }
         for image in after {
@@ -70,14 +70,14 @@ impl Moves {
                 .as_ref()
                 .map_err(|error| Impossible::Unindexable(error.clone()))?
             {
-                if moves.released.get(key) == Some(&image.owner) {
-                    moves.released.remove(key);
-                } else if moves.reserved.insert(key.clone(), image.owner.clone()).is_some() {
+                if diff.released.get(key) == Some(&image.owner) {
+                    diff.released.remove(key);
+                } else if diff.reserved.insert(key.clone(), image.owner.clone()).is_some() {
                     return Err(Impossible::Duplicate(key.clone()));
                 }
             }
         }
-        Ok(moves)
+        Ok(diff)
     }
 
     /// The first of the keys to reserve that a document holds already, as the client's `transaction` sees it.
@@ -91,16 +91,16 @@ impl Moves {
         upstream: &mut Connection,
     ) -> Result<Option<ConstrainedKey>, Failure> {
         let keys: Vec<&ConstrainedKey> = self.reserved.keys().collect();
-        for (key, standing) in standing(protected, &keys, transaction, upstream).await? {
+        for (key, existing_reservations) in existing_reservations(protected, &keys, transaction, upstream).await? {
             let is_released = match self.released.get(&key) {
-                Some(owner) => is_id(&standing.owner, owner)?,
+                Some(owner) => is_id(&existing_reservations.owner, owner)?,
                 None => false,
             };
             let Some((key, owner)) = self.reserved.get_key_value(&key) else {
                 continue;
             };
             // A reservation that another try left for the very document that is there now is stale, and no duplicate.
-            let is_held = standing.holder.is_some_and(|holder| holder != *owner);
+            let is_held = existing_reservations.holder.is_some_and(|holder| holder != *owner);
             if is_held && !is_released {
                 // As the document has it, whose error it is.
                 return Ok(Some(key.clone()));
@@ -119,7 +119,7 @@ impl Moves {
         token: Token,
         transaction: &mut Transaction,
         upstream: &mut Connection,
-    ) -> Result<Option<Clash>, Failure> {
+    ) -> Result<Option<ReservationConflict>, Failure> {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
             let collection = proxy.constraint.proxy_collection();
             let released = of_constraint(&self.released, constraint);
@@ -153,7 +153,7 @@ impl Moves {
                     .await?;
                 if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
                     let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
-                    return Ok(Some(Clash {
+                    return Ok(Some(ReservationConflict {
                         key: (*key).clone(),
                         owner: (*owner).clone(),
                     }));

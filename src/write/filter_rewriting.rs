@@ -2,14 +2,14 @@
 
 use bson::spec::ElementType;
 
-use super::image::Image;
+use super::document_keys::DocumentKeys;
 use crate::constraint::TypeTest;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// `query`, and no other document than `image`: its `_id` and shard key, beside the query's own conditions so that a
 /// router sees them, or with `$and` where the query has other conditions on the same paths. What the query asks for
 /// already isn't repeated: the server takes a path that is matched twice for one that isn't.
-pub fn pin(query: Doc<'_>, image: &Image) -> Result<Vec<u8>, Malformed> {
+pub fn pin(query: Doc<'_>, image: &DocumentKeys) -> Result<Vec<u8>, Malformed> {
     let mut pins = Builder::new();
     if let Some(id) = Doc::new(&image.id)?.get("_id")? {
         append_equal(&mut pins, b"_id", &id);
@@ -141,13 +141,13 @@ pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malf
     if tests.is_empty() {
         return Ok(query.bytes().to_vec());
     }
-    let mut narrowed = Builder::new();
-    narrowed.open(ElementType::Array, b"$and").document("0", query);
+    let mut rewritten = Builder::new();
+    rewritten.open(ElementType::Array, b"$and").document("0", query);
     for (position, TypeTest { query, is_met }) in (1..).zip(tests) {
         let (test, position) = (Doc::new(query)?, position.to_string());
         match is_met {
-            true => narrowed.document(&position, test),
-            false => narrowed
+            true => rewritten.document(&position, test),
+            false => rewritten
                 .open(ElementType::EmbeddedDocument, position.as_bytes())
                 .open(ElementType::Array, b"$nor")
                 .document("0", test)
@@ -155,7 +155,7 @@ pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malf
                 .close(),
         };
     }
-    Ok(narrowed.finish())
+    Ok(rewritten.finish())
 }
 
 /// `query`, for no document at all: a retryable statement that was carried out before is answered as it was then, any
@@ -174,7 +174,7 @@ pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
 }
 
 fn with_expression(query: Doc<'_>, expression: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let mut narrowed = match query.get("$expr")? {
+    let mut rewritten = match query.get("$expr")? {
         None => Builder::from_document(query.bytes()),
         Some(_) => {
             let mut crossed = Builder::new();
@@ -182,8 +182,8 @@ fn with_expression(query: Doc<'_>, expression: &[u8]) -> Result<Vec<u8>, Malform
             crossed
         }
     };
-    narrowed.append(ElementType::EmbeddedDocument, b"$expr", expression);
-    Ok(narrowed.finish())
+    rewritten.append(ElementType::EmbeddedDocument, b"$expr", expression);
+    Ok(rewritten.finish())
 }
 
 /// `path`, if an expression's `$path` can tell what stands there: one value, or none, below plain documents.
@@ -262,7 +262,7 @@ mod tests {
             id: bson::RawBson::Int32(1),
             route: Some(route),
         };
-        let image = Image {
+        let image = DocumentKeys {
             id: doc! { "_id": 1 }.to_vec().unwrap(),
             owner,
             keys: Ok(Vec::new()),
@@ -321,9 +321,9 @@ mod tests {
         let unchanged = |document: Document, paths: &[&str]| {
             let (query, document) = (doc! { "_id": 1 }.to_vec().unwrap(), document.to_vec().unwrap());
             let bytes = unchanged(Doc::new(&query).unwrap(), Doc::new(&document).unwrap(), paths).unwrap();
-            let narrowed = Document::from_reader(bytes.as_slice()).unwrap();
-            assert_eq!(narrowed.get("_id"), Some(&bson::Bson::Int32(1)));
-            narrowed
+            let rewritten = Document::from_reader(bytes.as_slice()).unwrap();
+            assert_eq!(rewritten.get("_id"), Some(&bson::Bson::Int32(1)));
+            rewritten
                 .get_document("$expr")
                 .unwrap()
                 .get_array("$and")

@@ -24,6 +24,8 @@ pub mod default_collations;
 pub mod encrypted_fields;
 pub mod reservation;
 
+pub mod command;
+
 pub mod claims;
 pub mod proxy_collection;
 pub mod reply;

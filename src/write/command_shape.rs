@@ -7,8 +7,8 @@
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::filter_rewriting::nothing;
-use super::statement::StatementKind;
+use crate::command::filter_rewriting::nothing;
+use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::{Refusal, Times};
 use crate::server::reply::{errmsg, is_ok};

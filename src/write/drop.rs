@@ -18,10 +18,11 @@
 use bson::RawDocument;
 use futures_util::future::join_all;
 
-use super::transaction::{API, Failure, Refused, append_fields};
+use super::txn::{Failure, Refused};
 use super::{Context, ForwardError};
 use crate::authorization::{self, Rights};
 use crate::catalog::Protected;
+use crate::command::running::{API, append_fields};
 use crate::constraint::{Key, PROXY_PREFIX};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
-use super::batch_command::BatchCommand;
-use super::gossip;
-use super::statement::StatementKind;
+use super::txn::gossip;
 use crate::claims::Candidate;
+use crate::command::batch::BatchCommand;
+use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::server::certain::{refused_before_execution, refused_document};

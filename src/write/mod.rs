@@ -3,41 +3,23 @@
 //! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. What it can't
 //! protect it refuses, naming the collection and the way out.
 
-mod affected_keys;
 mod back_off;
-mod batch_command;
 mod bulk;
 mod catalog_epoch;
 mod command_shape;
 mod drop;
-mod gossip;
 mod shard_key_change;
 
 mod forward;
 mod insert;
 pub mod plan;
 mod retried;
+mod txn;
+mod update;
 
-mod strict;
-
-mod client_transactions;
-mod document_keys;
-mod existing_reservations;
-mod filter_rewriting;
-mod in_place_update;
-mod key_update;
 mod lease_left;
 pub mod record;
-mod reservation_conflict;
-mod reservation_diff;
 mod reserve;
-mod statement;
-mod statement_run;
-mod transaction;
-
-mod find_and_modify;
-mod insert_within;
-mod modify;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,18 +37,18 @@ use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
-pub use affected_keys::overlap;
+pub use crate::command::affected_keys::overlap;
+use crate::command::batch::BatchCommand;
+use crate::command::statement::StatementKind;
 use back_off::BackOff;
-use batch_command::BatchCommand;
 use catalog_epoch::CatalogEpochs;
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
-use client_transactions::ClientTransactions;
-pub use client_transactions::{Commit, TransactionId};
-use client_transactions::{ask_to_end, commit_unseen};
 pub use forward::ForwardError;
-use statement::StatementKind;
-use strict::Groups;
-use transaction::Transaction;
+use insert::transactional::Groups;
+use txn::Transaction;
+use txn::client_transactions::ClientTransactions;
+pub use txn::client_transactions::{Commit, TransactionId};
+use txn::client_transactions::{ask_to_end, commit_unseen};
 
 /// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
 const TIME_MAX: Duration = Duration::from_secs(60);
@@ -273,9 +255,7 @@ async fn carry_out(
     };
     let Some(kind) = kind else {
         let reply = match Transaction::of_client(&protected, command.body, upstream)? {
-            Some(transaction) => {
-                insert_within::insert_within(context, &protected, &command, transaction, upstream).await
-            }
+            Some(transaction) => insert::insert_within(context, &protected, &command, transaction, upstream).await,
             None => insert::insert(context, &protected, &command, upstream).await,
         };
         return reply.map(Served::Reply);
@@ -288,8 +268,8 @@ async fn carry_out(
     }
     match kind {
         StatementKind::Update | StatementKind::Delete => {
-            modify::modify(context, &protected, &command, kind, upstream).await
+            update::modify(context, &protected, &command, kind, upstream).await
         }
-        StatementKind::FindAndModify => find_and_modify::find_and_modify(context, &protected, &command, upstream).await,
+        StatementKind::FindAndModify => update::find_and_modify(context, &protected, &command, upstream).await,
     }
 }

@@ -1,9 +1,9 @@
 //! What is to be done about a write, read from its message and the constraints alone: nothing is asked of anybody.
 
-use super::affected_keys::may_affect;
-use super::statement::StatementKind;
 use crate::catalog::Catalog;
 use crate::classify::Write;
+use crate::command::affected_keys::may_affect;
+use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::wire::OpMsg;
 

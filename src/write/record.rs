@@ -13,8 +13,9 @@ use std::time::SystemTime;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocumentBuf, cstr};
 
-use super::transaction::{Failure, Refused, Transaction, append_fields};
+use super::txn::{Failure, Refused, Transaction};
 use crate::catalog::Protected;
+use crate::command::running::append_fields;
 use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;

@@ -10,11 +10,11 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
-use super::batch_command::BatchCommand;
-use super::filter_rewriting::{append_equal, nothing};
-use super::transaction::append_fields;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
+use crate::command::batch::BatchCommand;
+use crate::command::filter_rewriting::{append_equal, nothing};
+use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::server::reply::retried_statements;

@@ -1,7 +1,7 @@
 //! A Keyward at work on one try of one operation: drives the real [`Attempt`], and does around it what production does.
 //!
-//! An insert goes as in `src/write/insert.rs` and `retried.rs`, a change or delete as in `src/write/change.rs`. What runs in
-//! a transaction goes as in `src/write/clash.rs` where a reservation is in its way.
+//! An insert goes as in `src/write/insert/mod.rs` and `retried.rs`, a change or delete as in `src/write/update/in_place.rs`. What runs in
+//! a transaction goes as in `src/write/update/reservation_conflict.rs` where a reservation is in its way.
 
 mod claiming;
 mod writing;

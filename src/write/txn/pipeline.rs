@@ -4,11 +4,11 @@
 //! before the server looks at the session (for its shape, or for want of rights), the transaction stays open: so a commit
 //! must never be among them, but wait for their replies.
 
-use super::super::ForwardError;
-use super::super::transaction::{Failure, Refused, Transaction};
+use super::{Failure, Refused, Transaction};
 use crate::raw::Builder;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::ForwardError;
 
 /// A command to send.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::claims::Candidate;
 use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
-use crate::write::transaction::Refused;
+use crate::write::txn::Refused;
 
 /// So many groups with the same terms are under way at once, and those that hang: while one waits for its majority the servers
 /// have time for others, and where they have time for all nobody waits.

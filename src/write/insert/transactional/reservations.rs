@@ -2,13 +2,13 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::pipeline::Step;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::has_write_errors};
+use crate::write::txn::pipeline::Step;
 
 /// So many keys, and so many bytes of them, go into one command.
 const COMMAND_MAX: Fitting = Fitting {

@@ -7,16 +7,17 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
-use super::plan::affects_keys;
-use super::statement::{Statement, StatementKind};
 use super::statement_run::{StatementResult, StatementRun};
-use super::transaction::{Failure, Transaction};
-use super::{Context, ForwardError, Served, TIME_MAX, forward, gossip};
 use crate::catalog::Protected;
+use crate::command::batch::BatchCommand;
+use crate::command::statement::{Statement, StatementKind};
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteReply};
 use crate::upstream::Connection;
+use crate::write::plan::affects_keys;
+use crate::write::txn::gossip;
+use crate::write::txn::{Failure, Transaction};
+use crate::write::{Context, ForwardError, Served, TIME_MAX, forward};
 
 /// An `update` or `delete` on its way.
 struct Modify<'a, 'c> {

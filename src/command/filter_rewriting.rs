@@ -2,19 +2,19 @@
 
 use bson::spec::ElementType;
 
-use super::document_keys::DocumentKeys;
 use crate::constraint::TypeTest;
+use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// `query`, and no other document than `image`: its `_id` and shard key, beside the query's own conditions so that a
+/// `query`, and no other document than `owner` with this `{_id}`: its `_id` and shard key, beside the query's own conditions so that a
 /// router sees them, or with `$and` where the query has other conditions on the same paths. What the query asks for
 /// already isn't repeated: the server takes a path that is matched twice for one that isn't.
-pub fn pin(query: Doc<'_>, image: &DocumentKeys) -> Result<Vec<u8>, Malformed> {
+pub fn pin(query: Doc<'_>, id: &[u8], owner: &Owner) -> Result<Vec<u8>, Malformed> {
     let mut pins = Builder::new();
-    if let Some(id) = Doc::new(&image.id)?.get("_id")? {
+    if let Some(id) = Doc::new(id)?.get("_id")? {
         append_equal(&mut pins, b"_id", &id);
     }
-    if let Some(route) = &image.owner.route {
+    if let Some(route) = &owner.route {
         for element in Doc::new(route.as_bytes())?.elements() {
             let element = element?;
             if element.name != b"_id" {
@@ -262,13 +262,9 @@ mod tests {
             id: bson::RawBson::Int32(1),
             route: Some(route),
         };
-        let image = DocumentKeys {
-            id: doc! { "_id": 1 }.to_vec().unwrap(),
-            owner,
-            keys: Ok(Vec::new()),
-        };
+        let id = doc! { "_id": 1 }.to_vec().unwrap();
         let pinned = |query: Document| {
-            let bytes = pin(Doc::new(&query.to_vec().unwrap()).unwrap(), &image).unwrap();
+            let bytes = pin(Doc::new(&query.to_vec().unwrap()).unwrap(), &id, &owner).unwrap();
             Document::from_reader(bytes.as_slice()).unwrap()
         };
         assert_eq!(

@@ -7,11 +7,12 @@ use bson::spec::ElementType;
 use super::group_commit::{Done, Member, Size, Terms, Turn};
 use super::{Load, Reservations, Strict, Tried};
 use crate::claims::Candidate;
+use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
 use crate::upstream::Connection;
 use crate::write::forward::within;
-use crate::write::insert_within::insert_body;
-use crate::write::transaction::{API, Failure, Transaction, append_fields};
+use crate::write::insert::in_clients_transaction::insert_body;
+use crate::write::txn::{Failure, Transaction};
 use crate::write::{ForwardError, TIME_MAX};
 
 /// Longer terms aren't kept to compare them with others': a long `comment`, say, that hardly anybody else has.

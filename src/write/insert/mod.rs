@@ -4,27 +4,33 @@
 //! keys is forwarded; whoever waits for a rival waits after that, so that nobody waits for a document that waits. Killed
 //! at any point, this leaves reservations whose owners either are there or never come: whoever meets one finds out.
 
+mod in_clients_transaction;
+pub mod transactional;
+
 use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
 use super::forward::{ForwardError, Outcome, Part, forward, within};
+use super::insert::transactional::Strict;
 use super::lease_left::LeaseLeft;
 use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
-use super::strict::Strict;
-use super::transaction::Failure;
-use super::{BackOff, Context, gossip};
+use super::txn::Failure;
+use super::txn::gossip;
+use super::{BackOff, Context};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
+use crate::command::batch::BatchCommand;
 use crate::constraint::KeyError;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 use crate::upstream::Connection;
+
+pub use in_clients_transaction::insert_within;
 
 /// So many documents, and so many bytes of them, are reserved and forwarded together.
 const SLICE: Fitting = Fitting {

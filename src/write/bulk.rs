@@ -6,8 +6,6 @@
 //! driver's retry, which begins at the first operation again, finds what was done done. Killed midway, some operations took
 //! effect and the others didn't, as when the server is.
 
-mod ops;
-
 use std::ops::Range;
 
 use bson::spec::ElementType;
@@ -15,12 +13,12 @@ use tokio::time::Instant;
 
 use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
+use crate::command::bulk::BulkWrite;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkKind, BulkReply, Refusal, Times};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
-use ops::BulkWrite;
 
 /// Carries out the command; gives the reply's body. A part that fails as a whole ends it with that part's reply.
 ///

@@ -1,4 +1,4 @@
-//! Brings one statement to its end: by itself where its new keys can be read from it ([`super::in_place_update`]), else in a
+//! Brings one statement to its end: by itself where its new keys can be read from it ([`super::in_place`]), else in a
 //! transaction of Keyward's own, tried again until it commits or is refused, or inside the client's.
 //!
 //! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
@@ -6,22 +6,24 @@
 
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
-use super::in_place_update::update_in_place;
-use super::key_update::KeyUpdate;
-use super::record::{self, Recorded};
+use super::evaluation::Evaluated;
+use super::in_place::update_in_place;
 use super::reservation_conflict::{Resolved, resolve};
 use super::reservation_diff::{Impossible, ReservationConflict};
-use super::statement::{Evaluated, Statement};
-use super::transaction::{Failure, Refused, Transaction};
-use super::{BackOff, Context, ForwardError};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
+use crate::command::batch::BatchCommand;
+use crate::command::key_update::KeyUpdate;
+use crate::command::statement::Statement;
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Operation, Token};
 use crate::upstream::Connection;
+use crate::write::record;
+use crate::write::record::Recorded;
+use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::{BackOff, Context, ForwardError};
 
 /// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
 /// again, but not for ever.

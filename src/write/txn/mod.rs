@@ -4,12 +4,17 @@
 //! It runs as the client's user. `startTransaction`, and what may stand only beside it, goes with whatever command is
 //! sent first.
 
+pub mod client_transactions;
+pub mod gossip;
+pub mod pipeline;
+
 use bson::spec::{BinarySubtype, ElementType};
 use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
-use super::{BackOff, ForwardError, gossip};
+use super::{BackOff, ForwardError};
 use crate::catalog::Protected;
-use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::command::running::{API, append_fields, session_of};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times};
 use crate::server::certain::{of_another_primary, refused_before_execution};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
@@ -418,57 +423,9 @@ fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
     }
 }
 
-/// The client's session, if its command names one as drivers do.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
-pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
-    let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
-    // A binary of subtype 4: int32 length, subtype, 16 bytes.
-    let id = id.filter(|id| id.kind == ElementType::Binary);
-    Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
-}
-
-/// Fields that every command of a transaction must repeat.
-pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
-
 fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
     for element in Doc::new(document)?.elements() {
         builder.element(&element?);
     }
     Ok(())
-}
-
-/// Appends those fields of `body` that are called one of `names`.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
-pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
-    for name in names {
-        if let Some(element) = body.get(name)? {
-            builder.element(&element);
-        }
-    }
-    Ok(())
-}
-
-/// Whether a client's field belongs to how its command runs, which Keyward sets anew, rather than to what it does.
-pub fn is_about_running(element: &Element<'_>) -> bool {
-    const NAMES: [&[u8]; 14] = [
-        b"$clusterTime",
-        b"lsid",
-        b"txnNumber",
-        b"autocommit",
-        b"startTransaction",
-        b"readConcern",
-        b"writeConcern",
-        b"stmtId",
-        b"stmtIds",
-        b"$db",
-        b"$readPreference",
-        b"apiVersion",
-        b"apiStrict",
-        b"apiDeprecationErrors",
-    ];
-    NAMES.contains(&element.name)
 }

@@ -9,7 +9,6 @@
 
 mod group_commit;
 mod in_group;
-mod pipeline;
 mod progress;
 mod record;
 mod reservations;
@@ -20,23 +19,23 @@ use std::sync::Arc;
 use bson::spec::ElementType;
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
-use super::forward::Part;
-use super::insert_within::insert_body;
-use super::record::with_times_of;
-use super::transaction::{Failure, Refused, Transaction};
-use super::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
+use super::in_clients_transaction::insert_body;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
+use crate::command::batch::BatchCommand;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
 use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::forward::Part;
+use crate::write::record::with_times_of;
+use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 
+use crate::write::txn::pipeline::{self, Step};
 pub use group_commit::Groups;
-use pipeline::Step;
 use progress::Progress;
 use record::Note;
 

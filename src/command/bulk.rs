@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
-use super::super::batch_command::{BATCH_MAX, is_unacknowledged, malformed, max_time, numbers};
+use super::batch::{BATCH_MAX, is_unacknowledged, malformed, max_time, numbers};
 use crate::raw::{Builder, Doc, Element};
 use crate::reply::{BulkFault, BulkKind, Refusal};
 use crate::wire::{BatchItemError, OpMsg};

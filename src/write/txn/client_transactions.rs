@@ -19,13 +19,14 @@ use bson::spec::ElementType;
 use dashmap::DashMap;
 use tokio::time::Instant;
 
-use super::ForwardError;
-use super::catalog_epoch::TRANSACTION_LIFE;
-use super::transaction::{API, Refused, append_fields, session_of};
+use super::Refused;
+use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Refusal, Times};
 use crate::server::{code, reply};
 use crate::upstream::Connection;
+use crate::write::ForwardError;
+use crate::write::catalog_epoch::TRANSACTION_LIFE;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
 const MEMORY: Duration = Duration::from_secs(3600);

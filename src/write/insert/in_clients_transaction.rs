@@ -5,15 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
-use super::document_keys::DocumentKeys;
-use super::existing_reservations::{ExistingReservation, existing_reservations};
-use super::reservation_conflict::{Resolved, resolve};
-use super::reservation_diff::{ReservationConflict, ReservationDiff};
-use super::transaction::{Failure, Transaction, append_fields, is_about_running};
-use super::{Context, ForwardError, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
+use crate::command::batch::BatchCommand;
+use crate::command::running::{append_fields, is_about_running};
 use crate::constraint::KeyError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
@@ -21,6 +16,12 @@ use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::txn::{Failure, Transaction};
+use crate::write::update::document_keys::DocumentKeys;
+use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
+use crate::write::update::reservation_conflict::{Resolved, resolve};
+use crate::write::update::reservation_diff::{ReservationConflict, ReservationDiff};
+use crate::write::{Context, ForwardError, TIME_MAX};
 
 /// Carries out the insert; gives the reply's body. A transaction's batch stops at its first error, ordered or not.
 ///

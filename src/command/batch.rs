@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bson::{Decimal128, spec::ElementType};
 
-use super::transaction::session_of;
+use super::running::session_of;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::Operation;

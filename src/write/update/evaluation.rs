@@ -1,5 +1,4 @@
-//! One statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`; and its
-//! evaluation by the server, inside a transaction, between a look before and a look after.
+//! A statement's evaluation by the server, inside a transaction, between a look before and a look after.
 //!
 //! The server evaluates the statement, so no operator is reimplemented here. A statement about one document is pinned to
 //! the document that was looked at, which the server would have picked as well, or could have; so is one about many to all
@@ -7,76 +6,17 @@
 
 use std::collections::HashSet;
 
-use bson::spec::ElementType;
-
-use super::ForwardError;
-use super::document_keys::{self, DocumentKeys, Selection};
-use super::filter_rewriting::{both, equality, is_fickle, nothing, pin};
+use super::document_keys::{self, DocumentKeys};
 use super::reservation_diff::{Impossible, ReservationConflict, ReservationDiff};
-use super::transaction::{Failure, Refused, Transaction, is_about_running};
 use crate::catalog::Protected;
+use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
+use crate::command::statement::{Statement, StatementKind};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reservation::Token;
 use crate::server::reply::has_write_errors;
 use crate::upstream::Connection;
-
-/// The command that a statement belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StatementKind {
-    /// `update`.
-    Update,
-    /// `delete`.
-    Delete,
-    /// `findAndModify`.
-    FindAndModify,
-}
-
-impl StatementKind {
-    /// The field of a statement that says which documents it is about.
-    pub fn query_name(self) -> &'static str {
-        match self {
-            StatementKind::FindAndModify => "query",
-            StatementKind::Update | StatementKind::Delete => "q",
-        }
-    }
-
-    /// Whether the statement says which documents it is about, or may leave it out: taken for a query of all documents, what
-    /// is none would change some that nobody meant.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
-        Ok(match own.get(self.query_name())? {
-            Some(query) if query.is_nothing() => self == StatementKind::FindAndModify,
-            Some(query) => query.kind == ElementType::EmbeddedDocument,
-            None => self == StatementKind::FindAndModify,
-        })
-    }
-
-    /// The batch of the command that its statements stand in, if they stand in one.
-    pub fn list(self) -> Option<&'static str> {
-        match self {
-            StatementKind::Update => Some("updates"),
-            StatementKind::Delete => Some("deletes"),
-            StatementKind::FindAndModify => None,
-        }
-    }
-}
-
-/// One statement.
-#[derive(Debug, Clone, Copy)]
-pub struct Statement<'a> {
-    /// What it is part of.
-    pub kind: StatementKind,
-    /// The command's body.
-    pub body: Doc<'a>,
-    /// The statement itself; the body for a `findAndModify`.
-    pub own: Doc<'a>,
-    /// Whether it is about one document only.
-    pub is_single: bool,
-    /// Whether it inserts where nothing matches.
-    pub is_upsert: bool,
-}
+use crate::write::ForwardError;
+use crate::write::txn::{Failure, Refused, Transaction};
 
 /// What came of a statement in a transaction that is still open, unless it says otherwise.
 #[derive(Debug)]
@@ -98,96 +38,6 @@ pub enum Evaluated {
 }
 
 impl<'a> Statement<'a> {
-    /// The statement's query, if it has one.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn query(self) -> Result<Option<Doc<'a>>, Malformed> {
-        let query = self.own.get(self.kind.query_name())?;
-        Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
-    }
-
-    /// Which documents it is about.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn selection(self) -> Result<Selection<'a>, Malformed> {
-        let variables = self.body.get("let")?;
-        let options = [
-            self.own.get("sort")?,
-            self.own.get("collation")?,
-            self.own.get("hint")?,
-            variables,
-            self.body.get("maxTimeMS")?,
-        ];
-        Ok(Selection {
-            query: self.query()?,
-            options: options.map(|option| option.filter(|option| !option.is_nothing())),
-            is_single: self.is_single,
-        })
-    }
-
-    /// All documents under this collation, in the time that the client gives.
-    fn under(self, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
-        Ok(Selection {
-            query: None,
-            options: [None, collation, None, None, self.body.get("maxTimeMS")?],
-            is_single: false,
-        })
-    }
-
-    /// The statement itself, with the query `narrowed` instead of its own.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn with_query(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
-        let mut own = Builder::new();
-        for element in self.own.elements() {
-            let element = element?;
-            match element.name == self.kind.query_name().as_bytes() {
-                true => own.append(ElementType::EmbeddedDocument, element.name, rewritten),
-                false => own.element(&element),
-            };
-        }
-        if self.own.get(self.kind.query_name())?.is_none() {
-            own.append(
-                ElementType::EmbeddedDocument,
-                self.kind.query_name().as_bytes(),
-                rewritten,
-            );
-        }
-        Ok(own.finish())
-    }
-
-    /// The statement as a command of its own, with the query `narrowed` instead of its own if there is one.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn command(self, rewritten: Option<&[u8]>) -> Result<Builder, Malformed> {
-        let own = match rewritten {
-            Some(rewritten) => self.with_query(rewritten)?,
-            None => self.own.bytes().to_vec(),
-        };
-        let list = self.kind.list();
-        let body = match list {
-            Some(_) => self.body,
-            None => Doc::new(&own)?,
-        };
-        let mut command = Builder::new();
-        for element in body.elements() {
-            let element = element?;
-            if Some(element.name) != list.map(str::as_bytes) && !is_about_running(&element) {
-                command.element(&element);
-            }
-        }
-        if let Some(list) = list {
-            command.open(ElementType::Array, list.as_bytes());
-            command.append(ElementType::EmbeddedDocument, b"0", &own);
-            command.close();
-        }
-        Ok(command)
-    }
-
     /// Has the server evaluate the statement, and moves reservations along, all in `transaction`; for `documents_max`
     /// documents at most.
     ///
@@ -230,7 +80,7 @@ impl<'a> Statement<'a> {
             .await?;
         let pinned = before.first().filter(|_| self.is_single);
         let rewritten = match pinned {
-            Some(image) => Some(pin(query, image)?),
+            Some(image) => Some(pin(query, &image.id, &image.owner)?),
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
             None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 use bson::{RawDocumentBuf, spec::ElementType};
 
-use super::super::record;
-use super::pipeline::Step;
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
 use crate::server::cursor;
+use crate::write::record;
+use crate::write::txn::pipeline::Step;
 
 /// What is noted of the documents that a transaction inserts for one slice.
 #[derive(Debug, Clone)]

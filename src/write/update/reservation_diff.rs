@@ -10,7 +10,6 @@ use bson::spec::ElementType;
 
 use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
-use super::transaction::{Failure, Transaction};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::{DuplicateKey, KeyError};
@@ -20,6 +19,7 @@ use crate::reservation::Token;
 use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::txn::{Failure, Transaction};
 
 /// So much goes into one command: well below what the server takes.
 const COMMAND_MAX: Fitting = Fitting {

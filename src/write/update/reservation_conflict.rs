@@ -7,12 +7,12 @@ use std::borrow::Cow;
 
 use tokio::time::Instant;
 
-use super::Context;
 use super::reservation_diff::ReservationConflict;
-use super::reserve::{Claimed, reserve};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, give_back};
 use crate::reservation::Token;
+use crate::write::Context;
+use crate::write::reserve::{Claimed, reserve};
 
 /// What was found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,15 +7,16 @@ use std::collections::BTreeMap;
 
 use bson::{RawDocument, spec::ElementType};
 
-use super::document_keys::{self, Selection};
-use super::transaction::{Failure, Transaction};
+use super::document_keys;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
+use crate::command::statement::Selection;
 use crate::constraint::Key;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::cursor;
 use crate::upstream::Connection;
+use crate::write::txn::{Failure, Transaction};
 
 /// So many keys are asked for at once: no more than one reply can hold.
 const KEYS_AT_ONCE: usize = 1_000;

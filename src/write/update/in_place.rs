@@ -1,4 +1,4 @@
-//! A statement about one document whose new keys can be read from it ([`super::key_update`]): the new keys are reserved, the
+//! A statement about one document whose new keys can be read from it ([`crate::command::key_update`]): the new keys are reserved, the
 //! server carries the statement out, and the old keys are given up. Cheaper than a transaction over several shards.
 //!
 //! The statement goes on under the client's own number, so the server knows a driver's retry by itself; it is pinned to
@@ -15,15 +15,10 @@ use futures_util::future::join;
 use tokio::time::Instant;
 
 use super::document_keys::{self, DocumentSnapshot};
-use super::filter_rewriting;
-use super::forward::{self, Acknowledged, Fate, ForwardError};
-use super::key_update::{KeyUpdate, names_shard};
-use super::lease_left::LeaseLeft;
-use super::reserve::{Claimed, reserve};
 use super::statement_run::{StatementResult, StatementRun};
-use super::transaction::Refused;
-use super::{BackOff, gossip};
 use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
+use crate::command::filter_rewriting;
+use crate::command::key_update::{KeyUpdate, names_shard};
 use crate::proxy_collection::Reservation;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
@@ -31,6 +26,13 @@ use crate::reservation::{Event, Scope, Token};
 use crate::server::reply::is_from_memory;
 use crate::upstream::Connection;
 use crate::wire::BODY_BYTES_MAX;
+use crate::write::BackOff;
+use crate::write::forward;
+use crate::write::forward::{Acknowledged, Fate, ForwardError};
+use crate::write::lease_left::LeaseLeft;
+use crate::write::reserve::{Claimed, reserve};
+use crate::write::txn::Refused;
+use crate::write::txn::gossip;
 
 /// A statement larger than this, with the values that it is pinned to, isn't sent: a command has fields besides, and a router
 /// adds its own.
@@ -366,7 +368,11 @@ fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 
 /// The statement for the very document with the very values that keys are made of.
 fn pinned(run: &StatementRun<'_>, key_update: &KeyUpdate<'_>, seen: &DocumentSnapshot) -> Result<Vec<u8>, Malformed> {
-    let query = filter_rewriting::pin(run.statement.query()?.unwrap_or(Doc::empty()), &seen.image)?;
+    let query = filter_rewriting::pin(
+        run.statement.query()?.unwrap_or(Doc::empty()),
+        &seen.image.id,
+        &seen.image.owner,
+    )?;
     let document = Doc::new(&seen.document)?;
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
     for proxy in &run.protected.constraints {

@@ -4,16 +4,18 @@ use std::collections::HashSet;
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
-use super::filter_rewriting::pin;
-use super::transaction::{API, Failure, Transaction, append_fields};
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
+use crate::command::filter_rewriting::pin;
+use crate::command::running::{API, append_fields};
+use crate::command::statement::Selection;
 use crate::constraint::KeyError;
 use crate::proxy_collection::Owner;
-use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
+use crate::write::ForwardError;
+use crate::write::txn::{Failure, Transaction};
 
 /// So many bytes of `_id`s go into one query: half of what a command may have.
 const IDS_BYTES_MAX: usize = 8 << 20;
@@ -36,17 +38,6 @@ pub struct DocumentSnapshot {
     pub image: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
     pub document: Vec<u8>,
-}
-
-/// Which documents a statement is about, in the words of `find`.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Selection<'a> {
-    /// The query; everything if there is none.
-    pub query: Option<Doc<'a>>,
-    /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, as far as the statement and its command have them.
-    pub options: [Option<Element<'a>>; 5],
-    /// Whether it is about one document only.
-    pub is_single: bool,
 }
 
 /// Reads the documents that `selection` selects, no more than `most` of them.
@@ -163,7 +154,7 @@ pub async fn look_again(
     reply: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Vec<ConstrainedKey>, Vec<u8>>, ForwardError> {
-    let query = pin(Doc::empty(), image)?;
+    let query = pin(Doc::empty(), &image.id, &image.owner)?;
     let selection = Selection {
         query: Some(Doc::new(&query)?),
         options: [None, None, None, None, body.get("maxTimeMS")?],

@@ -2,17 +2,17 @@
 
 use tokio::time::Instant;
 
-use super::batch_command::BatchCommand;
-use super::plan::affects_keys;
-use super::statement::{Statement, StatementKind};
 use super::statement_run::{StatementResult, StatementRun};
-use super::transaction::Transaction;
-use super::{Context, ForwardError, Served, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
+use crate::command::batch::BatchCommand;
+use crate::command::statement::{Statement, StatementKind};
 use crate::constraint::KeyError;
 use crate::raw::Builder;
 use crate::upstream::Connection;
+use crate::write::plan::affects_keys;
+use crate::write::txn::Transaction;
+use crate::write::{Context, ForwardError, Served, TIME_MAX};
 
 /// What the server puts before the reason when the command fails over a document.
 const PREFIX: &str = "Plan executor error during findAndModify :: caused by :: ";

@@ -1,0 +1,9 @@
+//! What a write command says, read from its messages alone: nothing here asks a server.
+
+pub mod affected_keys;
+pub mod batch;
+pub mod bulk;
+pub mod filter_rewriting;
+pub mod key_update;
+pub mod running;
+pub mod statement;

@@ -1,0 +1,54 @@
+//! The fields by which a command says how it runs, rather than what it does: its session and transaction, its concerns, its
+//! version of the API.
+
+use bson::spec::ElementType;
+
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// The client's session, if its command names one as drivers do.
+///
+/// # Errors
+/// [`Malformed`] if the body is.
+pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
+    let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
+    // A binary of subtype 4: int32 length, subtype, 16 bytes.
+    let id = id.filter(|id| id.kind == ElementType::Binary);
+    Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))
+}
+
+/// Fields that every command of a transaction must repeat.
+pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
+
+/// Appends those fields of `body` that are called one of `names`.
+///
+/// # Errors
+/// [`Malformed`] if the body is.
+pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
+    for name in names {
+        if let Some(element) = body.get(name)? {
+            builder.element(&element);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a client's field belongs to how its command runs, which Keyward sets anew, rather than to what it does.
+pub fn is_about_running(element: &Element<'_>) -> bool {
+    const NAMES: [&[u8]; 14] = [
+        b"$clusterTime",
+        b"lsid",
+        b"txnNumber",
+        b"autocommit",
+        b"startTransaction",
+        b"readConcern",
+        b"writeConcern",
+        b"stmtId",
+        b"stmtIds",
+        b"$db",
+        b"$readPreference",
+        b"apiVersion",
+        b"apiStrict",
+        b"apiDeprecationErrors",
+    ];
+    NAMES.contains(&element.name)
+}

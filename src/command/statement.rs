@@ -1,0 +1,170 @@
+//! One statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`.
+
+use bson::spec::ElementType;
+
+use super::running::is_about_running;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// The command that a statement belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatementKind {
+    /// `update`.
+    Update,
+    /// `delete`.
+    Delete,
+    /// `findAndModify`.
+    FindAndModify,
+}
+
+impl StatementKind {
+    /// The field of a statement that says which documents it is about.
+    pub fn query_name(self) -> &'static str {
+        match self {
+            StatementKind::FindAndModify => "query",
+            StatementKind::Update | StatementKind::Delete => "q",
+        }
+    }
+
+    /// Whether the statement says which documents it is about, or may leave it out: taken for a query of all documents, what
+    /// is none would change some that nobody meant.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
+        Ok(match own.get(self.query_name())? {
+            Some(query) if query.is_nothing() => self == StatementKind::FindAndModify,
+            Some(query) => query.kind == ElementType::EmbeddedDocument,
+            None => self == StatementKind::FindAndModify,
+        })
+    }
+
+    /// The batch of the command that its statements stand in, if they stand in one.
+    pub fn list(self) -> Option<&'static str> {
+        match self {
+            StatementKind::Update => Some("updates"),
+            StatementKind::Delete => Some("deletes"),
+            StatementKind::FindAndModify => None,
+        }
+    }
+}
+
+/// One statement.
+#[derive(Debug, Clone, Copy)]
+pub struct Statement<'a> {
+    /// What it is part of.
+    pub kind: StatementKind,
+    /// The command's body.
+    pub body: Doc<'a>,
+    /// The statement itself; the body for a `findAndModify`.
+    pub own: Doc<'a>,
+    /// Whether it is about one document only.
+    pub is_single: bool,
+    /// Whether it inserts where nothing matches.
+    pub is_upsert: bool,
+}
+
+/// Which documents a statement is about, in the words of `find`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Selection<'a> {
+    /// The query; everything if there is none.
+    pub query: Option<Doc<'a>>,
+    /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, as far as the statement and its command have them.
+    pub options: [Option<Element<'a>>; 5],
+    /// Whether it is about one document only.
+    pub is_single: bool,
+}
+
+impl<'a> Statement<'a> {
+    /// The statement's query, if it has one.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn query(self) -> Result<Option<Doc<'a>>, Malformed> {
+        let query = self.own.get(self.kind.query_name())?;
+        Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
+    }
+
+    /// Which documents it is about.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn selection(self) -> Result<Selection<'a>, Malformed> {
+        let variables = self.body.get("let")?;
+        let options = [
+            self.own.get("sort")?,
+            self.own.get("collation")?,
+            self.own.get("hint")?,
+            variables,
+            self.body.get("maxTimeMS")?,
+        ];
+        Ok(Selection {
+            query: self.query()?,
+            options: options.map(|option| option.filter(|option| !option.is_nothing())),
+            is_single: self.is_single,
+        })
+    }
+
+    /// All documents under this collation, in the time that the client gives.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn under(self, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
+        Ok(Selection {
+            query: None,
+            options: [None, collation, None, None, self.body.get("maxTimeMS")?],
+            is_single: false,
+        })
+    }
+
+    /// The statement itself, with the query `narrowed` instead of its own.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn with_query(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
+        let mut own = Builder::new();
+        for element in self.own.elements() {
+            let element = element?;
+            match element.name == self.kind.query_name().as_bytes() {
+                true => own.append(ElementType::EmbeddedDocument, element.name, rewritten),
+                false => own.element(&element),
+            };
+        }
+        if self.own.get(self.kind.query_name())?.is_none() {
+            own.append(
+                ElementType::EmbeddedDocument,
+                self.kind.query_name().as_bytes(),
+                rewritten,
+            );
+        }
+        Ok(own.finish())
+    }
+
+    /// The statement as a command of its own, with the query `narrowed` instead of its own if there is one.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn command(self, rewritten: Option<&[u8]>) -> Result<Builder, Malformed> {
+        let own = match rewritten {
+            Some(rewritten) => self.with_query(rewritten)?,
+            None => self.own.bytes().to_vec(),
+        };
+        let list = self.kind.list();
+        let body = match list {
+            Some(_) => self.body,
+            None => Doc::new(&own)?,
+        };
+        let mut command = Builder::new();
+        for element in body.elements() {
+            let element = element?;
+            if Some(element.name) != list.map(str::as_bytes) && !is_about_running(&element) {
+                command.element(&element);
+            }
+        }
+        if let Some(list) = list {
+            command.open(ElementType::Array, list.as_bytes());
+            command.append(ElementType::EmbeddedDocument, b"0", &own);
+            command.close();
+        }
+        Ok(command)
+    }
+}

@@ -1,0 +1,17 @@
+//! Statements that change documents: `update`, `delete` and `findAndModify`.
+//!
+//! A statement whose new keys can be read from it runs in place ([`in_place`]). Every other statement runs in a transaction
+//! ([`statement_run`]), between one look at its documents and another ([`document_keys`]).
+
+pub mod document_keys;
+mod evaluation;
+pub mod existing_reservations;
+mod find_and_modify;
+mod in_place;
+pub mod reservation_conflict;
+pub mod reservation_diff;
+mod statement_run;
+mod statements;
+
+pub use find_and_modify::find_and_modify;
+pub use statements::modify;

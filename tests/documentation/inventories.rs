@@ -79,6 +79,21 @@ fn the_exit_codes_are_those_of_the_help() {
 }
 
 #[test]
+fn each_way_passes_files_that_there_are_and_a_dozen_at_most() {
+    let map = read("docs/architecture.md");
+    let (_, ways) = map.split_once("| way | files |").unwrap();
+    let ways: Vec<&str> = ways.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(ways.len() > 5, "{ways:?}");
+    for way in ways {
+        let files: Vec<&str> = way.split('`').filter(|code| code.ends_with(".rs")).collect();
+        assert!((2..=12).contains(&files.len()), "{} files: {way}", files.len());
+        for file in files {
+            assert!(repository().join("src").join(file).is_file(), "{file} isn't there");
+        }
+    }
+}
+
+#[test]
 fn the_code_map_names_every_module() {
     let map = read("docs/architecture.md");
     for entry in std::fs::read_dir(repository().join("src")).unwrap() {

@@ -7,12 +7,13 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use crate::markdown::{Page, pages, read};
 
 /// The documents that follow the rules. A document joins the list when it has been rewritten.
-const REWRITTEN: [&str; 10] = [
+const REWRITTEN: [&str; 11] = [
     "README.md",
     "CHANGELOG.md",
     "STYLE.md",
     "docs/start.md",
     "docs/configuration.md",
+    "docs/differences.md",
     "docs/metrics.md",
     "docs/dependencies.md",
     "docs/restore.md",

@@ -104,6 +104,7 @@ fn forget_the_killed(cluster: &Cluster) {
                 Register::of(&client).forget(entry.get_object_id("_id")?).await?;
             }
         }
+        client.shutdown().await;
         Ok(())
     });
     if let Err(error) = forgotten {

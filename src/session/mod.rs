@@ -417,7 +417,12 @@ fn forwarded(
     let is_hello = match (verdict, message) {
         (Verdict::Forward, _) => false,
         (Verdict::Hello, _) => true,
-        (Verdict::Write(write), Message::Msg(message)) if is_forwarded(&write, message, catalog) => false,
+        // In a client's transaction it is first seen whether that may still be written to.
+        (Verdict::Write(write), Message::Msg(message))
+            if !request_context.is_in_transaction && is_forwarded(&write, message, catalog) =>
+        {
+            false
+        }
         (Verdict::Write(_) | Verdict::Refuse(_), _) => return None,
     };
     Some(pending(&request.envelope, is_hello, request_context))

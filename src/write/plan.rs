@@ -23,14 +23,14 @@ pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -
     };
     let paths = protected.paths();
     let affects_keys = match kind.list() {
-        Some(list) => touches_by_any(kind, message, list, &paths),
+        Some(list) => any_affects_keys(kind, message, list, &paths),
         None => affects_keys(kind, message.body, &paths).ok(),
     };
     affects_keys == Some(false)
 }
 
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
-fn touches_by_any(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -> Option<bool> {
+fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -> Option<bool> {
     let batch = message.documents(list).ok()??;
     // The server refuses what comes in the body and beside it, and a batch of nothing.
     let mut statements = batch.iter().ok()?.peekable();

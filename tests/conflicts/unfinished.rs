@@ -220,6 +220,11 @@ async fn nothing_is_written_in_a_transaction_that_began_elsewhere() {
     let mut elsewhere = take("d@x", &transaction);
     elsewhere.remove("startTransaction");
     is_told_to_begin_anew(&send(other, database, elsewhere).unwrap());
+    // Nor what changes no key, which goes on at once outside a transaction.
+    let named = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "name": "ann" } } };
+    let mut keyless = doc! { "update": "users", "updates": [named] };
+    keyless.extend(transaction.clone());
+    is_told_to_begin_anew(&send(other, database, keyless).unwrap());
     let reply = commit(first, &transaction);
     assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
     assert_agreement(cluster, database, "email").await;

@@ -81,6 +81,14 @@ impl<'a> BatchCommand<'a> {
         self.retry.as_ref().map(|retry| retry.operation(position))
     }
 
+    /// Whether it is part of a client's transaction.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn is_in_transaction(&self) -> Result<bool, Malformed> {
+        Ok(self.body.get("autocommit")?.is_some())
+    }
+
     fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, Refusal> {
         let field = |name| body.get(name).map_err(malformed);
         Ok(BatchCommand {

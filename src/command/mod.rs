@@ -6,4 +6,5 @@ pub mod bulk;
 pub mod filter_rewriting;
 pub mod key_update;
 pub mod running;
+pub mod shape;
 pub mod statement;

@@ -75,6 +75,25 @@ pub struct Selection<'a> {
 }
 
 impl<'a> Statement<'a> {
+    /// The statement `own` of the command `body`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn of(kind: StatementKind, body: Doc<'a>, own: Doc<'a>) -> Result<Self, Malformed> {
+        let is_single = match kind {
+            StatementKind::Update => !own.is_set("multi")?,
+            StatementKind::Delete => own.is_set("limit")?,
+            StatementKind::FindAndModify => true,
+        };
+        Ok(Statement {
+            kind,
+            body,
+            own,
+            is_single,
+            is_upsert: own.is_set("upsert")?,
+        })
+    }
+
     /// The statement's query, if it has one.
     ///
     /// # Errors

@@ -84,9 +84,6 @@ pub enum Refusal {
         "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
     )]
     Conflict,
-    /// The configuration was reloaded between two looks at it.
-    #[error("the constraints in Keyward's configuration have just changed; send the command again")]
-    ConstraintsChanged,
     /// Another Keyward may count this one as gone, or isn't known to have heard of what it is about to write; nothing was written.
     #[error(
         "Keyward writes nothing here as long as the cluster's register of Keywards doesn't say that it may: {reason}; try again"
@@ -135,7 +132,6 @@ impl Refusal {
             Refusal::MaxTime(_) => (2, "BadValue"),
             Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (16, "InvalidLength"),
             Refusal::Bulk(fault) => fault.code(),
-            Refusal::ConstraintsChanged => (117, "ConflictingOperationInProgress"),
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } | Refusal::Unregistered { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),

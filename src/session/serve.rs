@@ -9,6 +9,7 @@ use crate::fleet::Guard;
 use crate::reply::{Refusal, Times};
 use crate::traces::note_outcome;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
+use crate::write::plan::Plan;
 use crate::write::{self, Served};
 
 /// What to do once the message has been dealt with.
@@ -133,7 +134,8 @@ async fn serve_one(
             }
             let timer = commands.protected_seconds.start_timer();
             // By itself it takes more room than the rest of a connection, most of which never write here.
-            let served = Box::pin(write::serve(&write, &parsed, &service.writes, upstream));
+            let plan = Plan::of(&write, &parsed, &catalog);
+            let served = Box::pin(write::serve(plan, &parsed, &service.writes, upstream));
             let (served, own) = work_time::measured(served).await;
             match served? {
                 Served::Reply(body) => {

@@ -11,6 +11,7 @@ use std::ops::Range;
 use bson::spec::ElementType;
 use tokio::time::Instant;
 
+use super::plan::Plan;
 use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
 use crate::command::bulk::BulkWrite;
@@ -26,13 +27,9 @@ use crate::wire::{Draft, Message, OpMsg, OutSequence};
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
 pub async fn bulk_write(
     context: &Context,
-    message: &OpMsg<'_>,
+    bulk: &BulkWrite<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let bulk = match BulkWrite::parse(message) {
-        Ok(bulk) => bulk,
-        Err(refusal) => return Ok(refusal.body(&Times::default())),
-    };
     let deadline = bulk.max_time.map(|limit| Instant::now() + limit);
     let mut reply = BulkReply::new(bulk.errors_only);
     let mut next = 0;
@@ -47,8 +44,8 @@ pub async fn bulk_write(
         if !bulk.in_transaction && !upstream.may_write() {
             return Ok(Refusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
-        let body = body(&bulk, run.clone(), time_ms)?;
-        let part = part(context, &bulk, run.clone(), &body, upstream).await?;
+        let body = body(bulk, run.clone(), time_ms)?;
+        let part = part(context, bulk, run.clone(), &body, upstream).await?;
         let answer = Doc::new(&part)?;
         if !is_ok(answer)? {
             return Ok(part);
@@ -84,11 +81,11 @@ async fn part(
     let bytes = draft.frame(0, 0).map_err(upstream::Error::from)?.to_vec();
     let message = OpMsg::parse(&bytes).map_err(upstream::Error::from)?;
     // Judged like any command of a client: nothing gets through as a part that wouldn't on its own.
-    let verdict = classify(&Message::Msg(message), &**context.catalog())?;
-    let served = match verdict {
+    let catalog = context.catalog();
+    let served = match classify(&Message::Msg(message), &**catalog)? {
         Verdict::Forward | Verdict::Hello => Served::Untouched,
         Verdict::Refuse(refusal) => Served::Reply(refusal.error().body()),
-        Verdict::Write(write) => serve(&write, &message, context, upstream).await?,
+        Verdict::Write(write) => serve(Plan::of(&write, &message, &catalog), &message, context, upstream).await?,
     };
     match served {
         Served::Reply(reply) => Ok(reply),

@@ -8,42 +8,16 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
+use super::operation::WriteOp;
 use super::txn::gossip;
-use crate::claims::Candidate;
 use crate::command::batch::BatchCommand;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, Times, WriteError};
+use crate::reply::{Refusal, Times};
 use crate::server::certain::{refused_before_execution, refused_document};
-use crate::server::reply::{self, StatementError};
-use crate::upstream::{self, Connection};
+use crate::server::reply;
+use crate::upstream;
 use crate::wire::{Draft, OutSequence};
-
-/// What became of one forwarded document.
-#[derive(Debug, Clone)]
-pub enum Outcome {
-    /// It is there.
-    Applied,
-    /// It isn't, and won't be; with the server's error unless an earlier one stopped the batch.
-    NotApplied(Option<WriteError>),
-    /// Nobody knows; with the server's error if it gave one.
-    InDoubt(Option<WriteError>),
-    /// It isn't, and won't be, because a key isn't its any more.
-    Lost,
-    /// It isn't yet: it was in company that had to wait.
-    NotTried,
-}
-
-/// The reply to one part.
-#[derive(Debug)]
-pub struct Part {
-    /// One for each document forwarded.
-    pub outcomes: Vec<Outcome>,
-    /// The reply's body.
-    pub body: Vec<u8>,
-    /// Whether the command as a whole failed, so that the body is the client's reply and nothing may follow.
-    pub failed: bool,
-}
 
 /// Why there is no reply to make something of.
 #[derive(Debug, thiserror::Error)]
@@ -72,55 +46,22 @@ pub async fn within<T>(
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
-/// Sends `candidates` on, allowing `time` for it, not before what was `told` of the deployment's time.
-///
-/// # Errors
-/// [`ForwardError`]: the outcome of every candidate is unknown then.
-pub async fn forward(
-    command: &BatchCommand<'_>,
-    candidates: &[&Candidate<'_>],
-    time: Duration,
-    told: &Times,
-    upstream: &mut Connection,
-) -> Result<Part, ForwardError> {
-    if !upstream.may_write() {
-        return Ok(Part {
-            outcomes: vec![Outcome::NotApplied(None); candidates.len()],
-            body: withheld(command),
-            failed: true,
-        });
-    }
-    let body = body(command, candidates, time, told)?;
-    let documents = candidates.iter().map(|candidate| &*candidate.document).collect();
-    let sequence = OutSequence {
-        name: b"documents",
-        documents,
-    };
-    let draft = Draft {
-        sequences: vec![sequence],
-        ..Draft::of_body(&body)
-    };
-    let reply = upstream.request(&draft).await?;
-    read(reply.body(), candidates.len(), command.ordered)
-}
-
 /// Sends the statements at `positions` of an `update` or `delete` (`list` is its batch) on as they came; gives the reply's
 /// body, and whether it is `ok`.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
 pub async fn statements(
-    command: &BatchCommand<'_>,
+    op: &mut WriteOp<'_>,
     list: &'static str,
     positions: std::ops::Range<usize>,
-    told: &Times,
-    upstream: &mut Connection,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    if !upstream.may_write() {
-        return Ok((withheld(command), false));
+    if !op.upstream.may_write() {
+        return Ok((withheld(op.command), false));
     }
-    let body = part_of_body(command, list, positions.clone(), told)?.finish();
-    let documents = command.documents[positions]
+    let told = op.reservation_times();
+    let body = part_of_body(op.command, list, positions.clone(), &told)?.finish();
+    let documents = op.command.documents[positions]
         .iter()
         .map(|statement| statement.bytes())
         .collect();
@@ -132,7 +73,7 @@ pub async fn statements(
         sequences: vec![sequence],
         ..Draft::of_body(&body)
     };
-    let reply = upstream.request(&draft).await?;
+    let reply = op.upstream.request(&draft).await?;
     let body = reply.body();
     let is_ok = reply::is_ok(body)?;
     Ok((body.bytes().to_vec(), is_ok))
@@ -174,20 +115,20 @@ pub enum Acknowledged {
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
 pub async fn statement(
-    command: &BatchCommand<'_>,
+    op: &mut WriteOp<'_>,
     (kind, index): (StatementKind, usize),
     own: &[u8],
     acknowledged: Acknowledged,
     time: Option<Duration>,
-    told: &Times,
-    upstream: &mut Connection,
 ) -> Result<Sent, ForwardError> {
-    if !upstream.may_write() {
+    let command = op.command;
+    if !op.upstream.may_write() {
         return Ok(Sent {
             fate: Fate::NotApplied { whole: true },
             body: withheld(command),
         });
     }
+    let told = &op.reservation_times();
     let (body, sequences) = match kind.list() {
         Some(list) => {
             let sequence = OutSequence {
@@ -203,7 +144,7 @@ pub async fn statement(
         sequences,
         ..Draft::of_body(&body)
     };
-    let reply = upstream.request(&draft).await?;
+    let reply = op.upstream.request(&draft).await?;
     let fate = fate(reply.body())?;
     Ok(Sent {
         fate,
@@ -212,7 +153,7 @@ pub async fn statement(
 }
 
 /// The reply in place of the server's to what is no longer sent: others may take this Keyward for gone by now.
-fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
+pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
     Refusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
@@ -240,21 +181,8 @@ fn fate(answer: Doc<'_>) -> Result<Fate, Malformed> {
     })
 }
 
-/// The client's body without its documents, fit for this part.
-fn body(
-    command: &BatchCommand<'_>,
-    candidates: &[&Candidate<'_>],
-    time: Duration,
-    told: &Times,
-) -> Result<Vec<u8>, Malformed> {
-    let positions = candidates.iter().map(|candidate| candidate.position);
-    let mut body = part_of_body(command, "documents", positions, told)?;
-    body.int32("maxTimeMS", milliseconds(time));
-    Ok(body.finish())
-}
-
 /// The client's body without its batch `list`, of which the part at `positions` is sent beside it.
-fn part_of_body(
+pub fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
     positions: impl Iterator<Item = usize>,
@@ -334,83 +262,6 @@ fn concerned(
     Ok(with.finish())
 }
 
-fn milliseconds(time: Duration) -> i32 {
+pub fn milliseconds(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
-}
-
-/// Reads what a reply says about each of `count` documents.
-fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
-    let body = answer.bytes().to_vec();
-    if !reply::is_ok(answer)? {
-        let outcome = match refused_before_execution(reply::code(answer)?.unwrap_or(0)) {
-            true => Outcome::NotApplied(None),
-            false => Outcome::InDoubt(None),
-        };
-        return Ok(Part {
-            outcomes: vec![outcome; count],
-            body,
-            failed: true,
-        });
-    }
-    let mut outcomes = vec![Outcome::Applied; count];
-    for StatementError { index, code, body } in reply::write_errors(answer)? {
-        let Some((index, outcome)) = index.and_then(|index| Some((index, outcomes.get_mut(index)?))) else {
-            continue;
-        };
-        let error = Some(WriteError::from_server(body)?);
-        let (is, of_the_rest) = match refused_document(code) {
-            true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
-            // The router names the first document only, but what it sent to that shard with it may have gone through.
-            false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),
-        };
-        *outcome = is;
-        if ordered {
-            outcomes[index + 1..].fill(of_the_rest);
-        }
-    }
-    Ok(Part {
-        outcomes,
-        body,
-        failed: false,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use bson::{Document, doc};
-
-    use super::*;
-
-    fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
-        let bytes = reply.to_vec().unwrap();
-        let part = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
-        let letter = |outcome: &Outcome| match outcome {
-            Outcome::Applied => 'a',
-            Outcome::NotApplied(Some(_)) => 'e',
-            Outcome::NotApplied(None) => 'n',
-            Outcome::InDoubt(_) | Outcome::Lost | Outcome::NotTried => '?',
-        };
-        part.outcomes.iter().map(letter).collect()
-    }
-
-    #[test]
-    fn every_document_gets_its_outcome() {
-        let failed =
-            |code: i32| doc! { "n": 1, "writeErrors": [{ "index": 1, "code": code, "errmsg": "" }], "ok": 1.0 };
-        assert_eq!(outcomes(doc! { "n": 2, "ok": 1.0 }, 2, true), "aa");
-        assert_eq!(outcomes(failed(121), 3, true), "aen");
-        assert_eq!(outcomes(failed(121), 3, false), "aea");
-        // A router that lost a shard midway: what follows may have been sent along.
-        assert_eq!(outcomes(failed(91), 3, true), "a??");
-        assert_eq!(outcomes(failed(202), 3, false), "a?a");
-        // A code that nobody has heard of proves nothing.
-        assert_eq!(outcomes(failed(9_999), 1 + 1, true), "a?");
-        assert_eq!(outcomes(failed(10_107), 2, true), "a?");
-        assert_eq!(outcomes(failed(16_755), 2, true), "ae");
-        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 13 }, 2, true), "nn");
-        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 50 }, 2, true), "??");
-        assert_eq!(outcomes(doc! { "ok": 0.0 }, 1, true), "?");
-        let unacknowledged = doc! { "n": 1, "writeConcernError": { "code": 64 }, "ok": 1.0 };
-        assert_eq!(outcomes(unacknowledged, 1, true), "a");
-    }
 }

@@ -6,14 +6,15 @@
 mod back_off;
 mod bulk;
 mod catalog_epoch;
-mod command_shape;
 mod drop;
 mod shard_key_change;
 
 mod forward;
 mod insert;
+mod operation;
 pub mod plan;
 mod retried;
+mod server_probe;
 mod txn;
 mod update;
 
@@ -27,9 +28,8 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::catalog::{Catalog, Protected};
-use crate::claims::{Candidate, ConstrainedKey, InFlight};
-use crate::classify::{Target, Write};
+use crate::catalog::Catalog;
+use crate::claims::InFlight;
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 use crate::raw::Doc;
@@ -38,13 +38,14 @@ use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
 pub use crate::command::affected_keys::overlap;
-use crate::command::batch::BatchCommand;
 use crate::command::statement::StatementKind;
 use back_off::BackOff;
 use catalog_epoch::CatalogEpochs;
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 pub use forward::ForwardError;
 use insert::transactional::Groups;
+use operation::WriteOp;
+use plan::{CommandPlan, Plan, Work};
 use txn::Transaction;
 use txn::client_transactions::ClientTransactions;
 pub use txn::client_transactions::{Commit, TransactionId};
@@ -109,22 +110,6 @@ impl Context {
         self.documents_max.load(Ordering::Relaxed)
     }
 
-    /// The protected collection that a write is about: looked up once, for all that follows. Its constraints may have gone since
-    /// the message was classified.
-    fn protected(&self, target: &Target<'_>) -> Result<Arc<Protected>, Refusal> {
-        let catalog = self.catalog.load();
-        let protected = catalog.protected(target.database, target.collection).cloned();
-        protected.ok_or(Refusal::ConstraintsChanged)
-    }
-
-    /// Takes note of a write of unknown outcome: its reservations stay, and it may take effect yet.
-    fn note_in_doubt(&self, protected: &Protected, candidate: &Candidate<'_>) {
-        self.note_lost();
-        for ConstrainedKey { constraint, .. } in &candidate.keys {
-            protected.constraints[*constraint].metrics.in_doubt.inc();
-        }
-    }
-
     /// The constraints that hold now.
     pub fn catalog(&self) -> Guard<Arc<Catalog>> {
         self.catalog.load()
@@ -145,7 +130,7 @@ pub enum Served {
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
 pub async fn serve(
-    write: &Write<'_>,
+    plan: Plan<'_>,
     message: &OpMsg<'_>,
     context: &Context,
     upstream: &mut Connection,
@@ -155,7 +140,7 @@ pub async fn serve(
         None => None,
     };
     let Some(transaction) = transaction else {
-        return carry_out(write, message, context, upstream).await;
+        return carry_out(plan, message, context, upstream).await;
     };
     // Commands of Keyward's take the place of the client's, without it.
     if let Some(concern) = message.body.nested("writeConcern")?
@@ -168,7 +153,7 @@ pub async fn serve(
         Ok(under_way) => under_way,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
-    let served = carry_out(write, message, context, upstream).await?;
+    let served = carry_out(plan, message, context, upstream).await?;
     match upstream.take_broken_off() {
         true => under_way.break_off(),
         false => under_way.finish(),
@@ -208,68 +193,49 @@ pub async fn refuse_commit(
 }
 
 async fn carry_out(
-    write: &Write<'_>,
+    plan: Plan<'_>,
     message: &OpMsg<'_>,
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Served, ForwardError> {
-    let (target, kind) = match write {
-        Write::Insert(target) => (target, None),
-        Write::Update(target) => (target, Some(StatementKind::Update)),
-        Write::Delete(target) => (target, Some(StatementKind::Delete)),
-        Write::FindAndModify(target) => (target, Some(StatementKind::FindAndModify)),
-        Write::BulkWrite => {
-            let reply = Box::pin(bulk::bulk_write(context, message, upstream)).await;
-            return reply.map(Served::Reply);
-        }
-        Write::Drop(target) => {
-            let reply = match context.protected(target) {
-                Ok(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
-                Err(refusal) => refusal.body(&Times::default()),
-            };
-            return Ok(Served::Reply(reply));
-        }
-        Write::DropDatabase { database } => {
-            let reply = drop::drop_database(context, database, message.body, upstream).await;
-            return reply.map(Served::Reply);
-        }
-        Write::ShardKeyChange => {
-            let reply = shard_key_change::change_shard_key(context, message.body, upstream).await;
-            return reply.map(Served::Reply);
-        }
+    let reply = match plan {
+        Plan::Forward => return Ok(Served::Untouched),
+        Plan::Command(plan) => carry_out_command(&plan, message, context, upstream).await?,
+        Plan::Bulk(Ok(bulk)) => Box::pin(bulk::bulk_write(context, &bulk, upstream)).await?,
+        Plan::Bulk(Err(refusal)) => refusal.body(&Times::default()),
+        Plan::Drop(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
+        Plan::DropDatabase(database) => drop::drop_database(context, database, message.body, upstream).await?,
+        Plan::ShardKeyChange => shard_key_change::change_shard_key(context, message.body, upstream).await?,
     };
-    let protected = match context.protected(target) {
-        Ok(protected) => protected,
-        Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
-    };
-    if let Some(reply) = command_shape::server_objection(message, kind, upstream).await? {
-        return Ok(Served::Reply(reply));
+    Ok(Served::Reply(reply))
+}
+
+async fn carry_out_command(
+    plan: &CommandPlan<'_>,
+    message: &OpMsg<'_>,
+    context: &Context,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    if !plan.is_usual
+        && let Some(reply) = server_probe::server_objection(message, plan.form, upstream).await?
+    {
+        return Ok(reply);
     }
-    let command = match kind.map_or(Some("documents"), StatementKind::list) {
-        Some(list) => BatchCommand::parse(message, list),
-        None => BatchCommand::single(message.body),
-    };
-    let command = match command {
-        Ok(command) => command,
-        Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
-    };
-    let Some(kind) = kind else {
-        let reply = match Transaction::of_client(&protected, command.body, upstream)? {
-            Some(transaction) => insert::insert_within(context, &protected, &command, transaction, upstream).await,
-            None => insert::insert(context, &protected, &command, upstream).await,
-        };
-        return reply.map(Served::Reply);
-    };
-    for own in &command.documents {
-        if !kind.can_read_query(*own)? {
-            let refusal = Refusal::WrongType(kind.query_name());
-            return Ok(Served::Reply(refusal.body(&Times::default())));
+    match &plan.work {
+        Work::Refused(refusal) => Ok(refusal.body(&Times::default())),
+        Work::Insert(command, strategy) => {
+            let op = WriteOp::new(context, &plan.protected, command, upstream);
+            match Transaction::of_client(op.protected, command.body, op.upstream)? {
+                Some(transaction) => insert::insert_within(op, transaction).await,
+                None => insert::insert(op, *strategy).await,
+            }
         }
-    }
-    match kind {
-        StatementKind::Update | StatementKind::Delete => {
-            update::modify(context, &protected, &command, kind, upstream).await
+        Work::Statements(command, kind, statements) => {
+            let mut op = WriteOp::new(context, &plan.protected, command, upstream);
+            match (kind, statements.as_slice()) {
+                (StatementKind::FindAndModify, [statement]) => update::find_and_modify(&mut op, statement).await,
+                _ => update::modify(&mut op, *kind, statements).await,
+            }
         }
-        StatementKind::FindAndModify => update::find_and_modify(context, &protected, &command, upstream).await,
     }
 }

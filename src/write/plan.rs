@@ -1,13 +1,159 @@
-//! What is to be done about a write, read from its message and the constraints alone: nothing is asked of anybody.
+//! What is to be done about a write, read from its message and the constraints alone: nothing is asked of any server.
+//!
+//! A plan carries the constraints that it was made with, so they are looked up once. It depends on the statements and the
+//! constraints, never on documents: a driver's retry gets the plan that its first try got, and finds what that one did.
 
-use crate::catalog::Catalog;
-use crate::classify::Write;
+use std::sync::Arc;
+
+use crate::catalog::{Catalog, Protected};
+use crate::classify::{Target, Write};
 use crate::command::affected_keys::may_affect;
-use crate::command::statement::StatementKind;
+use crate::command::batch::BatchCommand;
+use crate::command::bulk::BulkWrite;
+use crate::command::key_update::KeyUpdate;
+use crate::command::shape::Form;
+use crate::command::statement::{Statement, StatementKind};
+use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
+use crate::reply::Refusal;
 use crate::wire::OpMsg;
 
-/// Whether no statement of the write can change a key, so that it goes on as it came, like a read. False for what can't be
+/// How a write is carried out.
+#[derive(Debug)]
+pub enum Plan<'m> {
+    /// No statement can change a key: the message goes on unchanged, like a read.
+    Forward,
+    /// The documents or statements of one command on one protected collection.
+    Command(Box<CommandPlan<'m>>),
+    /// A `bulkWrite`, whose parts are planned as commands of their own; or the refusal of its shape.
+    Bulk(Result<BulkWrite<'m>, Refusal>),
+    /// A `drop` of the protected collection.
+    Drop(Arc<Protected>),
+    /// A `dropDatabase`.
+    DropDatabase(&'m [u8]),
+    /// A command that may change a shard key.
+    ShardKeyChange,
+}
+
+/// One command on one protected collection.
+#[derive(Debug)]
+pub struct CommandPlan<'m> {
+    /// The collection, with its constraints.
+    pub protected: Arc<Protected>,
+    /// Which command it is.
+    pub form: Form,
+    /// Whether a driver may have sent it; otherwise the server is asked first what it has against it.
+    pub is_usual: bool,
+    /// What is to be done.
+    pub work: Work<'m>,
+}
+
+/// What a command on a protected collection asks for.
+#[derive(Debug)]
+pub enum Work<'m> {
+    /// Documents are inserted, with their reservations.
+    Insert(BatchCommand<'m>, Strategy),
+    /// Statements of an `update` or a `delete`, or the one of a `findAndModify`.
+    Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
+    /// Nothing: the command is refused.
+    Refused(Refusal),
+}
+
+/// One statement.
+#[derive(Debug)]
+pub struct StatementPlan<'m> {
+    /// The statement.
+    pub statement: Statement<'m>,
+    /// How it is carried out.
+    pub way: Way<'m>,
+}
+
+/// How a statement is carried out.
+#[derive(Debug)]
+pub enum Way<'m> {
+    /// It can't change a key, or the server refuses it: it goes on unchanged.
+    PassThrough,
+    /// Its new keys can be read from it: they are reserved, it is carried out, the old keys are released.
+    InPlace(KeyUpdate<'m>),
+    /// It runs in a transaction with its reservations: the client's own, or one of Keyward's.
+    InTransaction,
+}
+
+impl<'m> Plan<'m> {
+    /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that it was classified with.
+    pub fn of(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
+        if is_forwarded(write, message, catalog) {
+            return Plan::Forward;
+        }
+        let protected = |target: &Target<'_>| catalog.protected(target.database, target.collection).cloned();
+        let (target, form) = match write {
+            Write::Insert(target) => (target, Form::Insert),
+            Write::Update(target) => (target, Form::Changes(StatementKind::Update)),
+            Write::Delete(target) => (target, Form::Changes(StatementKind::Delete)),
+            Write::FindAndModify(target) => (target, Form::Changes(StatementKind::FindAndModify)),
+            Write::BulkWrite => return Plan::Bulk(BulkWrite::parse(message)),
+            Write::Drop(target) => return protected(target).map_or(Plan::Forward, Plan::Drop),
+            Write::DropDatabase { database } => return Plan::DropDatabase(database),
+            Write::ShardKeyChange => return Plan::ShardKeyChange,
+        };
+        // What the catalog doesn't protect needs no care.
+        let Some(protected) = protected(target) else {
+            return Plan::Forward;
+        };
+        let work = work(form, message, &protected).unwrap_or_else(Work::Refused);
+        Plan::Command(Box::new(CommandPlan {
+            is_usual: form.is_usual(message).unwrap_or(false),
+            protected,
+            form,
+            work,
+        }))
+    }
+}
+
+fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Work<'m>, Refusal> {
+    let command = match form.list() {
+        Some(list) => BatchCommand::parse(message, list)?,
+        None => BatchCommand::single(message.body)?,
+    };
+    let Form::Changes(kind) = form else {
+        return Ok(Work::Insert(command, protected.strategy()));
+    };
+    for own in &command.documents {
+        if !kind.can_read_query(*own).map_err(Refusal::Malformed)? {
+            return Err(Refusal::WrongType(kind.query_name()));
+        }
+    }
+    let paths = protected.paths();
+    let plans = command
+        .documents
+        .iter()
+        .map(|own| StatementPlan::of(kind, *own, &command, protected, &paths));
+    let plans: Result<Vec<_>, _> = plans.collect();
+    let plans = plans.map_err(Refusal::Malformed)?;
+    Ok(Work::Statements(command, kind, plans))
+}
+
+impl<'m> StatementPlan<'m> {
+    fn of(
+        kind: StatementKind,
+        own: Doc<'m>,
+        command: &BatchCommand<'m>,
+        protected: &Protected,
+        paths: &[&str],
+    ) -> Result<Self, Malformed> {
+        let statement = Statement::of(kind, command.body, own)?;
+        // The server refuses a retryable statement about many documents.
+        let is_refused = command.retry.is_some() && !statement.is_single;
+        let way = match affects_keys(kind, own, paths)? && !is_refused {
+            false => Way::PassThrough,
+            true if command.is_in_transaction()? => Way::InTransaction,
+            true => KeyUpdate::of(statement, protected)?.map_or(Way::InTransaction, Way::InPlace),
+        };
+        Ok(StatementPlan { statement, way })
+    }
+}
+
+/// Whether no statement of the write can change a key, so that it goes on unchanged, like a read. False for what can't be
 /// read, too.
 ///
 /// A driver's retry goes on as its first try did: the answer depends on the statement and the constraints, never on

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use bson::spec::ElementType;
 
 use super::ForwardError;
+use super::operation::WriteOp;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::command::batch::BatchCommand;
@@ -18,7 +19,6 @@ use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::server::reply::retried_statements;
-use crate::upstream::Connection;
 
 /// Which of `candidates`, statements of a retryable insert, the server did before; by position.
 ///
@@ -29,16 +29,11 @@ use crate::upstream::Connection;
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn done_before(
-    protected: &Protected,
-    command: &BatchCommand<'_>,
-    candidates: &[&Candidate<'_>],
-    upstream: &mut Connection,
-) -> Result<HashSet<usize>, ForwardError> {
-    let done = ask(protected, command, candidates, WriteConcern::Primary, upstream).await?;
+pub async fn done_before(op: &mut WriteOp<'_>, candidates: &[&Candidate<'_>]) -> Result<HashSet<usize>, ForwardError> {
+    let done = ask(op, candidates, WriteConcern::Primary).await?;
     match done.is_empty() {
         true => Ok(done),
-        false => ask(protected, command, candidates, WriteConcern::Majority, upstream).await,
+        false => ask(op, candidates, WriteConcern::Majority).await,
     }
 }
 
@@ -51,15 +46,13 @@ enum WriteConcern {
 }
 
 async fn ask(
-    protected: &Protected,
-    command: &BatchCommand<'_>,
+    op: &mut WriteOp<'_>,
     candidates: &[&Candidate<'_>],
     concern: WriteConcern,
-    upstream: &mut Connection,
 ) -> Result<HashSet<usize>, ForwardError> {
-    let body = question(protected, command, candidates, concern)?;
-    let reply = upstream.run(&body).await?;
-    positions_done_before(command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
+    let body = question(op.protected, op.command, candidates, concern)?;
+    let reply = op.upstream.run(&body).await?;
+    positions_done_before(op.command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
 }
 
 /// The positions of those of `candidates` that a reply says were done before.

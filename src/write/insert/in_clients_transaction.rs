@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tokio::time::Instant;
-
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
 use crate::command::batch::BatchCommand;
@@ -14,34 +12,28 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
-use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::ForwardError;
+use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;
 use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
 use crate::write::update::reservation_conflict::{Resolved, resolve};
 use crate::write::update::reservation_diff::{ReservationConflict, ReservationDiff};
-use crate::write::{Context, ForwardError, TIME_MAX};
 
 /// Carries out the insert; gives the reply's body. A transaction's batch stops at its first error, ordered or not.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
-pub async fn insert_within(
-    context: &Context,
-    protected: &Protected,
-    command: &BatchCommand<'_>,
-    mut transaction: Transaction,
-    upstream: &mut Connection,
-) -> Result<Vec<u8>, ForwardError> {
-    match run(context, protected, command, &mut transaction, upstream).await {
+pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) -> Result<Vec<u8>, ForwardError> {
+    match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
             // It may have left the transaction open, with a part of what belongs together. But not if a look was refused, or
             // the first command that reserves: what that may have left is a reservation without a document, which does no
             // harm. Then the transaction is what the server has made of it, as natively.
             if transaction.has_written() || refused.is_transient() {
-                transaction.abort(upstream).await?;
+                transaction.abort(op.upstream).await?;
             }
             Ok(refused.body)
         }
@@ -49,13 +41,8 @@ pub async fn insert_within(
     }
 }
 
-async fn run(
-    context: &Context,
-    protected: &Protected,
-    command: &BatchCommand<'_>,
-    transaction: &mut Transaction,
-    upstream: &mut Connection,
-) -> Result<Vec<u8>, Failure> {
+async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
+    let (protected, command) = (op.protected, op.command);
     let token = Token::of(AttemptId(rand::random()));
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut images = Vec::with_capacity(command.documents.len());
@@ -70,7 +57,7 @@ async fn run(
         documents.push(document);
     }
     let keys: Vec<&ConstrainedKey> = images.iter().flat_map(|image| image.keys.iter().flatten()).collect();
-    let existing_reservations = existing_reservations(protected, &keys, transaction, upstream).await?;
+    let existing_reservations = existing_reservations(protected, &keys, transaction, op.upstream).await?;
     let refused = first_refused(&images, &existing_reservations);
     let accepted = refused.as_ref().map_or(images.len(), |(position, _)| *position);
     let conflict = match &refused {
@@ -78,15 +65,14 @@ async fn run(
         _ => {
             // No two of these hold one key, and each can be indexed.
             let diff = ReservationDiff::between(&[], &images[..accepted]).unwrap_or_default();
-            diff.run(protected, token, transaction, upstream).await?
+            diff.run(protected, token, transaction, op.upstream).await?
         }
     };
     if let Some(conflict) = conflict {
-        transaction.abort(upstream).await?;
-        let deadline = Instant::now() + command.max_time.unwrap_or(TIME_MAX);
+        transaction.abort(op.upstream).await?;
         let holds = |image: &DocumentKeys| image.owner == conflict.owner;
         let position = images.iter().position(holds).unwrap_or(accepted);
-        return Ok(match resolve(context, protected, &conflict, deadline).await {
+        return Ok(match resolve(op, &conflict).await {
             Resolved::Duplicate => failed(protected, position, duplicate(protected, &conflict.key).await)?,
             _ => Refusal::Conflict.body(&protected.times()),
         });
@@ -97,14 +83,14 @@ async fn run(
         .take(accepted + 1)
         .map(|document| &**document)
         .collect();
-    let reply = insert(protected, command, sent, transaction, upstream).await?;
+    let reply = insert(op, sent, transaction).await?;
     let Some((position, reason)) = refused else {
         return Ok(reply);
     };
     if has_write_errors(Doc::new(&reply)?)? {
         return Ok(reply);
     }
-    transaction.abort(upstream).await?;
+    transaction.abort(op.upstream).await?;
     let error = match &reason {
         Reason::Unindexable(error) => WriteError::unindexable(error),
         Reason::Duplicate(key) | Reason::ReservationConflict(ReservationConflict { key, .. }) => {
@@ -151,20 +137,18 @@ fn first_refused(
 }
 
 async fn insert(
-    protected: &Protected,
-    command: &BatchCommand<'_>,
+    op: &mut WriteOp<'_>,
     documents: Vec<&[u8]>,
     transaction: &mut Transaction,
-    upstream: &mut Connection,
 ) -> Result<Vec<u8>, Failure> {
-    let mut body = insert_body(command)?;
-    append_fields(&mut body, command.body, &["maxTimeMS"])?;
+    let mut body = insert_body(op.command)?;
+    append_fields(&mut body, op.command.body, &["maxTimeMS"])?;
     let sequence = OutSequence {
         name: b"documents",
         documents,
     };
     transaction
-        .run(upstream, &protected.namespace.database, body, Some(sequence))
+        .run(op.upstream, &op.protected.namespace.database, body, Some(sequence))
         .await
 }
 

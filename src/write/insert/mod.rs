@@ -4,33 +4,32 @@
 //! keys is forwarded; whoever waits for a rival waits after that, so that nobody waits for a document that waits. Killed
 //! at any point, this leaves reservations whose owners either are there or never come: whoever meets one finds out.
 
+mod compensating;
 mod in_clients_transaction;
+mod part;
 pub mod transactional;
+mod way;
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::forward::{ForwardError, Outcome, Part, forward, within};
-use super::insert::transactional::Strict;
-use super::lease_left::LeaseLeft;
-use super::retried::{done_before, give_back_what_has_moved, positions_done_before};
+use super::BackOff;
+use super::forward::ForwardError;
+use super::operation::WriteOp;
+use super::retried::{give_back_what_has_moved, positions_done_before};
 use super::txn::Failure;
-use super::txn::gossip;
-use super::{BackOff, Context};
-use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, give_back, settle};
-use crate::command::batch::BatchCommand;
-use crate::constraint::KeyError;
+use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, settle};
+use crate::constraint::{KeyError, Strategy};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
-use crate::upstream::Connection;
 
 pub use in_clients_transaction::insert_within;
+use part::{Outcome, Part};
+use way::InsertWay;
 
 /// So many documents, and so many bytes of them, are reserved and forwarded together.
 const SLICE: Fitting = Fitting {
@@ -41,12 +40,10 @@ const SLICE: Fitting = Fitting {
 const RESTARTS_MAX: u32 = 3;
 
 /// One `insert` on its way.
-struct Insert<'a, 'c> {
-    context: &'c Context,
-    protected: &'c Protected,
-    command: &'c BatchCommand<'a>,
+struct Insert<'a> {
+    op: WriteOp<'a>,
+    strategy: Strategy,
     attempt: UnderWay,
-    deadline: Option<Instant>,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -60,22 +57,16 @@ enum Stopped {
     Whole(Vec<u8>),
 }
 
-/// Carries out the insert; gives the reply's body.
+/// Carries out the insert by `strategy`; gives the reply's body.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
-pub async fn insert(
-    context: &Context,
-    protected: &Protected,
-    command: &BatchCommand<'_>,
-    upstream: &mut Connection,
-) -> Result<Vec<u8>, ForwardError> {
+pub async fn insert(op: WriteOp<'_>, strategy: Strategy) -> Result<Vec<u8>, ForwardError> {
+    let command = op.command;
     let mut insert = Insert {
-        context,
-        protected,
-        command,
-        attempt: context.in_flight.begin(),
-        deadline: command.max_time.map(|limit| Instant::now() + limit),
+        attempt: op.context.in_flight.begin(),
+        op,
+        strategy,
         restarts: 0,
         reply: WriteReply::default(),
         stopped: None,
@@ -83,74 +74,39 @@ pub async fn insert(
     let mut next = 0;
     while next < command.documents.len() && insert.stopped.is_none() {
         let end = end_of_slice(&command.documents, next);
-        insert.slice(next..end, upstream).await?;
+        insert.slice(next..end).await?;
         next = end;
     }
     Ok(insert.into_body()?)
 }
 
-impl<'a> Insert<'a, '_> {
-    async fn slice(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
+impl<'a> Insert<'a> {
+    async fn slice(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
         let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
-        anticipate(self.protected, &mut pending);
-        // A slice without keys is the server's alone, whatever the strategy: so is it for a retry, then.
-        let has_keys = pending.iter().any(|candidate| !candidate.keys.is_empty());
-        let strict = (has_keys && self.protected.is_strict())
-            .then(|| Strict::new(self.context, self.protected, self.command, first, self.deadline));
-        if let Some(strict) = &strict {
-            self.insert_at_once(strict, &mut pending, upstream).await?;
-        }
+        anticipate(self.op.protected, &mut pending);
+        let way = InsertWay::of_slice(&self.op, self.strategy, first, &pending);
+        self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
-            let awaited = settle(self.protected, self.context.lease, &mut pending).await;
-            let taken_out = self.take_out_what_was_done_before(&mut pending, strict.as_ref(), upstream);
-            if let Err(error) = taken_out.await {
+            let awaited = settle(self.op.protected, self.op.context.lease, &mut pending).await;
+            if let Err(error) = self.take_out_what_was_done_before(&mut pending, &way).await {
                 pending.iter_mut().for_each(Candidate::withdraw);
-                give_back(self.protected, self.context.lease, &mut pending).await;
+                self.op.release(&mut pending).await;
                 return Err(error);
             }
-            if strict.is_none() {
-                self.restart_what_is_late(&mut pending);
-            }
-            let mut rest = match self.command.ordered {
-                true => after_first_unready(&mut pending),
-                false => Vec::new(),
-            };
-            let forwarded = self.forward_ready(&mut pending, strict.as_ref(), upstream).await;
-            if self.command.ordered {
-                // In strict mode one may have lost its keys again: what comes after it isn't refused before it is there.
-                rest.splice(0..0, after_first_undecided(&mut pending));
-            }
-            // An ordered command that has just failed attempts nothing after that.
-            if self.stopped.is_none() {
-                self.note_what_is_not_held(&mut pending).await;
-            }
-            if forwarded.is_err() || self.stopped.is_some() {
-                pending.append(&mut rest);
-                pending.iter_mut().for_each(Candidate::withdraw);
-            } else {
-                rest.iter_mut().for_each(Candidate::restart);
-            }
-            // What only ends because it couldn't give back what it held isn't noted yet: its turn comes.
-            let mut noted: Vec<_> = pending
-                .extract_if(.., |candidate| candidate.attempt.ended().is_some())
-                .collect();
-            for some in [&mut noted, &mut pending, &mut rest] {
-                give_back(self.protected, self.context.lease, some).await;
-            }
-            self.attempt.announce();
-            forwarded?;
+            self.restart_what_is_late(&way, &mut pending);
+            let rest = self.try_ready(&way, &mut pending).await?;
             if self.stopped.is_some() {
                 return Ok(());
             }
             self.wait(&awaited, &mut back_off, &mut pending).await;
-            pending.append(&mut rest);
+            pending.extend(rest);
         }
         if self.stopped.is_some() {
             // The client's time passed during a wait.
             pending.iter_mut().for_each(Candidate::withdraw);
-            give_back(self.protected, self.context.lease, &mut pending).await;
+            self.op.release(&mut pending).await;
         }
         if let Some((position, error)) = unfit
             && self.stopped.is_none()
@@ -160,28 +116,65 @@ impl<'a> Insert<'a, '_> {
         Ok(())
     }
 
-    /// Strict mode on one replica set: all goes in at once if nothing is in the way. Otherwise it claims its keys as ever.
-    async fn insert_at_once(
+    /// Inserts those that have their keys, notes what has become of the others, and releases what isn't needed any more. Those
+    /// that an ordered command may not attempt yet come back, begun anew.
+    async fn try_ready(
         &mut self,
-        strict: &Strict<'_, '_>,
+        way: &InsertWay,
         pending: &mut Vec<Candidate<'a>>,
-        upstream: &mut Connection,
-    ) -> Result<(), ForwardError> {
-        if !self.protected.is_on_one_replica_set || self.stopped.is_some() {
+    ) -> Result<Vec<Candidate<'a>>, ForwardError> {
+        let is_ordered = self.op.command.ordered;
+        let mut rest = match is_ordered {
+            true => after_first_unready(pending),
+            false => Vec::new(),
+        };
+        let forwarded = self.forward_ready(way, pending).await;
+        if is_ordered {
+            // In a transaction one may have lost its keys again: those behind it are not refused before it is inserted.
+            rest.splice(0..0, after_first_undecided(pending));
+        }
+        // An ordered command that has just failed attempts nothing after that.
+        if self.stopped.is_none() {
+            self.note_what_is_not_held(pending).await;
+        }
+        if forwarded.is_err() || self.stopped.is_some() {
+            pending.append(&mut rest);
+            pending.iter_mut().for_each(Candidate::withdraw);
+        } else {
+            rest.iter_mut().for_each(Candidate::restart);
+        }
+        // A candidate that only ends because it couldn't release its keys is noted later.
+        let mut noted: Vec<_> = pending
+            .extract_if(.., |candidate| candidate.attempt.ended().is_some())
+            .collect();
+        for some in [&mut noted, pending, &mut rest] {
+            self.op.release(some).await;
+        }
+        self.attempt.announce();
+        forwarded?;
+        Ok(rest)
+    }
+
+    /// On one replica set a transaction inserts all at once if no reservation is in the way. Otherwise the keys are claimed first.
+    async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
+        let InsertWay::Transactional(transactional) = way else {
+            return Ok(());
+        };
+        if !self.op.protected.is_on_one_replica_set || self.stopped.is_some() {
             return Ok(());
         }
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
-        let Some(part) = strict.insert_at_once(&all, upstream).await? else {
+        let Some(part) = transactional.insert_at_once(&mut self.op, &all).await? else {
             return Ok(());
         };
         for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
-            // With its reservations it is there as a whole, or not at all.
+            // The document exists with its reservations, or neither does.
             if let Outcome::InDoubt(_) = outcome {
-                self.context.note_lost();
+                self.op.context.note_lost();
                 continue;
             }
             for key in &candidate.keys {
-                self.protected.constraints[key.constraint].metrics.reservations.inc();
+                self.op.protected.constraints[key.constraint].metrics.reservations.inc();
             }
         }
         self.take_part(part, std::iter::empty())
@@ -195,9 +188,9 @@ impl<'a> Insert<'a, '_> {
             let token = Token {
                 attempt: self.attempt.attempt(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.command.operation(position),
+                operation: self.op.command.operation(position),
             };
-            let error = match Candidate::new(self.protected, token, self.command.documents[position].bytes()) {
+            let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
                     candidates.push(candidate);
                     continue;
@@ -208,7 +201,7 @@ impl<'a> Insert<'a, '_> {
                 }
                 Err(error) => WriteError::unindexable(&error),
             };
-            match self.command.ordered {
+            match self.op.command.ordered {
                 true => return (candidates, Some((position, error))),
                 false => self.error(position, error),
             }
@@ -220,10 +213,9 @@ impl<'a> Insert<'a, '_> {
     async fn take_out_what_was_done_before(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
-        strict: Option<&Strict<'_, '_>>,
-        upstream: &mut Connection,
+        way: &InsertWay,
     ) -> Result<(), ForwardError> {
-        let Some(retry) = &self.command.retry else {
+        let Some(retry) = &self.op.command.retry else {
             return Ok(());
         };
         let is_duplicate = |candidate: &&Candidate<'_>| {
@@ -233,11 +225,7 @@ impl<'a> Insert<'a, '_> {
         if duplicates.is_empty() {
             return Ok(());
         }
-        let done = match strict {
-            Some(strict) => strict.inserted_before(&duplicates, upstream).await,
-            None => Ok(done_before(self.protected, self.command, &duplicates, upstream).await?),
-        };
-        let done = match done {
+        let done = match way.done_before(&mut self.op, &duplicates).await {
             Ok(done) => done,
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
@@ -246,36 +234,31 @@ impl<'a> Insert<'a, '_> {
             }
         };
         // What they reserved before they met the duplicate.
-        give_back(self.protected, self.context.lease, pending).await;
+        self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
             self.reply.retried(retry.operation(candidate.position).statement);
         }
         Ok(())
     }
 
-    /// A write must end before the lease of its keys: without time left for it they are claimed anew.
-    fn restart_what_is_late(&mut self, pending: &mut [Candidate<'_>]) {
-        let lease = self.context.lease;
-        let is_late = |candidate: &&mut Candidate<'_>| {
-            candidate.attempt.may_forward() && LeaseLeft::new(lease, candidate.since).is_too_little()
-        };
-        let mut late = pending.iter_mut().filter(is_late).peekable();
+    /// Claims the keys anew of candidates that have too little time left to be written.
+    fn restart_what_is_late(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
+        let op = &self.op;
+        let mut late = pending
+            .iter_mut()
+            .filter(|candidate| way.is_late(op, candidate))
+            .peekable();
         let Some(first) = late.peek() else { return };
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
-            let refusal = self.unsure(first.keys.first().map_or(0, |key| key.constraint));
+            let refusal = op.unsure(first.keys.first().map_or(0, |key| key.constraint));
             return self.refuse(&refusal);
         }
         late.for_each(Candidate::restart);
     }
 
-    /// Forwards every candidate that has its keys, and notes what became of it.
-    async fn forward_ready(
-        &mut self,
-        pending: &mut [Candidate<'_>],
-        strict: Option<&Strict<'_, '_>>,
-        upstream: &mut Connection,
-    ) -> Result<(), ForwardError> {
+    /// Inserts every candidate that has its keys, and notes what became of it.
+    async fn forward_ready(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) -> Result<(), ForwardError> {
         let ready: Vec<&Candidate<'_>> = pending
             .iter()
             .filter(|candidate| candidate.attempt.may_forward())
@@ -283,18 +266,7 @@ impl<'a> Insert<'a, '_> {
         if ready.is_empty() || self.stopped.is_some() {
             return Ok(());
         }
-        let part = match (strict, self.time_to_forward(&ready)) {
-            (Some(strict), _) => strict.insert(&ready, upstream).await,
-            (None, Some(time)) => {
-                let told = gossip::told(self.protected, upstream);
-                let forwarded = forward(self.command, &ready, time, &told, upstream);
-                within(self.context.lease, forwarded).await
-            }
-            (None, None) => {
-                self.refuse(&Refusal::TimeLimit);
-                return Ok(());
-            }
-        };
+        let part = way.insert(&mut self.op, &ready).await;
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
         match part {
             Ok(part) => {
@@ -303,31 +275,24 @@ impl<'a> Insert<'a, '_> {
                 self.settle_what_was_done_before(pending, &body).await
             }
             Err(error) => {
-                let (context, protected) = (self.context, self.protected);
                 ready.for_each(|candidate| {
                     candidate.step(&Event::InDoubt);
-                    context.note_in_doubt(protected, candidate);
+                    self.op.note_in_doubt(candidate);
                 });
                 Err(error)
             }
         }
     }
 
-    /// What the server had done before may have changed its keys since.
+    /// A document that the server had inserted before may hold other keys since.
     async fn settle_what_was_done_before(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
-        let done = positions_done_before(self.command, forwarded.iter(), Doc::new(body)?)?;
+        let done = positions_done_before(self.op.command, forwarded.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
             let done: Vec<&Candidate<'_>> = done.collect();
-            give_back_what_has_moved(self.protected, &done).await;
+            give_back_what_has_moved(self.op.protected, &done).await;
         }
         Ok(())
-    }
-
-    /// How long a write of these may take; `None` if the client's own limit has passed.
-    fn time_to_forward(&self, ready: &[&Candidate<'_>]) -> Option<Duration> {
-        let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-        LeaseLeft::new(self.context.lease, oldest).time_to_write(self.deadline)
     }
 
     fn take_part<'p, 'd: 'p>(
@@ -345,7 +310,7 @@ impl<'a> Insert<'a, '_> {
             };
             candidate.step(&event);
             match event {
-                Event::InDoubt => self.context.note_in_doubt(self.protected, candidate),
+                Event::InDoubt => self.op.note_in_doubt(candidate),
                 Event::Lost => candidate.since = None,
                 _ => {}
             }
@@ -367,19 +332,19 @@ impl<'a> Insert<'a, '_> {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
                     let is_there = candidate.conflicts_with_itself(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
-                    let proxy = &self.protected.constraints[*constraint];
+                    let proxy = &self.op.protected.constraints[*constraint];
                     // The very document is there: the server checks `_id` first.
                     let error = match is_there {
                         true => {
                             proxy.metrics.duplicates.inc();
-                            WriteError::duplicate_id(&self.protected.namespace, &candidate.owner.id)
+                            WriteError::duplicate_id(&self.op.protected.namespace, &candidate.owner.id)
                         }
                         false => WriteError::duplicate(&proxy.refuse(key).await),
                     };
                     self.error(candidate.position, error);
                 }
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
-                    let refusal = self.unsure(candidate.keys[key].constraint);
+                    let refusal = self.op.unsure(candidate.keys[key].constraint);
                     self.refuse(&refusal);
                 }
                 _ => {}
@@ -392,13 +357,15 @@ impl<'a> Insert<'a, '_> {
         let own = self.attempt.attempt();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
             let left = self
+                .op
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
                 self.refuse(&Refusal::TimeLimit);
             }
             let at_most = back_off.next();
-            self.context
+            self.op
+                .context
                 .in_flight
                 .wait_for(conflicting.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
@@ -407,7 +374,7 @@ impl<'a> Insert<'a, '_> {
     }
 
     fn error(&mut self, position: usize, error: WriteError) {
-        if self.command.ordered {
+        if self.op.command.ordered {
             if self.stopped.is_some() {
                 return;
             }
@@ -419,21 +386,17 @@ impl<'a> Insert<'a, '_> {
     /// Fails the command as a whole, unless an ordered one has met its first error already.
     fn refuse(&mut self, refusal: &Refusal) {
         if self.stopped.is_none() {
-            self.stopped = Some(Stopped::Whole(refusal.body(&self.protected.times())));
+            self.stopped = Some(Stopped::Whole(refusal.body(&self.op.protected.times())));
         }
-    }
-
-    fn unsure(&self, constraint: usize) -> Refusal {
-        self.protected.unsure(constraint, self.command.retry.is_some())
     }
 
     fn into_body(mut self) -> Result<Vec<u8>, Malformed> {
         if let Some(Stopped::Whole(body)) = self.stopped {
             return Ok(body);
         }
-        let times = self.protected.times();
+        let times = self.op.protected.times();
         self.reply.advance(times);
-        match self.command.unacknowledged {
+        match self.op.command.unacknowledged {
             true => WriteReply::default().body(),
             false => self.reply.body(),
         }

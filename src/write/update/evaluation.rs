@@ -7,54 +7,29 @@
 use std::collections::HashSet;
 
 use super::document_keys::{self, DocumentKeys};
-use super::reservation_diff::{Impossible, ReservationConflict, ReservationDiff};
-use crate::catalog::Protected;
+use super::reservation_diff::{Impossible, ReservationDiff};
+use super::result::{Evaluation, StatementResult};
 use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
 use crate::command::statement::{Statement, StatementKind};
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::reservation::Token;
+use crate::reply::Refusal;
+use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
-use crate::upstream::Connection;
 use crate::write::ForwardError;
+use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
 
-/// What came of a statement in a transaction that is still open, unless it says otherwise.
-#[derive(Debug)]
-pub enum Evaluated {
-    /// The server's reply; reservations have moved along.
-    Done(Vec<u8>),
-    /// As above, for as many of the documents that a `delete` matches as one transaction may hold: it is to be run again.
-    DoneInPart(Vec<u8>),
-    /// The server's reply says that it refused the statement; the transaction is over.
-    Refused(Vec<u8>),
-    /// A reservation is in the way; the transaction is over.
-    ReservationConflict(ReservationConflict),
-    /// A native index would refuse the outcome.
-    Impossible(Impossible),
-    /// The server refused to look for the documents; the transaction is over.
-    Unseen(Refused),
-    /// More documents match than one transaction may hold, and they can't be changed by parts.
-    TooMany,
-}
-
 impl<'a> Statement<'a> {
-    /// Has the server evaluate the statement, and moves reservations along, all in `transaction`; for `documents_max`
-    /// documents at most.
+    /// Has the server evaluate the statement, and moves reservations along, all in `transaction`.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
-    pub async fn evaluate(
-        self,
-        protected: &Protected,
-        token: Token,
-        documents_max: usize,
-        transaction: &mut Transaction,
-        upstream: &mut Connection,
-    ) -> Result<Evaluated, Failure> {
+    pub async fn evaluate(self, op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+        let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection()?;
-        let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, upstream).await;
+        let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, op.upstream).await;
         let mut selected = match selected {
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluated::Unseen(refused)),
+            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluation::Unseen(refused)),
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
@@ -71,13 +46,16 @@ impl<'a> Statement<'a> {
         if is_part {
             selected.truncate(most);
         } else if selected.len() > most {
-            return Ok(Evaluated::TooMany);
+            let namespace = protected.namespace.clone();
+            let refusal = Refusal::TooMany {
+                namespace,
+                documents_max,
+            };
+            return Ok(Evaluation::Abandoned(StatementResult::Refused(refusal)));
         }
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
-        let before = self
-            .all_with_these_ids(protected, selected, transaction, upstream)
-            .await?;
+        let before = self.all_with_these_ids(op, selected, transaction).await?;
         let pinned = before.first().filter(|_| self.is_single);
         let rewritten = match pinned {
             Some(image) => Some(pin(query, &image.id, &image.owner)?),
@@ -87,21 +65,21 @@ impl<'a> Statement<'a> {
         };
         let command = self.command(rewritten.as_deref())?;
         let reply = transaction
-            .run(upstream, &protected.namespace.database, command, None)
+            .run(op.upstream, &protected.namespace.database, command, None)
             .await?;
         let outcome = Doc::new(&reply)?;
         if has_write_errors(outcome)? {
-            return Ok(Evaluated::Refused(undone(outcome)?));
+            return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
         }
         let inserted = upserted_id(outcome)?;
         if is_fickle && before.is_empty() && inserted.is_none() && counted(outcome)? > 0 {
             // It has changed what nobody has looked at.
-            transaction.abort(upstream).await?;
+            transaction.abort(op.upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
         }
         let ids = before.iter().map(|image| image.id.as_slice());
         let ids: Vec<&[u8]> = ids.chain(inserted.as_deref()).collect();
-        let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, upstream).await?;
+        let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, op.upstream).await?;
         if protected.is_collated {
             // Other documents' `_id`s may be equal to these under the collection's collation.
             let ids: HashSet<&[u8]> = ids.into_iter().collect();
@@ -118,18 +96,22 @@ impl<'a> Statement<'a> {
         }
         let diff = match ReservationDiff::between(&before, &after) {
             Ok(diff) => diff,
-            Err(impossible) => return Ok(Evaluated::Impossible(impossible)),
+            Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
+            Err(Impossible::Unindexable(error)) => {
+                return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
+            }
         };
         if transaction.is_clients()
-            && let Some(key) = diff.duplicate(protected, transaction, upstream).await?
+            && let Some(key) = diff.duplicate(protected, transaction, op.upstream).await?
         {
-            return Ok(Evaluated::Impossible(Impossible::Duplicate(key)));
+            return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
         }
-        match diff.run(protected, token, transaction, upstream).await? {
-            Some(conflict) => Ok(Evaluated::ReservationConflict(conflict)),
-            None if is_part => Ok(Evaluated::DoneInPart(reply)),
-            None => Ok(Evaluated::Done(reply)),
-        }
+        let token = Token::of(AttemptId(rand::random()));
+        Ok(match diff.run(protected, token, transaction, op.upstream).await? {
+            Some(conflict) => Evaluation::ReservationConflict(conflict),
+            None if is_part => Evaluation::Ran(StatementResult::Part(reply)),
+            None => Evaluation::Ran(StatementResult::Reply(reply)),
+        })
     }
 
     /// What the server says of the statement itself, where it refused to look for its documents: in a transaction that
@@ -137,15 +119,11 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn refusal(
-        self,
-        protected: &Protected,
-        upstream: &mut Connection,
-    ) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
-        let mut transaction = Transaction::own(protected, self.body, upstream)?;
-        let database = &protected.namespace.database;
-        let reply = transaction.run(upstream, database, self.command(None)?, None).await;
-        transaction.abort(upstream).await?;
+    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
+        let mut transaction = op.own_transaction()?;
+        let database = &op.protected.namespace.database;
+        let reply = transaction.run(op.upstream, database, self.command(None)?, None).await;
+        transaction.abort(op.upstream).await?;
         Ok(match reply {
             Ok(reply) => {
                 let outcome = Doc::new(&reply)?;
@@ -166,19 +144,20 @@ impl<'a> Statement<'a> {
     /// look before it must have seen them all. The one selected stays first.
     async fn all_with_these_ids(
         self,
-        protected: &Protected,
+        op: &mut WriteOp<'_>,
         selected: Vec<DocumentKeys>,
         transaction: &mut Transaction,
-        upstream: &mut Connection,
     ) -> Result<Vec<DocumentKeys>, Failure> {
         let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        let protected = op.protected;
         let is_collated = protected.is_collated || collation.is_some();
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
         if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
         }
         let ids: Vec<&[u8]> = selected.iter().map(|image| image.id.as_slice()).collect();
-        let mut all = document_keys::read_these(protected, &ids, self.under(collation)?, transaction, upstream).await?;
+        let mut all =
+            document_keys::read_these(protected, &ids, self.under(collation)?, transaction, op.upstream).await?;
         if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
             all.swap(0, first);
         }

@@ -15,8 +15,9 @@ use futures_util::future::join;
 use tokio::time::Instant;
 
 use super::document_keys::{self, DocumentSnapshot};
-use super::statement_run::{StatementResult, StatementRun};
-use crate::claims::{Candidate, ConstrainedKey, give_back, keys_of};
+use super::in_transaction::StatementRun;
+use super::result::StatementResult;
+use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
 use crate::command::key_update::{KeyUpdate, names_shard};
 use crate::proxy_collection::Reservation;
@@ -24,15 +25,13 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
 use crate::server::reply::is_from_memory;
-use crate::upstream::Connection;
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::BackOff;
 use crate::write::forward;
 use crate::write::forward::{Acknowledged, Fate, ForwardError};
 use crate::write::lease_left::LeaseLeft;
-use crate::write::reserve::{Claimed, reserve};
+use crate::write::reserve::Claimed;
 use crate::write::txn::Refused;
-use crate::write::txn::gossip;
 
 /// A statement larger than this, with the values that it is pinned to, isn't sent: a command has fields besides, and a router
 /// adds its own.
@@ -59,115 +58,115 @@ type GivenUp = Vec<(ConstrainedKey, Reservation)>;
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
 pub async fn update_in_place(
-    run: &StatementRun<'_>,
+    run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
-    upstream: &mut Connection,
 ) -> Result<StatementResult, ForwardError> {
     let mut back_off = BackOff::default();
     let (mut missed, mut misses) = (Vec::new(), 0);
     loop {
-        match attempt(run, key_update, upstream).await? {
+        match attempt(run, key_update).await? {
             Tried::Ran(result) => return Ok(result),
             // A retry would take this way again, where nothing is known of what a transaction did.
             Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() => {
-                return run.run_in_own_transaction(upstream).await;
+                return run.run_in_own_transaction().await;
             }
             Tried::Missed(document) if document == missed => misses += 1,
             Tried::Missed(document) => (missed, misses) = (document, 1),
             Tried::Again => {}
         }
-        if Instant::now() > run.deadline {
+        if Instant::now() > run.op.give_up {
             return Ok(StatementResult::Refused(Refusal::TimeLimit));
         }
         tokio::time::sleep(back_off.next()).await;
     }
 }
 
-async fn attempt(
-    run: &StatementRun<'_>,
-    key_update: &KeyUpdate<'_>,
-    upstream: &mut Connection,
-) -> Result<Tried, ForwardError> {
-    let seen =
-        match document_keys::look(run.protected, run.statement.body, &run.statement.selection()?, upstream).await? {
-            Ok(Some(seen)) => seen,
-            Ok(None) => return Ok(Tried::Ran(for_nothing(run, upstream).await?.into())),
-            Err(refused) => {
-                // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
-                let nothing = for_nothing(run, upstream).await?;
-                return Ok(Tried::Ran(match nothing.fate {
-                    Fate::Missed => StatementResult::Failed(refused),
-                    // In the client's words, where it quotes the query.
-                    Fate::NotApplied { .. } => run.unseen(Refused { body: refused }, upstream).await?,
-                    _ => nothing.into(),
-                }));
-            }
-        };
-    if let Some(result) = done_elsewhere(run, upstream).await? {
+async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> Result<Tried, ForwardError> {
+    let seen = match document_keys::look(
+        run.op.protected,
+        run.statement.body,
+        &run.statement.selection()?,
+        run.op.upstream,
+    )
+    .await?
+    {
+        Ok(Some(seen)) => seen,
+        Ok(None) => return Ok(Tried::Ran(for_nothing(run).await?.into())),
+        Err(refused) => {
+            // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
+            let nothing = for_nothing(run).await?;
+            return Ok(Tried::Ran(match nothing.fate {
+                Fate::Missed => StatementResult::Failed(refused),
+                // In the client's words, where it quotes the query.
+                Fate::NotApplied { .. } => run.unseen(Refused { body: refused }).await?,
+                _ => nothing.into(),
+            }));
+        }
+    };
+    if let Some(result) = done_elsewhere(run).await? {
         return Ok(Tried::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
     let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
     let after = match key_update.applied_to(document)? {
-        Some(after) => keys_of(run.protected, Doc::new(&after)?),
+        Some(after) => keys_of(run.op.protected, Doc::new(&after)?),
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return refused(run, upstream).await;
+        return refused(run).await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
     if own.len() > PINNED_BYTES_MAX {
-        return Ok(Tried::Ran(too_large(run, upstream).await?));
+        return Ok(Tried::Ran(too_large(run).await?));
     }
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
-    let under_way = run.context.in_flight.begin();
+    let under_way = run.op.context.in_flight.begin();
     let token = Token {
         attempt: under_way.attempt(),
         position: u32::try_from(run.index).unwrap_or(u32::MAX),
         operation: run.operation,
     };
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
-    let reserving = reserve(run.context, run.protected, &mut candidate, run.deadline);
+    let reserving = run.op.reserve(&mut candidate);
     let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(run, &own, &seen, given_up, &mut candidate, upstream).await,
+        Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
         // It is this document that holds the key by now.
         Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
-        Claimed::Duplicate(_) => refused(run, upstream).await,
+        Claimed::Duplicate(_) => refused(run).await,
         Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
-            run.unsure(candidate.keys[key].constraint),
+            run.op.unsure(candidate.keys[key].constraint),
         ))),
         Claimed::TimeLimit => Ok(Tried::Ran(StatementResult::Refused(Refusal::TimeLimit))),
     };
-    give_back(run.protected, run.context.lease, std::slice::from_mut(&mut candidate)).await;
+    run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
 }
 
 /// Sends the statement on, now that its keys are held.
 async fn write(
-    run: &StatementRun<'_>,
+    run: &mut StatementRun<'_, '_>,
     own: &[u8],
     seen: &DocumentSnapshot,
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
-    upstream: &mut Connection,
 ) -> Result<Tried, ForwardError> {
-    let left = LeaseLeft::new(run.context.lease, candidate.since);
-    let time = left.time_to_write(run.command.max_time.map(|_| run.deadline));
+    let left = LeaseLeft::new(run.op.context.lease, candidate.since);
+    let time = left.time_to_write(run.op.deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
         return Ok(Tried::Again);
     };
     let which = (run.statement.kind, run.index);
-    let (told, by_majority) = (gossip::told(run.protected, upstream), Acknowledged::ByMajority);
-    let sent = forward::statement(run.command, which, own, by_majority, Some(time), &told, upstream);
-    let sent = forward::within(run.context.lease, sent).await;
+    let lease = run.op.context.lease;
+    let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
+    let sent = forward::within(lease, sent).await;
     let sent = sent.inspect_err(|_| in_doubt(run, candidate))?;
     match sent.fate {
-        Fate::Applied { by_majority: true } => settle(run, seen, given_up, candidate, &sent.body, upstream).await?,
+        Fate::Applied { by_majority: true } => settle(run, seen, given_up, candidate, &sent.body).await?,
         // It may be undone, and then the old keys are needed.
         Fate::Applied { by_majority: false } => candidate.step(&Event::Applied),
         Fate::Missed => {
@@ -180,9 +179,9 @@ async fn write(
     Ok(Tried::Ran(sent.into()))
 }
 
-fn in_doubt(run: &StatementRun<'_>, candidate: &mut Candidate<'_>) {
+fn in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
     candidate.step(&Event::InDoubt);
-    run.context.note_in_doubt(run.protected, candidate);
+    run.op.note_in_doubt(candidate);
 }
 
 /// Gives up what the document doesn't hold any more, and what it didn't come to hold.
@@ -190,12 +189,11 @@ fn in_doubt(run: &StatementRun<'_>, candidate: &mut Candidate<'_>) {
 /// The server may have answered from its memory of a first try. That may have been about another document, and what stands
 /// in the places of the old keys since then may be a later write's that is under way: whoever meets it finds out.
 async fn settle(
-    run: &StatementRun<'_>,
+    run: &mut StatementRun<'_, '_>,
     seen: &DocumentSnapshot,
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
     reply: &[u8],
-    upstream: &mut Connection,
 ) -> Result<(), ForwardError> {
     let given_up = match is_from_memory(Doc::new(reply)?)? {
         true => GivenUp::new(),
@@ -204,18 +202,18 @@ async fn settle(
     let mut held = Ok(Vec::new());
     if run.operation.is_some() {
         held = document_keys::look_again(
-            run.protected,
+            run.op.protected,
             run.statement.body,
             &seen.image,
             Doc::new(reply)?,
-            upstream,
+            run.op.upstream,
         )
         .await?;
     }
     // It was carried out, now or before, so nothing of it is on its way any more: each key is decided by itself.
     candidate.step(&Event::Applied);
     let Ok(held) = held else { return Ok(()) };
-    for (constraint, proxy) in run.protected.constraints.iter().enumerate() {
+    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
         let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
         let given_up = given_up.iter().filter(|(key, _)| is_free(key));
         let given_up = given_up.map(|(key, seen)| (&key.key, seen));
@@ -246,9 +244,9 @@ async fn settle(
 ///
 /// The transaction that gave the document a key may be committed on the document's shard and still be prepared on the key's: what
 /// isn't found is read once more, when that is decided.
-async fn reservations(run: &StatementRun<'_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
+async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
     let mut given_up = GivenUp::new();
-    for (constraint, proxy) in run.protected.constraints.iter().enumerate() {
+    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
         let keys: Vec<&ConstrainedKey> = old.iter().filter(|key| key.constraint == constraint).collect();
         if keys.is_empty() {
             continue;
@@ -281,32 +279,32 @@ async fn reservations(run: &StatementRun<'_>, seen: &DocumentSnapshot, old: Vec<
 
 /// A document holds a key that the statement would need, or it couldn't be indexed. Why the server refuses it, which may
 /// be for another reason that comes first, is seen in a transaction that is never committed.
-async fn refused(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<Tried, ForwardError> {
-    let Some(result) = run.obstacle(upstream).await? else {
+async fn refused(run: &mut StatementRun<'_, '_>) -> Result<Tried, ForwardError> {
+    let Some(result) = run.obstacle().await? else {
         return Ok(Tried::Again);
     };
     // Asked last: the first try may have come to its end meanwhile.
-    let first_try = first_try(run, upstream).await?;
+    let first_try = first_try(run).await?;
     Ok(Tried::Ran(first_try.unwrap_or(result)))
 }
 
 /// What becomes of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
 /// another way than it would take the next time, when the document may be smaller.
-async fn too_large(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<StatementResult, ForwardError> {
+async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
     if run.operation.is_none() {
-        return run.run_in_own_transaction(upstream).await;
+        return run.run_in_own_transaction().await;
     }
-    let namespace = run.protected.namespace.clone();
-    let first_try = first_try(run, upstream).await?;
+    let namespace = run.op.protected.namespace.clone();
+    let first_try = first_try(run).await?;
     Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
 }
 
 /// What the server remembers of the first try of a statement that may come again, if there was one.
-async fn first_try(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<Option<StatementResult>, ForwardError> {
+async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
     if run.operation.is_none() {
         return Ok(None);
     }
-    let said = for_nothing(run, upstream).await?;
+    let said = for_nothing(run).await?;
     Ok((said.fate != Fate::Missed).then(|| said.into()))
 }
 
@@ -315,36 +313,28 @@ async fn first_try(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<
 /// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
 /// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
 /// the first try out later than this does so on the document that was seen, or finds that it has gone.
-async fn done_elsewhere(
-    run: &StatementRun<'_>,
-    upstream: &mut Connection,
-) -> Result<Option<StatementResult>, ForwardError> {
+async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
-    if run.operation.is_none() || names_shard(query, &run.protected.shard_key)? {
+    if run.operation.is_none() || names_shard(query, &run.op.protected.shard_key)? {
         return Ok(None);
     }
-    match ask(run, Acknowledged::ByPrimary, upstream).await?.fate {
+    match ask(run, Acknowledged::ByPrimary).await?.fate {
         Fate::Missed => Ok(None),
         // It counts once a majority has it.
-        _ => first_try(run, upstream).await,
+        _ => first_try(run).await,
     }
 }
 
 /// What the server says to the statement where no document matches it.
-async fn for_nothing(run: &StatementRun<'_>, upstream: &mut Connection) -> Result<forward::Sent, ForwardError> {
-    ask(run, Acknowledged::ByMajority, upstream).await
+async fn for_nothing(run: &mut StatementRun<'_, '_>) -> Result<forward::Sent, ForwardError> {
+    ask(run, Acknowledged::ByMajority).await
 }
 
-async fn ask(
-    run: &StatementRun<'_>,
-    acknowledged: Acknowledged,
-    upstream: &mut Connection,
-) -> Result<forward::Sent, ForwardError> {
+async fn ask(run: &mut StatementRun<'_, '_>, acknowledged: Acknowledged) -> Result<forward::Sent, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
     let own = run.statement.with_query(&filter_rewriting::nothing(query)?)?;
     let which = (run.statement.kind, run.index);
-    let told = gossip::told(run.protected, upstream);
-    let said = forward::statement(run.command, which, &own, acknowledged, None, &told, upstream).await?;
+    let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,
         ..said
@@ -367,7 +357,11 @@ fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 }
 
 /// The statement for the very document with the very values that keys are made of.
-fn pinned(run: &StatementRun<'_>, key_update: &KeyUpdate<'_>, seen: &DocumentSnapshot) -> Result<Vec<u8>, Malformed> {
+fn pinned(
+    run: &mut StatementRun<'_, '_>,
+    key_update: &KeyUpdate<'_>,
+    seen: &DocumentSnapshot,
+) -> Result<Vec<u8>, Malformed> {
     let query = filter_rewriting::pin(
         run.statement.query()?.unwrap_or(Doc::empty()),
         &seen.image.id,
@@ -375,7 +369,7 @@ fn pinned(run: &StatementRun<'_>, key_update: &KeyUpdate<'_>, seen: &DocumentSna
     )?;
     let document = Doc::new(&seen.document)?;
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &run.protected.constraints {
+    for proxy in &run.op.protected.constraints {
         if proxy.constraint.paths().any(|path| key_update.affects_keys(path)) {
             paths.extend(proxy.constraint.paths());
             type_tests.extend(proxy.constraint.type_tests(document)?);

@@ -1,16 +1,18 @@
 //! Statements that change documents: `update`, `delete` and `findAndModify`.
 //!
 //! A statement whose new keys can be read from it runs in place ([`in_place`]). Every other statement runs in a transaction
-//! ([`statement_run`]), between one look at its documents and another ([`document_keys`]).
+//! ([`in_transaction`]), between one look at its documents and another ([`document_keys`]).
 
 pub mod document_keys;
 mod evaluation;
 pub mod existing_reservations;
 mod find_and_modify;
 mod in_place;
+mod in_transaction;
 pub mod reservation_conflict;
 pub mod reservation_diff;
-mod statement_run;
+mod result;
+mod statement;
 mod statements;
 
 pub use find_and_modify::find_and_modify;

@@ -5,14 +5,11 @@
 
 use std::borrow::Cow;
 
-use tokio::time::Instant;
-
 use super::reservation_diff::ReservationConflict;
-use crate::catalog::Protected;
-use crate::claims::{Candidate, give_back};
+use crate::claims::Candidate;
 use crate::reservation::Token;
-use crate::write::Context;
-use crate::write::reserve::{Claimed, reserve};
+use crate::write::operation::WriteOp;
+use crate::write::reserve::Claimed;
 
 /// What was found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,18 +24,13 @@ pub enum Resolved {
     TimeLimit,
 }
 
-/// Resolves `clash`, waiting until `deadline` for whoever is at the key.
-pub async fn resolve(
-    context: &Context,
-    protected: &Protected,
-    conflict: &ReservationConflict,
-    deadline: Instant,
-) -> Resolved {
-    let under_way = context.in_flight.begin();
+/// Resolves the conflict, and waits until Keyward gives up for other attempts at the key.
+pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> Resolved {
+    let under_way = op.context.in_flight.begin();
     let token = Token::of(under_way.attempt());
     let key = conflict.key.clone();
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), conflict.owner.clone(), vec![key]);
-    let resolved = match reserve(context, protected, &mut candidate, deadline).await {
+    let resolved = match op.reserve(&mut candidate).await {
         Claimed::Held => {
             candidate.withdraw();
             Resolved::Cleared
@@ -49,6 +41,6 @@ pub async fn resolve(
         Claimed::Unsure(_) => Resolved::Unsure,
         Claimed::TimeLimit => Resolved::TimeLimit,
     };
-    give_back(protected, context.lease, std::slice::from_mut(&mut candidate)).await;
+    op.release(std::slice::from_mut(&mut candidate)).await;
     resolved
 }

@@ -5,120 +5,89 @@
 
 use std::ops::Range;
 
-use tokio::time::Instant;
-
-use super::statement_run::{StatementResult, StatementRun};
-use crate::catalog::Protected;
-use crate::command::batch::BatchCommand;
-use crate::command::statement::{Statement, StatementKind};
+use super::in_transaction::StatementRun;
+use super::result::StatementResult;
+use super::statement::carry_out;
+use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteReply};
-use crate::upstream::Connection;
-use crate::write::plan::affects_keys;
-use crate::write::txn::gossip;
-use crate::write::txn::{Failure, Transaction};
-use crate::write::{Context, ForwardError, Served, TIME_MAX, forward};
+use crate::write::operation::WriteOp;
+use crate::write::plan::{StatementPlan, Way};
+use crate::write::txn::Transaction;
+use crate::write::{ForwardError, forward};
 
 /// An `update` or `delete` on its way.
-struct Modify<'a, 'c> {
-    context: &'c Context,
-    protected: &'c Protected,
-    command: &'c BatchCommand<'a>,
+struct Modify<'r, 'a> {
+    op: &'r mut WriteOp<'a>,
+    plans: &'r [StatementPlan<'a>],
     kind: StatementKind,
-    deadline: Instant,
     reply: WriteReply,
     /// The client's reply, once the command has failed as a whole.
     failed: Option<Vec<u8>>,
 }
 
-/// Carries out the command.
+/// Carries out the command as `plans` say.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
-pub async fn modify(
-    context: &Context,
-    protected: &Protected,
-    command: &BatchCommand<'_>,
+pub async fn modify<'a>(
+    op: &mut WriteOp<'a>,
     kind: StatementKind,
-    upstream: &mut Connection,
-) -> Result<Served, ForwardError> {
-    let paths = protected.paths();
-    let touching = command.documents.iter().map(|own| affects_keys(kind, *own, &paths));
-    let touching: Vec<bool> = touching.collect::<Result<_, _>>()?;
-    if !touching.contains(&true) {
-        return Ok(Served::Untouched);
-    }
-    let transaction = Transaction::of_client(protected, command.body, upstream)?;
+    plans: &[StatementPlan<'a>],
+) -> Result<Vec<u8>, ForwardError> {
+    let transaction = Transaction::of_client(op.protected, op.command.body, op.upstream)?;
     let reply = match transaction {
         Some(_) => WriteReply::in_transaction(),
         None => WriteReply::default(),
     };
     let mut modify = Modify {
-        context,
-        protected,
-        command,
+        op,
+        plans,
         kind,
-        deadline: Instant::now() + command.max_time.unwrap_or(TIME_MAX),
         reply,
         failed: None,
     };
     match transaction {
-        Some(transaction) => modify.within(transaction, &touching, upstream).await?,
-        None => modify.alone(&touching, upstream).await?,
+        Some(transaction) => modify.in_clients_transaction(transaction).await?,
+        None => modify.by_themselves().await?,
     }
-    modify.into_body().map(Served::Reply)
+    modify.into_body()
 }
 
-impl<'a: 'c, 'c> Modify<'a, 'c> {
+impl<'a> Modify<'_, 'a> {
     /// Outside any transaction of the client's.
-    async fn alone(&mut self, touching: &[bool], upstream: &mut Connection) -> Result<(), ForwardError> {
+    async fn by_themselves(&mut self) -> Result<(), ForwardError> {
+        let is_forwarded = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
+        let plans = self.plans;
         let mut next = 0;
-        while next < touching.len() && !self.is_over() {
-            let same = touching[next..]
-                .iter()
-                .take_while(|affects_keys| **affects_keys == touching[next])
-                .count();
-            match touching[next] && !self.is_refused_by_the_server(next)? {
-                false => {
-                    let end = if touching[next] { next + 1 } else { next + same };
-                    self.forward(next..end, upstream).await?;
-                    next = end;
-                }
-                true => {
-                    let run = self.run(next)?;
-                    while self.take(next, run.run_by_itself(upstream).await?).await? {}
-                    next += 1;
+        while next < plans.len() && !self.is_over() {
+            let forwarded = self.plans[next..].iter().take_while(|plan| is_forwarded(plan)).count();
+            if forwarded > 0 {
+                self.forward(next..next + forwarded).await?;
+                next += forwarded;
+                continue;
+            }
+            loop {
+                let way = &plans[next].way;
+                let result = carry_out(&mut self.run(next), way).await?;
+                if !self.take(next, result).await? {
+                    break;
                 }
             }
+            next += 1;
         }
         Ok(())
     }
 
     /// Inside the client's transaction: one statement at a time, all of them in it.
-    async fn within(
-        &mut self,
-        mut transaction: Transaction,
-        touching: &[bool],
-        upstream: &mut Connection,
-    ) -> Result<(), ForwardError> {
-        for (index, affects_keys) in touching.iter().enumerate() {
-            let run = self.run(index)?;
+    async fn in_clients_transaction(&mut self, mut transaction: Transaction) -> Result<(), ForwardError> {
+        for (index, plan) in self.plans.iter().enumerate() {
             // The first error ends a transaction, and so the command, ordered or not.
             while self.failed.is_none() && !self.reply.has_errors() {
-                let result = match affects_keys {
-                    true => run.run_in_clients_transaction(&mut transaction, upstream).await?,
-                    false => {
-                        let command = run.statement.command(None)?;
-                        let database = &self.protected.namespace.database;
-                        match transaction.run(upstream, database, command, None).await {
-                            Ok(reply) => StatementResult::Reply(reply),
-                            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                                run.leave_or_abort(&mut transaction, &refused, upstream).await?;
-                                StatementResult::Failed(refused.body)
-                            }
-                            Err(Failure::Forward(error)) => return Err(error),
-                        }
-                    }
+                let mut run = self.run(index);
+                let result = match plan.way {
+                    Way::PassThrough => run.pass_through_clients_transaction(&mut transaction).await?,
+                    Way::InPlace(_) | Way::InTransaction => run.run_in_clients_transaction(&mut transaction).await?,
                 };
                 if !self.take(index, result).await? {
                     break;
@@ -128,28 +97,13 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
         Ok(())
     }
 
-    /// A statement about many documents can't be retryable: the server says so.
-    fn is_refused_by_the_server(&self, index: usize) -> Result<bool, Malformed> {
-        Ok(self.command.retry.is_some() && !is_single(self.kind, self.command.documents[index])?)
-    }
-
-    fn run(&self, index: usize) -> Result<StatementRun<'c>, Malformed> {
-        let own = self.command.documents[index];
-        Ok(StatementRun {
-            context: self.context,
-            protected: self.protected,
-            command: self.command,
+    fn run(&mut self, index: usize) -> StatementRun<'_, 'a> {
+        StatementRun {
             index,
-            statement: Statement {
-                kind: self.kind,
-                body: self.command.body,
-                own,
-                is_single: is_single(self.kind, own)?,
-                is_upsert: own.is_set("upsert")?,
-            },
-            operation: self.command.operation(index),
-            deadline: self.deadline,
-        })
+            statement: self.plans[index].statement,
+            operation: self.op.command.operation(index),
+            op: &mut *self.op,
+        }
     }
 
     /// Notes what became of the statement at `index`; whether it is to be run again.
@@ -162,25 +116,23 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
             }
             StatementResult::Failed(body) => self.failed = Some(body),
             StatementResult::Duplicate(key) => {
-                let duplicate = self.protected.constraints[key.constraint].refuse(&key.key).await;
+                let duplicate = self.op.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
             }
             StatementResult::Unindexable(error) => self.reply.error(index, WriteError::unindexable(&error)),
-            StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.protected.times())),
+            StatementResult::Refused(refusal) => self.failed = Some(refusal.body(&self.op.protected.times())),
         }
         Ok(false)
     }
 
     /// Sends statements on that need no care.
-    async fn forward(&mut self, positions: Range<usize>, upstream: &mut Connection) -> Result<(), ForwardError> {
-        let list = if self.kind == StatementKind::Update {
-            "updates"
-        } else {
-            "deletes"
+    async fn forward(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
+        let list = match self.kind {
+            StatementKind::Update => "updates",
+            StatementKind::Delete | StatementKind::FindAndModify => "deletes",
         };
         let first = positions.start;
-        let told = gossip::told(self.protected, upstream);
-        let (reply, is_ok) = forward::statements(self.command, list, positions, &told, upstream).await?;
+        let (reply, is_ok) = forward::statements(self.op, list, positions).await?;
         match is_ok {
             true => self.reply.add_statements(Doc::new(&reply)?, first)?,
             false => self.failed = Some(reply),
@@ -189,27 +141,19 @@ impl<'a: 'c, 'c> Modify<'a, 'c> {
     }
 
     fn is_over(&self) -> bool {
-        self.failed.is_some() || (self.command.ordered && self.reply.has_errors())
+        self.failed.is_some() || (self.op.command.ordered && self.reply.has_errors())
     }
 
     fn into_body(mut self) -> Result<Vec<u8>, ForwardError> {
         if let Some(body) = self.failed {
             return Ok(body);
         }
-        let times: Times = self.protected.times();
+        let times: Times = self.op.protected.times();
         self.reply.advance(times);
-        Ok(match self.command.unacknowledged {
+        Ok(match self.op.command.unacknowledged {
             true => WriteReply::default().body()?,
             false if self.kind == StatementKind::Update => self.reply.update_body()?,
             false => self.reply.body()?,
         })
     }
-}
-
-fn is_single(kind: StatementKind, own: Doc<'_>) -> Result<bool, Malformed> {
-    Ok(match kind {
-        StatementKind::Update => !own.is_set("multi")?,
-        StatementKind::Delete => own.is_set("limit")?,
-        StatementKind::FindAndModify => true,
-    })
 }

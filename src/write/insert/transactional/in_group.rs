@@ -5,42 +5,42 @@ use std::borrow::Cow;
 use bson::spec::ElementType;
 
 use super::group_commit::{Done, Member, Size, Terms, Turn};
-use super::{Load, Reservations, Strict, Tried};
+use super::{Load, Reservations, Transactional, Tried};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
-use crate::upstream::Connection;
 use crate::write::forward::within;
 use crate::write::insert::in_clients_transaction::insert_body;
-use crate::write::txn::{Failure, Transaction};
+use crate::write::operation::WriteOp;
+use crate::write::txn::Failure;
 use crate::write::{ForwardError, TIME_MAX};
 
 /// Longer terms aren't kept to compare them with others': a long `comment`, say, that hardly anybody else has.
 const TERMS_MAX: usize = 4096;
 
-impl Strict<'_, '_> {
+impl Transactional {
     /// Inserts `these` in one transaction, or in one with what others insert.
     pub(super) async fn attempt(
         &self,
+        op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
         reservations: Reservations,
-        upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
-        if self.deadline.is_some() || !Size::of(these).is_little() {
-            return self.attempt_alone(these, reservations, upstream).await;
+        if op.deadline.is_some() || !Size::of(these).is_little() {
+            return self.attempt_alone(op, these, reservations).await;
         }
-        let terms = self.terms(reservations, upstream)?;
+        let terms = Self::terms(op, reservations)?;
         if terms.len() > TERMS_MAX {
-            return self.attempt_alone(these, reservations, upstream).await;
+            return self.attempt_alone(op, these, reservations).await;
         }
-        let load = self.load(these)?;
-        let done = match self.groups.enter(terms, || member(&load)).await {
+        let load = self.load(op, these)?;
+        let done = match op.context.groups.enter(terms, || member(&load)).await {
             Turn::Lead(mut lead) => {
                 let (members, others) = lead.take_along();
                 if members.is_empty() {
-                    return lead.during(self.attempt_alone(these, reservations, upstream)).await;
+                    return lead.during(self.attempt_alone(op, these, reservations)).await;
                 }
-                let together = self.attempt_together(load, &members, reservations, upstream);
+                let together = self.attempt_together(op, load, &members, reservations);
                 let done = lead.during(within(TIME_MAX, together)).await;
                 let done = done.inspect_err(|_| lead.note_lost())?;
                 lead.note(&done, 1 + members.len());
@@ -53,49 +53,47 @@ impl Strict<'_, '_> {
         };
         match done {
             Done::Committed(reply) => Ok(Tried::Committed(reply)),
-            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
+            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(op.command.retry.is_some()).body)),
             // The transaction is over.
-            Done::Nothing => self.attempt_alone(these, reservations, upstream).await,
+            Done::Nothing => self.attempt_alone(op, these, reservations).await,
         }
     }
 
     /// Documents go in together only where the server does the same for them: one user's, with the same options.
-    fn terms(&self, reservations: Reservations, upstream: &Connection) -> Result<Terms, Malformed> {
-        let mut terms = insert_body(self.command)?;
-        append_fields(&mut terms, self.command.body, &API)?;
+    fn terms(op: &WriteOp<'_>, reservations: Reservations) -> Result<Terms, Malformed> {
+        let mut terms = insert_body(op.command)?;
+        append_fields(&mut terms, op.command.body, &API)?;
         terms.boolean("checked", reservations == Reservations::Checked);
         // The retry of who leads ends what its first try has left open.
-        terms.boolean("retryable", self.command.retry.is_some());
+        terms.boolean("retryable", op.command.retry.is_some());
         // The very constraints, which nobody lets go of while it inserts.
-        terms.int64("protected", std::ptr::from_ref(self.protected) as i64);
-        terms.append(ElementType::EmbeddedDocument, b"users", upstream.users());
+        terms.int64("protected", std::ptr::from_ref(op.protected) as i64);
+        terms.append(ElementType::EmbeddedDocument, b"users", op.upstream.users());
         Ok(terms.finish().into())
     }
 
     /// Inserts what is in `load` and what `members` have, in one transaction.
     async fn attempt_together(
         &self,
+        op: &mut WriteOp<'_>,
         mut load: Load<'_>,
         members: &[Member],
         reservations: Reservations,
-        upstream: &mut Connection,
     ) -> Result<Done, ForwardError> {
         for member in members {
             load.candidates.extend(&member.candidates);
             load.notes.extend(member.note.clone());
             load.time.advance(member.time.clone());
         }
-        let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?.at_one_moment();
+        let mut transaction = op.own_transaction()?.at_one_moment();
         transaction.not_before(load.time.clone());
-        let tried = self
-            .try_to_insert(&load, reservations, &mut transaction, upstream)
-            .await;
+        let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
             Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
             Ok(_) | Err(Failure::Refused(_)) => {
-                transaction.abort(upstream).await?;
+                transaction.abort(op.upstream).await?;
                 Ok(Done::Nothing)
             }
         }

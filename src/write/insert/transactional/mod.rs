@@ -1,4 +1,4 @@
-//! Strict mode's insert: documents go in by a transaction that takes effect only if their keys are reserved for them then.
+//! Transactional mode's insert: documents go in by a transaction that takes effect only if their keys are reserved for them then.
 //!
 //! It either checks the reservations that were written before, as of one moment on all shards, or, where everything is on
 //! one replica set, writes them itself. A takeover makes itself felt as a conflict ([`crate::proxy_collection`]), so it
@@ -14,25 +14,23 @@ mod record;
 mod reservations;
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 
 use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use super::in_clients_transaction::insert_body;
-use crate::catalog::Protected;
 use crate::claims::Candidate;
-use crate::command::batch::BatchCommand;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
 use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
-use crate::write::forward::Part;
+use crate::write::insert::part::Part;
+use crate::write::operation::WriteOp;
 use crate::write::record::with_times_of;
 use crate::write::txn::{Failure, Refused, Transaction};
-use crate::write::{BackOff, Context, ForwardError, TIME_MAX, TRANSACTION_LIFE};
+use crate::write::{BackOff, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 
 use crate::write::txn::pipeline::{self, Step};
 pub use group_commit::Groups;
@@ -46,16 +44,12 @@ const UNSEEN_MAX: u32 = 20;
 /// How often what an earlier try left open is to be ended.
 const ENDS_MAX: u32 = 3;
 
-/// The documents of one slice of an `insert`, on their way into a strict collection.
+/// How the documents of one slice of an `insert` get in.
 #[derive(Debug)]
-pub struct Strict<'a, 'c> {
-    protected: &'c Protected,
-    command: &'c BatchCommand<'a>,
-    groups: &'c Arc<Groups>,
-    /// The first statement of a retryable command's slice, by which it is recorded what that has done.
+pub struct Transactional {
+    /// The first statement of a retryable command's slice, under which it is recorded what the slice has done.
     first: Option<Operation>,
-    /// The client's own limit.
-    deadline: Option<Instant>,
+    /// When Keyward gives up; each slice has its own time, unless the client set a limit.
     give_up: Instant,
 }
 
@@ -95,22 +89,12 @@ enum Tried {
     Conflict,
 }
 
-impl<'a, 'c> Strict<'a, 'c> {
-    /// For the slice of `command` that begins at `first`.
-    pub fn new(
-        context: &'c Context,
-        protected: &'c Protected,
-        command: &'c BatchCommand<'a>,
-        first: usize,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Strict {
-            protected,
-            command,
-            groups: &context.groups,
-            first: command.operation(first),
-            deadline,
-            give_up: deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
+impl Transactional {
+    /// For the slice of the command that begins at `first`.
+    pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
+        Transactional {
+            first: op.command.operation(first),
+            give_up: op.deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
     }
 
@@ -121,12 +105,12 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert_at_once(
         &self,
+        op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
-        upstream: &mut Connection,
     ) -> Result<Option<Part>, ForwardError> {
         let mut progress = Progress::new(candidates.len());
-        match self.attempt(candidates, Reservations::Written, upstream).await? {
-            Tried::Committed(reply) => progress.committed(reply, self.command.ordered),
+        match self.attempt(op, candidates, Reservations::Written).await? {
+            Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
             Tried::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
         }
@@ -140,26 +124,27 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// [`Failure`] if that can't be found out.
     pub async fn inserted_before(
         &self,
+        op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
-        upstream: &mut Connection,
     ) -> Result<HashSet<usize>, Failure> {
-        let statements = self.done_for_good(upstream).await?;
-        let is_inserted = |position: &usize| self.statement(*position).is_some_and(|own| statements.contains(&own));
+        let statements = self.done_for_good(op).await?;
+        let is_inserted =
+            |position: &usize| Self::statement(op, *position).is_some_and(|own| statements.contains(&own));
         let positions = candidates.iter().map(|candidate| candidate.position);
         Ok(positions.filter(is_inserted).collect())
     }
 
     /// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
     /// undo them.
-    async fn done_for_good(&self, upstream: &mut Connection) -> Result<BTreeSet<i32>, Failure> {
+    async fn done_for_good(&self, op: &mut WriteOp<'_>) -> Result<BTreeSet<i32>, Failure> {
         let Some(first) = self.first else {
             return Ok(BTreeSet::new());
         };
         let record = Note::new(first, Vec::new());
         let mut back_off = BackOff::default();
         loop {
-            let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?;
-            match self.read(&record, &mut transaction, upstream).await {
+            let mut transaction = op.own_transaction()?;
+            match self.read(op, &record, &mut transaction).await {
                 Ok(statements) => return Ok(statements),
                 // Its session is that of the command's first try, which may still be at work.
                 Err(Failure::Refused(refused))
@@ -178,17 +163,17 @@ impl<'a, 'c> Strict<'a, 'c> {
 
     async fn read(
         &self,
+        op: &mut WriteOp<'_>,
         record: &Note,
         transaction: &mut Transaction,
-        upstream: &mut Connection,
     ) -> Result<BTreeSet<i32>, Failure> {
-        let Step { database, command, .. } = record::find(self.protected, std::slice::from_ref(record));
-        let found = transaction.run(upstream, database, command, None).await?;
+        let Step { database, command, .. } = record::find(op.protected, std::slice::from_ref(record));
+        let found = transaction.run(op.upstream, database, command, None).await?;
         let statements = record::statements(Doc::new(&found)?)?;
         match statements.is_empty() {
-            true => transaction.abort(upstream).await?,
+            true => transaction.abort(op.upstream).await?,
             // For a majority to have what was read the server waits here.
-            false => drop(transaction.commit_until_known(upstream).await?),
+            false => drop(transaction.commit_until_known(op.upstream).await?),
         }
         Ok(statements)
     }
@@ -197,13 +182,13 @@ impl<'a, 'c> Strict<'a, 'c> {
     ///
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
-    pub async fn insert(&self, ready: &[&Candidate<'_>], upstream: &mut Connection) -> Result<Part, ForwardError> {
+    pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
         let is_retry = ready.iter().any(|candidate| is_retry(candidate));
         if is_retry {
-            self.end_first_try(upstream).await?;
+            self.end_first_try(op).await?;
         }
         // What it travelled with in its first try may be open until the server ends it. A client's own limit stands.
-        let outlasts_first_try = is_retry && self.deadline.is_none();
+        let outlasts_first_try = is_retry && op.deadline.is_none();
         let give_up = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
             false => self.give_up,
@@ -213,11 +198,11 @@ impl<'a, 'c> Strict<'a, 'c> {
         let mut unseen = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
-            match self.attempt(&these, Reservations::Checked, upstream).await? {
-                Tried::Committed(reply) => progress.committed(reply, self.command.ordered),
+            match self.attempt(op, &these, Reservations::Checked).await? {
+                Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
                 Tried::Before(statements) => {
                     let is_done = |index: &usize| {
-                        let statement = self.statement(ready[*index].position);
+                        let statement = Self::statement(op, ready[*index].position);
                         statement.filter(|statement| statements.contains(statement))
                     };
                     progress.done_before(is_done);
@@ -226,12 +211,12 @@ impl<'a, 'c> Strict<'a, 'c> {
                 Tried::Lost(lost) if lost.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {
-                        let refusal = self.unsure(&these);
-                        progress.fail(refusal.body(&self.protected.times()));
+                        let refusal = Self::unsure(op, &these);
+                        progress.fail(refusal.body(&op.protected.times()));
                     }
                 }
                 Tried::Lost(lost) => progress.lost(&lost),
-                Tried::Refused(index, error) => progress.refused(index, error, self.command.ordered),
+                Tried::Refused(index, error) => progress.refused(index, error, op.command.ordered),
                 Tried::Failed(body) => progress.fail(body),
                 Tried::InDoubt(body) => progress.in_doubt(body),
                 Tried::Conflict => {}
@@ -241,10 +226,10 @@ impl<'a, 'c> Strict<'a, 'c> {
             }
             if !progress.has_moved() {
                 if Instant::now() >= give_up {
-                    let times = self.protected.times();
+                    let times = op.protected.times();
                     match outlasts_first_try {
                         // The first try may yet take effect.
-                        true => progress.in_doubt(self.unsure(&these).body(&times)),
+                        true => progress.in_doubt(Self::unsure(op, &these).body(&times)),
                         false => progress.fail(Refusal::TimeLimit.body(&times)),
                     }
                     break;
@@ -257,28 +242,28 @@ impl<'a, 'c> Strict<'a, 'c> {
 
     /// Has what an earlier try left open ended, on all shards: it may have been of a group, whose other documents are on
     /// other shards than this command's, and whose clients wait for their keys there.
-    async fn end_first_try(&self, upstream: &mut Connection) -> Result<(), ForwardError> {
+    async fn end_first_try(&self, op: &mut WriteOp<'_>) -> Result<(), ForwardError> {
         let Some(first) = self.first else {
             return Ok(());
         };
         for _ in 0..ENDS_MAX {
             let mut everywhere = Builder::new();
             everywhere
-                .string("find", self.protected.namespace.collection.as_bytes())
+                .string("find", op.protected.namespace.collection.as_bytes())
                 .open(ElementType::EmbeddedDocument, b"projection")
                 .int32("_id", 1)
                 .close()
                 .int32("limit", 1)
                 .boolean("singleBatch", true);
             let everywhere = Step {
-                database: &self.protected.namespace.database,
+                database: &op.protected.namespace.database,
                 command: everywhere,
                 sequence: None,
             };
-            let records = record::find(self.protected, &[Note::new(first, Vec::new())]);
-            let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?;
-            let replies = pipeline::run(vec![records, everywhere], &mut transaction, upstream).await?;
-            transaction.abort(upstream).await?;
+            let records = record::find(op.protected, &[Note::new(first, Vec::new())]);
+            let mut transaction = op.own_transaction()?;
+            let replies = pipeline::run(vec![records, everywhere], &mut transaction, op.upstream).await?;
+            transaction.abort(op.upstream).await?;
             // A number that is too low, say, ends nothing.
             if !replies
                 .iter()
@@ -290,21 +275,23 @@ impl<'a, 'c> Strict<'a, 'c> {
         Ok(())
     }
 
-    fn statement(&self, position: usize) -> Option<i32> {
-        Some(self.command.operation(position)?.statement)
+    fn statement(op: &WriteOp<'_>, position: usize) -> Option<i32> {
+        Some(op.command.operation(position)?.statement)
     }
 
-    fn unsure(&self, these: &[&Candidate<'_>]) -> Refusal {
+    fn unsure(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Refusal {
         let key = these.iter().find_map(|candidate| candidate.keys.first());
         let constraint = key.map_or(0, |key| key.constraint);
-        self.protected.unsure(constraint, self.command.retry.is_some())
+        op.unsure(constraint)
     }
 
-    fn load<'s>(&self, these: &[&'s Candidate<'s>]) -> Result<Load<'s>, Malformed> {
-        let statements = these.iter().filter_map(|candidate| self.statement(candidate.position));
+    fn load<'s>(&self, op: &WriteOp<'_>, these: &[&'s Candidate<'s>]) -> Result<Load<'s>, Malformed> {
+        let statements = these
+            .iter()
+            .filter_map(|candidate| Self::statement(op, candidate.position));
         let note = self.first.map(|first| Note::new(first, statements.collect()));
         let mut time = Times::default();
-        if let Some(known) = self.command.body.get("$clusterTime")? {
+        if let Some(known) = op.command.body.get("$clusterTime")? {
             time.take(&known);
         }
         Ok(Load {
@@ -317,24 +304,22 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
     async fn attempt_alone(
         &self,
+        op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
         reservations: Reservations,
-        upstream: &mut Connection,
     ) -> Result<Tried, ForwardError> {
-        let mut transaction = Transaction::own(self.protected, self.command.body, upstream)?.at_one_moment();
-        let load = self.load(these)?;
-        let tried = self
-            .try_to_insert(&load, reservations, &mut transaction, upstream)
-            .await;
+        let mut transaction = op.own_transaction()?.at_one_moment();
+        let load = self.load(op, these)?;
+        let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
             Ok(Tried::Committed(reply)) => Ok(Tried::Committed(reply)),
             Ok(Tried::Lost(_)) => {
-                transaction.abort(upstream).await?;
-                Ok(self.lost(these).await)
+                transaction.abort(op.upstream).await?;
+                Ok(Self::lost(op, these).await)
             }
             Ok(Tried::Before(_)) => {
-                transaction.abort(upstream).await?;
-                match self.done_for_good(upstream).await {
+                transaction.abort(op.upstream).await?;
+                match self.done_for_good(op).await {
                     Ok(statements) => Ok(Tried::Before(statements)),
                     Err(Failure::Forward(error)) => Err(error),
                     // Some of these are there, or were; only a retry can tell whether for good.
@@ -344,7 +329,7 @@ impl<'a, 'c> Strict<'a, 'c> {
                 }
             }
             Ok(tried) => {
-                transaction.abort(upstream).await?;
+                transaction.abort(op.upstream).await?;
                 Ok(tried)
             }
             Err(Failure::Forward(error)) => Err(error),
@@ -352,13 +337,13 @@ impl<'a, 'c> Strict<'a, 'c> {
                 Ok(Tried::Conflict)
             }
             Err(Failure::Refused(refused)) if refused.is_transient() => {
-                Ok(Tried::Failed(refused.in_doubt(self.command.retry.is_some()).body))
+                Ok(Tried::Failed(refused.in_doubt(op.is_retryable()).body))
             }
             Err(Failure::Refused(refused)) => {
-                transaction.abort(upstream).await?;
+                transaction.abort(op.upstream).await?;
                 Ok(Tried::Failed(refused.body))
             }
-            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(self.command.retry.is_some()).body)),
+            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(op.is_retryable()).body)),
         }
     }
 
@@ -368,33 +353,33 @@ impl<'a, 'c> Strict<'a, 'c> {
     /// [`Failure`]; in doubt only for the commit.
     async fn try_to_insert(
         &self,
+        op: &mut WriteOp<'_>,
         load: &Load<'_>,
         reservations: Reservations,
         transaction: &mut Transaction,
-        upstream: &mut Connection,
     ) -> Result<Tried, Failure> {
         let (these, notes) = (&load.candidates, &load.notes);
         let own = match reservations {
-            Reservations::Checked => reservations::checks(self.protected, these),
-            Reservations::Written => reservations::inserts(self.protected, these),
+            Reservations::Checked => reservations::checks(op.protected, these),
+            Reservations::Written => reservations::inserts(op.protected, these),
         };
         let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
         let checks = own.len();
         let mut steps = Vec::new();
         if !notes.is_empty() {
-            steps.push(record::find(self.protected, notes));
+            steps.push(record::find(op.protected, notes));
         }
         steps.extend(own);
         let mut replies = Vec::new();
         if keys > CHECKED_AT_ONCE {
-            replies = run(std::mem::take(&mut steps), transaction, upstream).await?;
+            replies = run(std::mem::take(&mut steps), transaction, op.upstream).await?;
         }
         if !notes.is_empty() {
-            steps.push(record::add(self.protected, notes));
+            steps.push(record::add(op.protected, notes));
         }
         // Last, so that what the server says of a document isn't taken for the consequence of something before it.
-        steps.push(self.documents(load)?);
-        replies.extend(run(steps, transaction, upstream).await?);
+        steps.push(Self::documents(op, load)?);
+        replies.extend(run(steps, transaction, op.upstream).await?);
         // In the order of the steps.
         let mut replies = replies.into_iter();
         if !notes.is_empty() {
@@ -419,31 +404,31 @@ impl<'a, 'c> Strict<'a, 'c> {
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(Tried::Refused(index, error));
         }
-        let committed = transaction.commit_until_known(upstream).await?;
+        let committed = transaction.commit_until_known(op.upstream).await?;
         Ok(Tried::Committed(with_times_of(&reply, &committed)?))
     }
 
     /// Which of `these` have lost a key, from the reservations as they stand; none if what is there can't be seen yet.
-    async fn lost(&self, these: &[&Candidate<'_>]) -> Tried {
-        match reservations::lost(self.protected, these).await {
+    async fn lost(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Tried {
+        match reservations::lost(op.protected, these).await {
             Ok(lost) => Tried::Lost(lost),
             Err(error) => {
-                tracing::warn!(%error, collection = %self.protected.namespace, "the cluster gave no sure answer");
-                Tried::Failed(self.unsure(these).body(&self.protected.times()))
+                tracing::warn!(%error, collection = %op.protected.namespace, "the cluster gave no sure answer");
+                Tried::Failed(Self::unsure(op, these).body(&op.protected.times()))
             }
         }
     }
 
     /// The client's command with these documents.
-    fn documents<'s>(&'s self, load: &'s Load<'_>) -> Result<Step<'s>, Malformed> {
-        let mut command = insert_body(self.command)?;
-        if let Some(deadline) = self.deadline {
+    fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<Step<'s>, Malformed> {
+        let mut command = insert_body(op.command)?;
+        if let Some(deadline) = op.deadline {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
         }
         let documents = load.candidates.iter().map(|candidate| &*candidate.document).collect();
         Ok(Step {
-            database: &self.protected.namespace.database,
+            database: &op.protected.namespace.database,
             command,
             sequence: Some(OutSequence {
                 name: b"documents",

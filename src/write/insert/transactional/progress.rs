@@ -2,7 +2,7 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
-use crate::write::forward::{Outcome, Part};
+use crate::write::insert::part::{Outcome, Part};
 
 /// How far the documents of a call have come, transaction by transaction. A document that is refused takes the whole
 /// transaction with it: what stands before it goes in by one of its own then, and what stands behind it by the next.

@@ -3,6 +3,7 @@
 use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
 
 use super::*;
+use crate::raw::Builder;
 use crate::wire::{Draft, OutSequence};
 
 const UPDATE: Option<StatementKind> = Some(StatementKind::Update);

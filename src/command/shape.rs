@@ -1,19 +1,11 @@
-//! Commands that no driver sends: with fields that nobody knows, fields given twice, or values of a type that nobody
-//! expects. What the server has against one it is asked before anything is done, by two commands that have no effect: the
-//! same fields, so that it finds the same fault, and one more that it refuses whatever comes before; and the same
-//! circumstances (session, concerns, …), with a statement that changes nothing. Without an objection the command is carried
-//! out as any other.
+//! The shape of the commands that drivers send, by which a command is told that no driver sends: with unknown fields, fields
+//! given twice, or values of an unexpected type. The server is asked about such a command first.
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
-use crate::command::filter_rewriting::nothing;
-use crate::command::statement::StatementKind;
-use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::reply::{Refusal, Times};
-use crate::server::reply::{errmsg, is_ok};
-use crate::upstream::Connection;
-use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
+use super::statement::StatementKind;
+use crate::raw::{Doc, Element, Malformed};
+use crate::wire::OpMsg;
 
 /// What a field of a command may hold for the command to be a usual one.
 #[derive(Clone, Copy)]
@@ -112,63 +104,27 @@ const OF_A_DELETE: Fields = &[
     ("hint", Holds::DocumentOrText),
 ];
 
-/// What belongs to a transaction that is under way, which mustn't hear of any of this: an error would end it.
-const OF_TRANSACTIONS: [&[u8]; 5] = [
-    b"lsid",
-    b"txnNumber",
-    b"autocommit",
-    b"startTransaction",
-    b"readConcern",
-];
-
-/// A field that no command has: every server refuses it in these commands, before it does anything.
-const UNKNOWN: &str = "keywardAsks";
-
 /// A command that writes, and how it is written.
 #[derive(Debug, Clone, Copy)]
-enum Form {
+pub enum Form {
+    /// An `insert`.
     Insert,
+    /// A command of statements that change documents.
     Changes(StatementKind),
-}
-
-/// What the server has against the command, if it isn't one that drivers send: the reply. `kind` is none for an `insert`.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled.
-pub async fn server_objection(
-    message: &OpMsg<'_>,
-    kind: Option<StatementKind>,
-    upstream: &mut Connection,
-) -> Result<Option<Vec<u8>>, ForwardError> {
-    let form = kind.map_or(Form::Insert, Form::Changes);
-    if form.is_usual(message)? {
-        return Ok(None);
-    }
-    let command = form.never_accepted(message)?;
-    if command.len() > BODY_BYTES_MAX {
-        return Ok(Some(Refusal::Unasked.body(&Times::default())));
-    }
-    let reply = upstream.run(&command).await?;
-    let text = errmsg(Doc::new(&reply)?)?;
-    let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
-    if !is_about_ours {
-        return Ok(Some(reply));
-    }
-    if message.body.get("autocommit")?.is_some() {
-        return Ok(None);
-    }
-    let reply = upstream.run(&form.without_effect(message.body)?).await?;
-    let is_ok = is_ok(Doc::new(&reply)?)?;
-    Ok((!is_ok).then_some(reply))
 }
 
 impl Form {
     /// The name of the batch; none where the command itself is the statement.
-    fn list(self) -> Option<&'static str> {
+    pub fn list(self) -> Option<&'static str> {
         match self {
             Form::Insert => Some("documents"),
             Form::Changes(kind) => kind.list(),
         }
+    }
+
+    /// Whether the command itself has a field of this name.
+    pub fn has_field(self, name: &[u8]) -> bool {
+        self.of_command().iter().any(|(own, _)| name == own.as_bytes())
     }
 
     fn of_command(self) -> Fields {
@@ -188,7 +144,11 @@ impl Form {
         }
     }
 
-    fn lacks_its_batch(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
+    /// Whether it has no batch, though it should.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn lacks_its_batch(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
         match self.list() {
             Some(list) => Ok(message.documents(list)?.is_none()),
             None => Ok(false),
@@ -196,7 +156,7 @@ impl Form {
     }
 
     /// Whether a driver may have sent it.
-    fn is_usual(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
+    pub fn is_usual(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
         let list = self.list();
         let mut sequences = message.sequences();
         if sequences.any(|sequence| list.is_none_or(|list| sequence.name != list.as_bytes())) {
@@ -244,100 +204,6 @@ impl Form {
         }
         Ok(true)
     }
-
-    /// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has only a
-    /// document here that can't be inserted.
-    fn never_accepted(self, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed> {
-        let mut command = Builder::new();
-        for field in message.body.elements() {
-            let field = field?;
-            if OF_TRANSACTIONS.contains(&field.name) {
-                continue;
-            }
-            match matches!(self, Form::Insert) && field.name == b"documents" && is_of_documents(&field)? {
-                true => append_impossible_document(&mut command),
-                false => {
-                    command.element(&field);
-                }
-            }
-        }
-        for sequence in message.sequences() {
-            if matches!(self, Form::Insert) && sequence.name == b"documents" {
-                append_impossible_document(&mut command);
-                continue;
-            }
-            command.open(ElementType::Array, sequence.name);
-            let documents = Batch::Sequence(sequence.documents).iter()?;
-            for (position, document) in documents.flatten().enumerate() {
-                command.document(&position.to_string(), document);
-            }
-            command.close();
-        }
-        if !self.lacks_its_batch(message)? {
-            command.int32(UNKNOWN, 1);
-        }
-        Ok(command.finish())
-    }
-
-    /// A command of the same name in the same circumstances that changes nothing.
-    fn without_effect(self, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
-        let mut command = Builder::new();
-        let own = self.of_command();
-        for (position, field) in body.elements().enumerate() {
-            let field = field?;
-            let is_own = own.iter().any(|(name, _)| field.name == name.as_bytes());
-            let is_list = self.list().is_some_and(|list| field.name == list.as_bytes());
-            // A usual one is left out: what was done under it before would be told again, or found to be another command.
-            let is_number_of_retry =
-                field.name == b"txnNumber" && Holds::Long.fits(&field)? && body.get("lsid")?.is_some();
-            if position == 0 || !is_own && !is_list && !is_number_of_retry {
-                command.element(&field);
-            }
-        }
-        // A router wants the shard key of a `findAndModify`.
-        let query = match body.get("query")? {
-            Some(query) if matches!(self, Form::Changes(StatementKind::FindAndModify)) => {
-                inside(&query)?.unwrap_or(Doc::empty())
-            }
-            _ => Doc::empty(),
-        };
-        let never = nothing(query)?;
-        match self {
-            Form::Insert => append_impossible_document(&mut command),
-            Form::Changes(StatementKind::Update) => {
-                command.open(ElementType::Array, b"updates");
-                command.open(ElementType::EmbeddedDocument, b"0");
-                command.append(ElementType::EmbeddedDocument, b"q", &never);
-                command.open(ElementType::EmbeddedDocument, b"u");
-                command
-                    .open(ElementType::EmbeddedDocument, b"$unset")
-                    .int32("keyward", 1);
-                command.close().close().close().close();
-            }
-            Form::Changes(StatementKind::Delete) => {
-                command.open(ElementType::Array, b"deletes");
-                command.open(ElementType::EmbeddedDocument, b"0");
-                command
-                    .append(ElementType::EmbeddedDocument, b"q", &never)
-                    .int32("limit", 1);
-                command.close().close();
-            }
-            Form::Changes(StatementKind::FindAndModify) => {
-                command
-                    .append(ElementType::EmbeddedDocument, b"query", &never)
-                    .boolean("remove", true);
-            }
-        }
-        Ok(command.finish())
-    }
-}
-
-/// The batch of an `insert` that inserts nothing: the server takes no array for an `_id`.
-fn append_impossible_document(command: &mut Builder) {
-    command.open(ElementType::Array, b"documents");
-    command.open(ElementType::EmbeddedDocument, b"0");
-    command.open(ElementType::Array, b"_id").close();
-    command.close().close();
 }
 
 /// The fields of one document that were met, a bit for each.
@@ -358,6 +224,11 @@ impl Known {
     }
 }
 
+/// Whether it holds what drivers send for a `txnNumber`.
+pub fn is_transaction_number(field: &Element<'_>) -> bool {
+    field.kind == ElementType::Int64 && field.as_whole_number() >= Some(0)
+}
+
 impl Holds {
     fn fits(self, field: &Element<'_>) -> Result<bool, Malformed> {
         let kind = field.kind;
@@ -367,7 +238,7 @@ impl Holds {
             Holds::Flag => kind == ElementType::Boolean || is_number(kind),
             Holds::Number => is_number(kind),
             Holds::Int => kind == ElementType::Int32,
-            Holds::Long => kind == ElementType::Int64 && field.as_whole_number() >= Some(0),
+            Holds::Long => is_transaction_number(field),
             Holds::Document => kind == ElementType::EmbeddedDocument,
             Holds::Array => kind == ElementType::Array,
             Holds::Ints => match field.as_document_or_array()? {
@@ -411,7 +282,10 @@ impl Holds {
 }
 
 /// Whether it is an array of documents, numbered as elements are; the server takes no other one for a batch.
-fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
     let Some(documents) = field
         .as_document_or_array()?
         .filter(|_| field.kind == ElementType::Array)
@@ -433,7 +307,11 @@ fn is_number(kind: ElementType) -> bool {
     matches!(kind, ElementType::Int32 | ElementType::Int64 | ElementType::Double)
 }
 
-fn inside<'a>(field: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
+/// The document in the field, if it holds one.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn inside<'a>(field: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
     match field.kind {
         ElementType::EmbeddedDocument => field.as_document_or_array(),
         _ => Ok(None),

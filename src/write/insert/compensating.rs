@@ -1,0 +1,133 @@
+//! Compensating mode's insert: documents whose keys are held are forwarded on the client's own connection, and the reply says
+//! what became of each.
+//!
+//! The command goes on as the client sent it but for its documents, a time limit inside the lease, and the statements'
+//! numbers where a part of a retryable write would otherwise be renumbered. If the reply leaves a document's fate open, its
+//! outcome is [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
+
+use super::part::{Outcome, Part};
+use crate::claims::Candidate;
+use crate::raw::Doc;
+use crate::reply::{Refusal, Times, WriteError};
+use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::reply::{self, StatementError};
+use crate::wire::{Draft, OutSequence};
+use crate::write::ForwardError;
+use crate::write::forward::{milliseconds, part_of_body, within};
+use crate::write::lease_left::LeaseLeft;
+use crate::write::operation::WriteOp;
+
+/// Inserts `ready`, whose keys are held, within what is left of their lease.
+///
+/// # Errors
+/// [`ForwardError`]: the outcome of every candidate is unknown then.
+pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+    let lease = op.context.lease;
+    let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
+    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.deadline) else {
+        return Ok(Part::refused(&Refusal::TimeLimit, &op.protected.times(), ready.len()));
+    };
+    if !op.upstream.may_write() {
+        let refusal = Refusal::outlasted(op.is_retryable());
+        return Ok(Part::refused(&refusal, &Times::default(), ready.len()));
+    }
+    let positions = ready.iter().map(|candidate| candidate.position);
+    let mut body = part_of_body(op.command, "documents", positions, &op.reservation_times())?;
+    body.int32("maxTimeMS", milliseconds(time));
+    let body = body.finish();
+    let sequence = OutSequence {
+        name: b"documents",
+        documents: ready.iter().map(|candidate| &*candidate.document).collect(),
+    };
+    let draft = Draft {
+        sequences: vec![sequence],
+        ..Draft::of_body(&body)
+    };
+    within(lease, async {
+        let reply = op.upstream.request(&draft).await?;
+        read(reply.body(), ready.len(), op.command.ordered)
+    })
+    .await
+}
+
+/// Whether the candidate's keys had better be claimed anew: a write must end before the lease of its keys.
+pub fn is_late(op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
+    candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()
+}
+
+/// Reads what a reply says about each of `count` documents.
+fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
+    let body = answer.bytes().to_vec();
+    if !reply::is_ok(answer)? {
+        let outcome = match refused_before_execution(reply::code(answer)?.unwrap_or(0)) {
+            true => Outcome::NotApplied(None),
+            false => Outcome::InDoubt(None),
+        };
+        return Ok(Part {
+            outcomes: vec![outcome; count],
+            body,
+            failed: true,
+        });
+    }
+    let mut outcomes = vec![Outcome::Applied; count];
+    for StatementError { index, code, body } in reply::write_errors(answer)? {
+        let Some((index, outcome)) = index.and_then(|index| Some((index, outcomes.get_mut(index)?))) else {
+            continue;
+        };
+        let error = Some(WriteError::from_server(body)?);
+        let (is, of_the_rest) = match refused_document(code) {
+            true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
+            // The router names the first document only, but what it sent to that shard with it may have gone through.
+            false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),
+        };
+        *outcome = is;
+        if ordered {
+            outcomes[index + 1..].fill(of_the_rest);
+        }
+    }
+    Ok(Part {
+        outcomes,
+        body,
+        failed: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
+        let bytes = reply.to_vec().unwrap();
+        let part = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
+        let letter = |outcome: &Outcome| match outcome {
+            Outcome::Applied => 'a',
+            Outcome::NotApplied(Some(_)) => 'e',
+            Outcome::NotApplied(None) => 'n',
+            Outcome::InDoubt(_) | Outcome::Lost | Outcome::NotTried => '?',
+        };
+        part.outcomes.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn every_document_gets_its_outcome() {
+        let failed =
+            |code: i32| doc! { "n": 1, "writeErrors": [{ "index": 1, "code": code, "errmsg": "" }], "ok": 1.0 };
+        assert_eq!(outcomes(doc! { "n": 2, "ok": 1.0 }, 2, true), "aa");
+        assert_eq!(outcomes(failed(121), 3, true), "aen");
+        assert_eq!(outcomes(failed(121), 3, false), "aea");
+        // A router that lost a shard midway: what follows may have been sent along.
+        assert_eq!(outcomes(failed(91), 3, true), "a??");
+        assert_eq!(outcomes(failed(202), 3, false), "a?a");
+        // A code that nobody has heard of proves nothing.
+        assert_eq!(outcomes(failed(9_999), 1 + 1, true), "a?");
+        assert_eq!(outcomes(failed(10_107), 2, true), "a?");
+        assert_eq!(outcomes(failed(16_755), 2, true), "ae");
+        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 13 }, 2, true), "nn");
+        assert_eq!(outcomes(doc! { "ok": 0.0, "code": 50 }, 2, true), "??");
+        assert_eq!(outcomes(doc! { "ok": 0.0 }, 1, true), "?");
+        let unacknowledged = doc! { "n": 1, "writeConcernError": { "code": 64 }, "ok": 1.0 };
+        assert_eq!(outcomes(unacknowledged, 1, true), "a");
+    }
+}

@@ -1,0 +1,92 @@
+//! One write operation: a client's command on a protected collection, with all that carrying it out needs.
+
+use tokio::time::Instant;
+
+use super::reserve::{Claimed, reserve};
+use super::txn::{Transaction, gossip};
+use super::{Context, TIME_MAX};
+use crate::catalog::Protected;
+use crate::claims::{Candidate, ConstrainedKey, give_back};
+use crate::command::batch::BatchCommand;
+use crate::raw::Malformed;
+use crate::reply::{Refusal, Times};
+use crate::upstream::Connection;
+
+/// A client's command on its way, on the client's own upstream connection.
+pub struct WriteOp<'a> {
+    /// What the writes of this Keyward have in common.
+    pub context: &'a Context,
+    /// The collection, with the constraints that the command was planned with.
+    pub protected: &'a Protected,
+    /// The command.
+    pub command: &'a BatchCommand<'a>,
+    /// The client's own limit.
+    pub deadline: Option<Instant>,
+    /// When Keyward gives up: the client's own limit, or [`TIME_MAX`] from the start.
+    pub give_up: Instant,
+    /// The client's upstream connection, which nothing else uses meanwhile.
+    pub upstream: &'a mut Connection,
+}
+
+impl<'a> WriteOp<'a> {
+    /// Begins to carry `command` out; its time runs from now.
+    pub fn new(
+        context: &'a Context,
+        protected: &'a Protected,
+        command: &'a BatchCommand<'a>,
+        upstream: &'a mut Connection,
+    ) -> WriteOp<'a> {
+        let now = Instant::now();
+        let deadline = command.max_time.map(|limit| now + limit);
+        WriteOp {
+            context,
+            protected,
+            command,
+            deadline,
+            give_up: deadline.unwrap_or(now + TIME_MAX),
+            upstream,
+        }
+    }
+
+    /// Whether the driver may send the command again.
+    pub fn is_retryable(&self) -> bool {
+        self.command.retry.is_some()
+    }
+
+    /// A transaction of Keyward's own, under the client's user.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the command isn't BSON.
+    pub fn own_transaction(&mut self) -> Result<Transaction, Malformed> {
+        Transaction::own(self.protected, self.command.body, self.upstream)
+    }
+
+    /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat it.
+    pub fn reservation_times(&self) -> Times {
+        gossip::told(self.protected, self.upstream)
+    }
+
+    /// Reserves the candidate's keys, and waits until Keyward gives up for other attempts at them. Nothing is held unless all
+    /// are.
+    pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> Claimed {
+        reserve(self.context, self.protected, candidate, self.give_up).await
+    }
+
+    /// Releases what the candidates hold and don't need.
+    pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
+        give_back(self.protected, self.context.lease, candidates).await;
+    }
+
+    /// Notes a write of unknown outcome: its reservations stay, and it may still take effect.
+    pub fn note_in_doubt(&self, candidate: &Candidate<'_>) {
+        self.context.note_lost();
+        for ConstrainedKey { constraint, .. } in &candidate.keys {
+            self.protected.constraints[*constraint].metrics.in_doubt.inc();
+        }
+    }
+
+    /// The refusal where no sure answer about a key of the constraint at this position could be had.
+    pub fn unsure(&self, constraint: usize) -> Refusal {
+        self.protected.unsure(constraint, self.is_retryable())
+    }
+}

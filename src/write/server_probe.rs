@@ -1,0 +1,149 @@
+//! Asks the server what it has against a command that no driver sends ([`crate::command::shape`]), before anything is done.
+//!
+//! Two commands without effect ask: one has the same fields, so that the server finds the same fault, and one more field that
+//! it refuses whatever comes before; the other has the same circumstances (session, concerns, …), and changes nothing.
+//! Without an objection the command is carried out like any other.
+
+use bson::spec::ElementType;
+
+use super::ForwardError;
+use crate::command::filter_rewriting::nothing;
+use crate::command::shape::{Form, inside, is_of_documents, is_transaction_number};
+use crate::command::statement::StatementKind;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::{Refusal, Times};
+use crate::server::reply::{errmsg, is_ok};
+use crate::upstream::Connection;
+use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
+
+/// What belongs to a transaction that is under way, which mustn't hear of any of this: an error would end it.
+const OF_TRANSACTIONS: [&[u8]; 5] = [
+    b"lsid",
+    b"txnNumber",
+    b"autocommit",
+    b"startTransaction",
+    b"readConcern",
+];
+
+/// A field that no command has: every server refuses it in these commands, before it does anything.
+const UNKNOWN: &str = "keywardAsks";
+
+/// What the server has against a command that no driver sends: the reply.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled.
+pub async fn server_objection(
+    message: &OpMsg<'_>,
+    form: Form,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let command = never_accepted(form, message)?;
+    if command.len() > BODY_BYTES_MAX {
+        return Ok(Some(Refusal::Unasked.body(&Times::default())));
+    }
+    let reply = upstream.run(&command).await?;
+    let text = errmsg(Doc::new(&reply)?)?;
+    let is_about_ours = text.is_some_and(|text| text.windows(UNKNOWN.len()).any(|part| part == UNKNOWN.as_bytes()));
+    if !is_about_ours {
+        return Ok(Some(reply));
+    }
+    if message.body.get("autocommit")?.is_some() {
+        return Ok(None);
+    }
+    let reply = upstream.run(&without_effect(form, message.body)?).await?;
+    let is_ok = is_ok(Doc::new(&reply)?)?;
+    Ok((!is_ok).then_some(reply))
+}
+
+/// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has only a
+/// document here that can't be inserted.
+fn never_accepted(form: Form, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut command = Builder::new();
+    for field in message.body.elements() {
+        let field = field?;
+        if OF_TRANSACTIONS.contains(&field.name) {
+            continue;
+        }
+        match matches!(form, Form::Insert) && field.name == b"documents" && is_of_documents(&field)? {
+            true => append_impossible_document(&mut command),
+            false => {
+                command.element(&field);
+            }
+        }
+    }
+    for sequence in message.sequences() {
+        if matches!(form, Form::Insert) && sequence.name == b"documents" {
+            append_impossible_document(&mut command);
+            continue;
+        }
+        command.open(ElementType::Array, sequence.name);
+        let documents = Batch::Sequence(sequence.documents).iter()?;
+        for (position, document) in documents.flatten().enumerate() {
+            command.document(&position.to_string(), document);
+        }
+        command.close();
+    }
+    if !form.lacks_its_batch(message)? {
+        command.int32(UNKNOWN, 1);
+    }
+    Ok(command.finish())
+}
+
+/// A command of the same name in the same circumstances that changes nothing.
+fn without_effect(form: Form, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut command = Builder::new();
+    for (position, field) in body.elements().enumerate() {
+        let field = field?;
+        let is_own = form.has_field(field.name);
+        let is_list = form.list().is_some_and(|list| field.name == list.as_bytes());
+        // A usual one is left out: what was done under it before would be told again, or found to be another command.
+        let is_number_of_retry =
+            field.name == b"txnNumber" && is_transaction_number(&field) && body.get("lsid")?.is_some();
+        if position == 0 || !is_own && !is_list && !is_number_of_retry {
+            command.element(&field);
+        }
+    }
+    // A router wants the shard key of a `findAndModify`.
+    let query = match body.get("query")? {
+        Some(query) if matches!(form, Form::Changes(StatementKind::FindAndModify)) => {
+            inside(&query)?.unwrap_or(Doc::empty())
+        }
+        _ => Doc::empty(),
+    };
+    let never = nothing(query)?;
+    match form {
+        Form::Insert => append_impossible_document(&mut command),
+        Form::Changes(StatementKind::Update) => {
+            command.open(ElementType::Array, b"updates");
+            command.open(ElementType::EmbeddedDocument, b"0");
+            command.append(ElementType::EmbeddedDocument, b"q", &never);
+            command.open(ElementType::EmbeddedDocument, b"u");
+            command
+                .open(ElementType::EmbeddedDocument, b"$unset")
+                .int32("keyward", 1);
+            command.close().close().close().close();
+        }
+        Form::Changes(StatementKind::Delete) => {
+            command.open(ElementType::Array, b"deletes");
+            command.open(ElementType::EmbeddedDocument, b"0");
+            command
+                .append(ElementType::EmbeddedDocument, b"q", &never)
+                .int32("limit", 1);
+            command.close().close();
+        }
+        Form::Changes(StatementKind::FindAndModify) => {
+            command
+                .append(ElementType::EmbeddedDocument, b"query", &never)
+                .boolean("remove", true);
+        }
+    }
+    Ok(command.finish())
+}
+
+/// The batch of an `insert` that inserts nothing: the server takes no array for an `_id`.
+fn append_impossible_document(command: &mut Builder) {
+    command.open(ElementType::Array, b"documents");
+    command.open(ElementType::EmbeddedDocument, b"0");
+    command.open(ElementType::Array, b"_id").close();
+    command.close().close();
+}

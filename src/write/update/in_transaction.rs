@@ -1,0 +1,328 @@
+//! Brings one statement to its end in a transaction of Keyward's own, tried again until it commits or is refused; or inside
+//! the client's.
+//!
+//! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
+//! documents and reservations agree, and the driver's retry finds the result that was recorded in the same transaction.
+
+use tokio::time::Instant;
+
+use super::reservation_conflict::{Resolved, resolve};
+use super::reservation_diff::ReservationConflict;
+use super::result::{Evaluation, StatementResult};
+use crate::command::statement::Statement;
+use crate::raw::{Doc, Element, Malformed};
+use crate::reply::Refusal;
+use crate::reservation::Operation;
+use crate::write::operation::WriteOp;
+use crate::write::record;
+use crate::write::record::Recorded;
+use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::{BackOff, ForwardError};
+
+/// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
+/// again, but not for ever.
+const UPSERTS_MAX: usize = 20;
+
+/// A statement with what bringing it to its end needs.
+pub struct StatementRun<'r, 'a> {
+    /// The command.
+    pub op: &'r mut WriteOp<'a>,
+    /// The statement's position in the command.
+    pub index: usize,
+    /// The statement.
+    pub statement: Statement<'a>,
+    /// Set if it is retryable.
+    pub operation: Option<Operation>,
+}
+
+impl StatementRun<'_, '_> {
+    /// Runs the statement in transactions of Keyward's own until one settles it.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+    pub async fn run_in_own_transaction(&mut self) -> Result<StatementResult, ForwardError> {
+        let mut back_off = BackOff::default();
+        let mut upserts = 0;
+        loop {
+            let mut transaction = self.op.own_transaction()?;
+            let tried = self.attempt(&mut transaction).await;
+            let again = match tried {
+                Ok(Evaluation::Ran(result)) => return Ok(result),
+                Ok(Evaluation::Abandoned(result)) => {
+                    transaction.abort(self.op.upstream).await?;
+                    return Ok(result);
+                }
+                Ok(Evaluation::ReservationConflict(conflict)) => match self.resolve(&conflict, &mut upserts).await? {
+                    // The first try may have come to its end during the wait, and its document have the key.
+                    Some(refusal @ StatementResult::Duplicate(_)) => match self.recorded().await {
+                        Ok(recorded) => Some(recorded.unwrap_or(refusal)),
+                        Err(Failure::Forward(error)) => return Err(error),
+                        Err(Failure::Refused(refused)) if refused.is_transient() => None,
+                        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                            Some(StatementResult::Failed(refused.body))
+                        }
+                    },
+                    result => result,
+                },
+                Ok(Evaluation::Unseen(refused)) => {
+                    transaction.abort(self.op.upstream).await?;
+                    Some(self.unseen(refused).await?)
+                }
+                Err(Failure::Forward(error)) => return Err(error),
+                Err(Failure::Refused(refused)) if refused.is_transient() => None,
+                Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                    transaction.abort(self.op.upstream).await?;
+                    Some(StatementResult::Failed(refused.body))
+                }
+            };
+            if let Some(result) = again {
+                return Ok(result);
+            }
+            if Instant::now() > self.op.give_up {
+                return Ok(StatementResult::Refused(Refusal::TimeLimit));
+            }
+            tokio::time::sleep(back_off.next()).await;
+        }
+    }
+
+    /// What keeps the statement from taking effect, if anything does: it is evaluated in a transaction that is never
+    /// committed.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn obstacle(&mut self) -> Result<Option<StatementResult>, ForwardError> {
+        let mut transaction = self.op.own_transaction()?;
+        let evaluated = self.statement.evaluate(self.op, &mut transaction).await;
+        let obstacle = match evaluated {
+            Ok(Evaluation::Ran(_)) => None,
+            Ok(Evaluation::Abandoned(result)) => Some(result),
+            Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict, &mut 0).await?,
+            Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused)) if refused.is_transient() => None,
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(StatementResult::Failed(refused.body)),
+        };
+        transaction.abort(self.op.upstream).await?;
+        Ok(obstacle)
+    }
+
+    /// What an earlier try of the statement was answered, if it took effect.
+    async fn recorded(&mut self) -> Result<Option<StatementResult>, Failure> {
+        let Some(operation) = self.operation else {
+            return Ok(None);
+        };
+        let mut transaction = self.op.own_transaction()?;
+        let record = Recorded::new(self.op.protected, operation);
+        let Some(reply) = record.find(&mut transaction, self.op.upstream).await? else {
+            transaction.abort(self.op.upstream).await?;
+            return Ok(None);
+        };
+        self.commit(&mut transaction).await?;
+        Ok(Some(StatementResult::Reply(reply)))
+    }
+
+    async fn attempt(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+        let record = self
+            .operation
+            .map(|operation| Recorded::new(self.op.protected, operation));
+        if let Some(record) = &record
+            && let Some(reply) = record.find(transaction, self.op.upstream).await?
+        {
+            // It counts once a majority has it, and for that the server waits at the commit.
+            self.commit(transaction).await?;
+            return Ok(Evaluation::Ran(StatementResult::Reply(reply)));
+        }
+        let (reply, is_part) = match self.statement.evaluate(self.op, transaction).await? {
+            Evaluation::Ran(StatementResult::Reply(reply)) => (reply, false),
+            Evaluation::Ran(StatementResult::Part(reply)) => (reply, true),
+            other => return Ok(other),
+        };
+        if let Some(record) = &record
+            && !record.write(&reply, transaction, self.op.upstream).await?
+        {
+            // The same operation, sent twice, has just been recorded by the other one.
+            return Err(Failure::Refused(Refused::transient()));
+        }
+        let committed = self.commit(transaction).await?;
+        let reply = record::with_times_of(&reply, &committed)?;
+        Ok(Evaluation::Ran(if is_part {
+            StatementResult::Part(reply)
+        } else {
+            StatementResult::Reply(reply)
+        }))
+    }
+
+    async fn commit(&mut self, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
+        transaction
+            .commit_until_known(self.op.upstream)
+            .await
+            .map_err(|failure| match failure {
+                Failure::InDoubt(refused) => {
+                    self.op.context.note_lost();
+                    Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
+                }
+                failure => failure,
+            })
+    }
+
+    /// `None` if the statement may be tried again.
+    async fn resolve(
+        &mut self,
+        conflict: &ReservationConflict,
+        upserts: &mut usize,
+    ) -> Result<Option<StatementResult>, ForwardError> {
+        Ok(match resolve(self.op, conflict).await {
+            Resolved::Cleared => None,
+            Resolved::Duplicate if self.is_settled_by_another_try(conflict, upserts)? => None,
+            Resolved::Duplicate => Some(StatementResult::Duplicate(conflict.key.clone())),
+            Resolved::Unsure => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
+            Resolved::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
+        })
+    }
+
+    /// An upsert whose query asks for just the key that it would insert finds the document when it is tried again; the
+    /// server does so, too.
+    fn is_settled_by_another_try(
+        &mut self,
+        conflict: &ReservationConflict,
+        upserts: &mut usize,
+    ) -> Result<bool, ForwardError> {
+        *upserts += 1;
+        if !self.statement.is_upsert || *upserts > UPSERTS_MAX {
+            return Ok(false);
+        }
+        match (self.statement.query()?, conflict.key.key.values()) {
+            (Some(query), Some(values)) => Ok(asks_for_just(query, values)?),
+            _ => Ok(false),
+        }
+    }
+
+    /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts
+    /// it, as natively; a reservation that turned out to be stale is gone, and the client is told to try again.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn run_in_clients_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<StatementResult, ForwardError> {
+        let evaluated = match self.statement.evaluate(self.op, transaction).await {
+            Ok(evaluated) => evaluated,
+            Err(Failure::Forward(error)) => return Err(error),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                self.leave_or_abort(transaction, &refused).await?;
+                return Ok(StatementResult::Failed(refused.body));
+            }
+        };
+        match evaluated {
+            Evaluation::Ran(result) => Ok(result),
+            Evaluation::ReservationConflict(conflict) => {
+                transaction.abort(self.op.upstream).await?;
+                Ok(self.resolve_within(&conflict).await)
+            }
+            Evaluation::Abandoned(result) => {
+                transaction.abort(self.op.upstream).await?;
+                Ok(result)
+            }
+            Evaluation::Unseen(refused) => {
+                transaction.abort(self.op.upstream).await?;
+                self.unseen(refused).await
+            }
+        }
+    }
+
+    /// Runs a statement that needs no care in the client's transaction.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn pass_through_clients_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<StatementResult, ForwardError> {
+        let command = self.statement.command(None)?;
+        let database = &self.op.protected.namespace.database;
+        match transaction.run(self.op.upstream, database, command, None).await {
+            Ok(reply) => Ok(StatementResult::Reply(reply)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                self.leave_or_abort(transaction, &refused).await?;
+                Ok(StatementResult::Failed(refused.body))
+            }
+            Err(Failure::Forward(error)) => Err(error),
+        }
+    }
+
+    /// Leaves the client's transaction as the server has left it that `refused` the last command; aborts it where that may be
+    /// open with a part of what belongs together: refused before it has looked at the session, for want of rights, say, the
+    /// server leaves it open, and in it a statement without its reservations.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    async fn leave_or_abort(&mut self, transaction: &mut Transaction, refused: &Refused) -> Result<(), ForwardError> {
+        let is_untouched = transaction.holds_nothing_of(refused, self.op.protected.is_on_one_replica_set);
+        match is_untouched && !refused.is_transient() {
+            true => Ok(()),
+            false => transaction.abort(self.op.upstream).await,
+        }
+    }
+
+    /// What the client is told where its documents can't be looked for: what the server says of the statement itself,
+    /// which is an error of one statement and in the client's own words.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn unseen(&mut self, look: Refused) -> Result<StatementResult, ForwardError> {
+        Ok(match self.statement.refusal(self.op).await? {
+            Some(Ok(reply)) => StatementResult::Reply(reply),
+            Some(Err(refused)) => StatementResult::Failed(refused.body),
+            None => StatementResult::Failed(look.body),
+        })
+    }
+
+    /// What a client is told whose transaction met `clash`.
+    async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
+        match resolve(self.op, conflict).await {
+            Resolved::Duplicate => StatementResult::Duplicate(conflict.key.clone()),
+            Resolved::Cleared | Resolved::TimeLimit => StatementResult::Refused(Refusal::Conflict),
+            Resolved::Unsure => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
+        }
+    }
+}
+
+/// Whether `query` is made of equalities with `values`, those of a key by path, and of nothing else.
+fn asks_for_just(query: Doc<'_>, values: Doc<'_>) -> Result<bool, Malformed> {
+    let mut asked = 0;
+    for condition in query.elements() {
+        let condition = condition?;
+        let operators = condition.as_document_or_array()?;
+        let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
+        let asked_for = equal.unwrap_or(condition);
+        let is_value = |value: &Element<'_>| value.kind == asked_for.kind && value.value == asked_for.value;
+        let own = values.elements().flatten().find(|value| value.name == condition.name);
+        if !own.as_ref().is_some_and(is_value) {
+            return Ok(false);
+        }
+        asked += 1;
+    }
+    Ok(asked == values.elements().count())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn only_a_query_for_the_very_key_is_worth_another_try() {
+        let asks = |query: Document| {
+            let (query, values) = (query.to_vec().unwrap(), doc! { "c.d": 1, "b": "x" }.to_vec().unwrap());
+            asks_for_just(Doc::new(&query).unwrap(), Doc::new(&values).unwrap()).unwrap()
+        };
+        assert!(asks(doc! { "b": "x", "c.d": { "$eq": 1 } }));
+        assert!(!asks(doc! { "b": "x" }));
+        assert!(!asks(doc! { "b": "x", "c.d": 2 }));
+        assert!(!asks(doc! { "b": "x", "c.d": { "$gte": 1 } }));
+        // Who holds the key needn't match what is asked beside it.
+        assert!(!asks(doc! { "b": "x", "c.d": 1, "region": "a" }));
+    }
+}

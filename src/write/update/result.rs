@@ -1,0 +1,37 @@
+//! What became of a statement: of one evaluation by the server, and of the statement as a whole.
+
+use super::reservation_diff::ReservationConflict;
+use crate::claims::ConstrainedKey;
+use crate::constraint::KeyError;
+use crate::reply::Refusal;
+use crate::write::txn::Refused;
+
+/// What became of a statement, for the reply.
+#[derive(Debug)]
+pub enum StatementResult {
+    /// The server's reply, be it that it applied or that it refused the statement.
+    Reply(Vec<u8>),
+    /// As above, for a part of the documents: the statement is to be run again.
+    Part(Vec<u8>),
+    /// The server's reply with `ok: 0`.
+    Failed(Vec<u8>),
+    /// A document holds the key.
+    Duplicate(ConstrainedKey),
+    /// A native index would refuse a document.
+    Unindexable(KeyError),
+    /// Keyward gives up.
+    Refused(Refusal),
+}
+
+/// What one evaluation in a transaction came to.
+#[derive(Debug)]
+pub enum Evaluation {
+    /// The statement is carried out, and reservations with it; the transaction is open.
+    Ran(StatementResult),
+    /// The statement has its result, but nothing of the transaction may be committed.
+    Abandoned(StatementResult),
+    /// A reservation is in the way; the transaction is over.
+    ReservationConflict(ReservationConflict),
+    /// The server refused to look for the documents; the transaction is over.
+    Unseen(Refused),
+}

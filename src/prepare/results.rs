@@ -1,4 +1,4 @@
-//! The collection where the results of retryable statements are recorded ([`crate::write::record`]).
+//! The collection where the results of retryable statements are recorded ([`crate::write::retry::results`]).
 //!
 //! It isn't sharded: its documents are small and live for an hour, longer than a driver tries again.
 
@@ -6,7 +6,7 @@ use bson::doc;
 use mongodb::Client;
 
 use super::PrepareError;
-use crate::write::record;
+use crate::write::retry::results;
 
 /// How long a result is kept: longer than a session lives without use (30 min), and so than its retries can come.
 const SECONDS_KEPT: i32 = 3_600;
@@ -14,7 +14,7 @@ const SECONDS_KEPT: i32 = 3_600;
 /// Creates the collection in `database`, with the index that lets results expire; repeating it changes nothing.
 pub(super) async fn create(client: &Client, database: &str) -> Result<(), PrepareError> {
     let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT };
-    let command = doc! { "createIndexes": record::COLLECTION, "indexes": [index] };
+    let command = doc! { "createIndexes": results::COLLECTION, "indexes": [index] };
     client.database(database).run_command(command).await?;
     Ok(())
 }

@@ -110,6 +110,16 @@ pub enum Acknowledged {
     ByMajority,
 }
 
+impl Acknowledged {
+    /// Appends the `w` of a write concern.
+    pub fn append_to(self, concern: &mut Builder) {
+        match self {
+            Acknowledged::ByPrimary => concern.int32("w", 1),
+            Acknowledged::ByMajority => concern.string("w", b"majority"),
+        };
+    }
+}
+
 /// Sends the statement at `index` on as `own` has it, under the client's own number. `time` limits it instead of the client.
 ///
 /// # Errors
@@ -241,10 +251,7 @@ fn concerned(
         }
     }
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
-    match acknowledged {
-        Acknowledged::ByPrimary => with.int32("w", 1),
-        Acknowledged::ByMajority => with.string("w", b"majority"),
-    };
+    acknowledged.append_to(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
     // A limit is the client's for what it asked for itself.
     let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));

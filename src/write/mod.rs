@@ -13,13 +13,12 @@ mod forward;
 mod insert;
 mod operation;
 pub mod plan;
-mod retried;
+pub mod retry;
 mod server_probe;
 mod txn;
 mod update;
 
 mod lease_left;
-pub mod record;
 mod reserve;
 
 use std::sync::Arc;

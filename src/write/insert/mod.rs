@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::BackOff;
 use super::forward::ForwardError;
 use super::operation::WriteOp;
-use super::retried::{give_back_what_has_moved, positions_done_before};
+use super::retry::server_memory::{positions_done_before, release_moved};
 use super::txn::Failure;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, settle};
 use crate::constraint::{KeyError, Strategy};
@@ -290,7 +290,7 @@ impl<'a> Insert<'a> {
         if !done.is_empty() {
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
             let done: Vec<&Candidate<'_>> = done.collect();
-            give_back_what_has_moved(self.op.protected, &done).await;
+            release_moved(self.op.protected, &done).await;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::claims::Candidate;
 use crate::constraint::Strategy;
 use crate::write::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::retried::done_before;
+use crate::write::retry::server_memory::done_before;
 use crate::write::txn::Failure;
 
 /// How the documents of one slice are inserted, once their keys are reserved.

@@ -10,7 +10,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use bson::spec::ElementType;
 use futures_util::future::join;
 use tokio::time::Instant;
 
@@ -19,9 +18,9 @@ use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
-use crate::command::key_update::{KeyUpdate, names_shard};
+use crate::command::key_update::KeyUpdate;
 use crate::proxy_collection::Reservation;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
 use crate::server::reply::is_from_memory;
@@ -31,6 +30,7 @@ use crate::write::forward;
 use crate::write::forward::{Acknowledged, Fate, ForwardError};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::reserve::Claimed;
+use crate::write::retry::server_memory::{done_elsewhere, first_try, without_match};
 use crate::write::txn::Refused;
 
 /// A statement larger than this, with the values that it is pinned to, isn't sent: a command has fields besides, and a router
@@ -91,10 +91,10 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
     .await?
     {
         Ok(Some(seen)) => seen,
-        Ok(None) => return Ok(Tried::Ran(for_nothing(run).await?.into())),
+        Ok(None) => return Ok(Tried::Ran(without_match(run).await?.into())),
         Err(refused) => {
             // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
-            let nothing = for_nothing(run).await?;
+            let nothing = without_match(run).await?;
             return Ok(Tried::Ran(match nothing.fate {
                 Fate::Missed => StatementResult::Failed(refused),
                 // In the client's words, where it quotes the query.
@@ -299,63 +299,6 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
     Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
 }
 
-/// What the server remembers of the first try of a statement that may come again, if there was one.
-async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
-    if run.operation.is_none() {
-        return Ok(None);
-    }
-    let said = for_nothing(run).await?;
-    Ok((said.fate != Fate::Missed).then(|| said.into()))
-}
-
-/// What a shard remembers of the first try of a statement that may come again and doesn't say to which shard it belongs.
-///
-/// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
-/// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
-/// the first try out later than this does so on the document that was seen, or finds that it has gone.
-async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
-    let query = run.statement.query()?.unwrap_or(Doc::empty());
-    if run.operation.is_none() || names_shard(query, &run.op.protected.shard_key)? {
-        return Ok(None);
-    }
-    match ask(run, Acknowledged::ByPrimary).await?.fate {
-        Fate::Missed => Ok(None),
-        // It counts once a majority has it.
-        _ => first_try(run).await,
-    }
-}
-
-/// What the server says to the statement where no document matches it.
-async fn for_nothing(run: &mut StatementRun<'_, '_>) -> Result<forward::Sent, ForwardError> {
-    ask(run, Acknowledged::ByMajority).await
-}
-
-async fn ask(run: &mut StatementRun<'_, '_>, acknowledged: Acknowledged) -> Result<forward::Sent, ForwardError> {
-    let query = run.statement.query()?.unwrap_or(Doc::empty());
-    let own = run.statement.with_query(&filter_rewriting::nothing(query)?)?;
-    let which = (run.statement.kind, run.index);
-    let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
-    Ok(forward::Sent {
-        body: counted_once(&said.body)?,
-        ..said
-    })
-}
-
-/// The reply to a statement about one document: what was done to it two shards remember if its chunk has moved, and a router
-/// adds up what they say.
-fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let mut once = Builder::new();
-    for element in Doc::new(reply)?.elements() {
-        let element = element?;
-        let is_count = matches!(element.name, b"n" | b"nModified");
-        match is_count && element.as_whole_number() > Some(1) {
-            true => once.append(ElementType::Int32, element.name, &1_i32.to_le_bytes()),
-            false => once.element(&element),
-        };
-    }
-    Ok(once.finish())
-}
-
 /// The statement for the very document with the very values that keys are made of.
 fn pinned(
     run: &mut StatementRun<'_, '_>,
@@ -378,13 +321,4 @@ fn pinned(
     let query = filter_rewriting::unchanged(Doc::new(&query)?, document, &paths)?;
     let query = filter_rewriting::of_same_types(Doc::new(&query)?, &type_tests)?;
     run.statement.with_query(&query)
-}
-
-impl From<forward::Sent> for StatementResult {
-    fn from(sent: forward::Sent) -> Self {
-        match sent.fate {
-            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => StatementResult::Failed(sent.body),
-            _ => StatementResult::Reply(sent.body),
-        }
-    }
 }

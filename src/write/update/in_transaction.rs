@@ -14,8 +14,7 @@ use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::Operation;
 use crate::write::operation::WriteOp;
-use crate::write::record;
-use crate::write::record::Recorded;
+use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{Failure, Refused, Transaction};
 use crate::write::{BackOff, ForwardError};
 
@@ -144,7 +143,7 @@ impl StatementRun<'_, '_> {
             return Err(Failure::Refused(Refused::transient()));
         }
         let committed = self.commit(transaction).await?;
-        let reply = record::with_times_of(&reply, &committed)?;
+        let reply = results::with_times_of(&reply, &committed)?;
         Ok(Evaluation::Ran(if is_part {
             StatementResult::Part(reply)
         } else {

@@ -8,10 +8,10 @@ mod evaluation;
 pub mod existing_reservations;
 mod find_and_modify;
 mod in_place;
-mod in_transaction;
+pub mod in_transaction;
 pub mod reservation_conflict;
 pub mod reservation_diff;
-mod result;
+pub mod result;
 mod statement;
 mod statements;
 

@@ -4,6 +4,7 @@ use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::reply::Refusal;
+use crate::write::forward::{Fate, Sent};
 use crate::write::txn::Refused;
 
 /// What became of a statement, for the reply.
@@ -34,4 +35,13 @@ pub enum Evaluation {
     ReservationConflict(ReservationConflict),
     /// The server refused to look for the documents; the transaction is over.
     Unseen(Refused),
+}
+
+impl From<Sent> for StatementResult {
+    fn from(sent: Sent) -> Self {
+        match sent.fate {
+            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => StatementResult::Failed(sent.body),
+            _ => StatementResult::Reply(sent.body),
+        }
+    }
 }

@@ -13,11 +13,11 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
-use super::record::Note;
 use crate::claims::Candidate;
 use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
+use crate::write::retry::inserted::Note;
 use crate::write::txn::Refused;
 
 /// So many groups with the same terms are under way at once, and those that hang: while one waits for its majority the servers

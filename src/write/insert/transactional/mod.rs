@@ -10,17 +10,15 @@
 mod group_commit;
 mod in_group;
 mod progress;
-mod record;
 mod reservations;
 
 use std::collections::{BTreeSet, HashSet};
 
-use bson::spec::ElementType;
 use tokio::time::Instant;
 
 use super::in_clients_transaction::insert_body;
 use crate::claims::Candidate;
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
 use crate::server::reply::write_errors;
@@ -28,21 +26,19 @@ use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::insert::part::Part;
 use crate::write::operation::WriteOp;
-use crate::write::record::with_times_of;
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::retry::results::with_times_of;
+use crate::write::txn::{Failure, Transaction};
 use crate::write::{BackOff, ForwardError, TIME_MAX, TRANSACTION_LIFE};
 
+use crate::write::retry::inserted::{self, Note, end_first_try, inserted_by_majority, is_retry};
 use crate::write::txn::pipeline::{self, Step};
 pub use group_commit::Groups;
 use progress::Progress;
-use record::Note;
 
 /// So many keys are checked in the same go as their documents are sent: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
 /// How often a reservation that is ours may not be seen yet: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
-/// How often what an earlier try left open is to be ended.
-const ENDS_MAX: u32 = 3;
 
 /// How the documents of one slice of an `insert` get in.
 #[derive(Debug)]
@@ -127,55 +123,11 @@ impl Transactional {
         op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
     ) -> Result<HashSet<usize>, Failure> {
-        let statements = self.done_for_good(op).await?;
+        let statements = self.inserted_by_majority(op).await?;
         let is_inserted =
             |position: &usize| Self::statement(op, *position).is_some_and(|own| statements.contains(&own));
         let positions = candidates.iter().map(|candidate| candidate.position);
         Ok(positions.filter(is_inserted).collect())
-    }
-
-    /// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
-    /// undo them.
-    async fn done_for_good(&self, op: &mut WriteOp<'_>) -> Result<BTreeSet<i32>, Failure> {
-        let Some(first) = self.first else {
-            return Ok(BTreeSet::new());
-        };
-        let record = Note::new(first, Vec::new());
-        let mut back_off = BackOff::default();
-        loop {
-            let mut transaction = op.own_transaction()?;
-            match self.read(op, &record, &mut transaction).await {
-                Ok(statements) => return Ok(statements),
-                // Its session is that of the command's first try, which may still be at work.
-                Err(Failure::Refused(refused))
-                    if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < self.give_up =>
-                {
-                    tokio::time::sleep(back_off.next()).await;
-                }
-                Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
-                    return Err(Failure::Refused(refused.in_doubt(true)));
-                }
-                Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
-                Err(failure) => return Err(failure),
-            }
-        }
-    }
-
-    async fn read(
-        &self,
-        op: &mut WriteOp<'_>,
-        record: &Note,
-        transaction: &mut Transaction,
-    ) -> Result<BTreeSet<i32>, Failure> {
-        let Step { database, command, .. } = record::find(op.protected, std::slice::from_ref(record));
-        let found = transaction.run(op.upstream, database, command, None).await?;
-        let statements = record::statements(Doc::new(&found)?)?;
-        match statements.is_empty() {
-            true => transaction.abort(op.upstream).await?,
-            // For a majority to have what was read the server waits here.
-            false => drop(transaction.commit_until_known(op.upstream).await?),
-        }
-        Ok(statements)
     }
 
     /// Inserts `ready`, whose keys are reserved.
@@ -184,8 +136,8 @@ impl Transactional {
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
         let is_retry = ready.iter().any(|candidate| is_retry(candidate));
-        if is_retry {
-            self.end_first_try(op).await?;
+        if let Some(first) = self.first.filter(|_| is_retry) {
+            end_first_try(op, first).await?;
         }
         // What it travelled with in its first try may be open until the server ends it. A client's own limit stands.
         let outlasts_first_try = is_retry && op.deadline.is_none();
@@ -240,39 +192,12 @@ impl Transactional {
         Ok(progress.into_part()?)
     }
 
-    /// Has what an earlier try left open ended, on all shards: it may have been of a group, whose other documents are on
-    /// other shards than this command's, and whose clients wait for their keys there.
-    async fn end_first_try(&self, op: &mut WriteOp<'_>) -> Result<(), ForwardError> {
-        let Some(first) = self.first else {
-            return Ok(());
-        };
-        for _ in 0..ENDS_MAX {
-            let mut everywhere = Builder::new();
-            everywhere
-                .string("find", op.protected.namespace.collection.as_bytes())
-                .open(ElementType::EmbeddedDocument, b"projection")
-                .int32("_id", 1)
-                .close()
-                .int32("limit", 1)
-                .boolean("singleBatch", true);
-            let everywhere = Step {
-                database: &op.protected.namespace.database,
-                command: everywhere,
-                sequence: None,
-            };
-            let records = record::find(op.protected, &[Note::new(first, Vec::new())]);
-            let mut transaction = op.own_transaction()?;
-            let replies = pipeline::run(vec![records, everywhere], &mut transaction, op.upstream).await?;
-            transaction.abort(op.upstream).await?;
-            // A number that is too low, say, ends nothing.
-            if !replies
-                .iter()
-                .any(|reply| reply.as_ref().is_err_and(Refused::is_transient))
-            {
-                break;
-            }
+    /// The statements that an earlier try of the command has done.
+    async fn inserted_by_majority(&self, op: &mut WriteOp<'_>) -> Result<BTreeSet<i32>, Failure> {
+        match self.first {
+            Some(first) => inserted_by_majority(op, first, self.give_up).await,
+            None => Ok(BTreeSet::new()),
         }
-        Ok(())
     }
 
     fn statement(op: &WriteOp<'_>, position: usize) -> Option<i32> {
@@ -319,7 +244,7 @@ impl Transactional {
             }
             Ok(Tried::Before(_)) => {
                 transaction.abort(op.upstream).await?;
-                match self.done_for_good(op).await {
+                match self.inserted_by_majority(op).await {
                     Ok(statements) => Ok(Tried::Before(statements)),
                     Err(Failure::Forward(error)) => Err(error),
                     // Some of these are there, or were; only a retry can tell whether for good.
@@ -367,7 +292,7 @@ impl Transactional {
         let checks = own.len();
         let mut steps = Vec::new();
         if !notes.is_empty() {
-            steps.push(record::find(op.protected, notes));
+            steps.push(inserted::find(op.protected, notes));
         }
         steps.extend(own);
         let mut replies = Vec::new();
@@ -375,7 +300,7 @@ impl Transactional {
             replies = run(std::mem::take(&mut steps), transaction, op.upstream).await?;
         }
         if !notes.is_empty() {
-            steps.push(record::add(op.protected, notes));
+            steps.push(inserted::add(op.protected, notes));
         }
         // Last, so that what the server says of a document isn't taken for the consequence of something before it.
         steps.push(Self::documents(op, load)?);
@@ -384,7 +309,7 @@ impl Transactional {
         let mut replies = replies.into_iter();
         if !notes.is_empty() {
             let found = replies.next().unwrap_or_default();
-            let before = record::statements(Doc::new(&found)?)?;
+            let before = inserted::statements(Doc::new(&found)?)?;
             if notes.iter().any(|note| note.has_any_of(&before)) {
                 return Ok(Tried::Before(before));
             }
@@ -436,15 +361,6 @@ impl Transactional {
             }),
         })
     }
-}
-
-/// Whether a key was met that an earlier try of the same operation had reserved.
-fn is_retry(candidate: &Candidate<'_>) -> bool {
-    let own = candidate.attempt.token();
-    candidate
-        .conflicting
-        .values()
-        .any(|conflicting| own.is_retry_of(conflicting.token))
 }
 
 /// Runs all `steps`; the first refusal, if any, is the failure: what follows it only says that the transaction is over.

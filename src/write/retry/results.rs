@@ -13,7 +13,6 @@ use std::time::SystemTime;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocumentBuf, cstr};
 
-use super::txn::{Failure, Refused, Transaction};
 use crate::catalog::Protected;
 use crate::command::running::append_fields;
 use crate::constraint::DuplicateKey;
@@ -22,6 +21,7 @@ use crate::reservation::Operation;
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
+use crate::write::txn::{Failure, Refused, Transaction};
 
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";

@@ -1,56 +1,50 @@
-//! An insert that a driver sends again may have been done long ago, and its document may hold other keys by now: it was
-//! updated since, by anybody, or by a later operation of the same `bulkWrite`.
+//! What the server remembers of a retryable write that it carried out itself: it answers a repeated statement from memory, by
+//! the statement's number alone.
 //!
-//! The server answers such a statement from its memory, by the statement's number alone. So before a duplicate is reported
-//! it is asked whether it did the statement; and what was reserved for one that turns out to have been done before is given
-//! back where the document doesn't hold it any more.
+//! A document that the first try of an insert inserted may hold other keys since: it was updated, by any client, or by a later
+//! operation of the same `bulkWrite`. So before Keyward reports a duplicate it asks whether the server did the statement, and
+//! it releases what was reserved for such a document if the document doesn't hold it any more.
 
 use std::collections::HashSet;
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
-use super::operation::WriteOp;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::command::batch::BatchCommand;
-use crate::command::filter_rewriting::{append_equal, nothing};
+use crate::command::filter_rewriting::{self, append_equal, nothing};
+use crate::command::key_update::names_shard;
 use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::server::reply::retried_statements;
+use crate::write::forward::{self, Acknowledged, Fate, ForwardError};
+use crate::write::operation::WriteOp;
+use crate::write::update::in_transaction::StatementRun;
+use crate::write::update::result::StatementResult;
 
 /// Which of `candidates`, statements of a retryable insert, the server did before; by position.
 ///
-/// It is asked by deletes under the statements' numbers that match nothing: where the number is known, the server says so,
-/// and does nothing; where it isn't, they do nothing and leave no trace. Of who may insert but not delete nothing is known.
-/// What was done counts once a majority has it: until then a step-down may undo it, and the client would have been told
-/// otherwise.
+/// Deletes that match nothing ask, under the statements' numbers: if the server knows a number it says so; otherwise the delete
+/// leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused as a duplicate.
+/// What was done counts once a majority has it: until then a step-down may undo it.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn done_before(op: &mut WriteOp<'_>, candidates: &[&Candidate<'_>]) -> Result<HashSet<usize>, ForwardError> {
-    let done = ask(op, candidates, WriteConcern::Primary).await?;
+    let done = ask(op, candidates, Acknowledged::ByPrimary).await?;
     match done.is_empty() {
         true => Ok(done),
-        false => ask(op, candidates, WriteConcern::Majority).await,
+        false => ask(op, candidates, Acknowledged::ByMajority).await,
     }
-}
-
-/// Who has to have what the server tells of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WriteConcern {
-    /// Nothing was done: there is nothing to wait for.
-    Primary,
-    Majority,
 }
 
 async fn ask(
     op: &mut WriteOp<'_>,
     candidates: &[&Candidate<'_>],
-    concern: WriteConcern,
+    acknowledged: Acknowledged,
 ) -> Result<HashSet<usize>, ForwardError> {
-    let body = question(op.protected, op.command, candidates, concern)?;
+    let body = question(op.protected, op.command, candidates, acknowledged)?;
     let reply = op.upstream.run(&body).await?;
     positions_done_before(op.command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
 }
@@ -76,7 +70,7 @@ pub fn positions_done_before<'c, 'd: 'c>(
 }
 
 /// Gives back what `candidates` hold that their documents, which were inserted before, don't hold any more.
-pub async fn give_back_what_has_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
+pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let of_candidate = |candidate: &'_ &Candidate<'_>| {
             let keys = candidate.keys.iter().filter(|key| key.constraint == constraint);
@@ -111,7 +105,7 @@ fn question(
     protected: &Protected,
     command: &BatchCommand<'_>,
     candidates: &[&Candidate<'_>],
-    concern: WriteConcern,
+    acknowledged: Acknowledged,
 ) -> Result<Vec<u8>, Malformed> {
     let mut question = Builder::new();
     question.string("delete", protected.namespace.collection.as_bytes());
@@ -136,10 +130,7 @@ fn question(
     }
     question.close().boolean("ordered", false);
     question.open(ElementType::EmbeddedDocument, b"writeConcern");
-    match concern {
-        WriteConcern::Primary => question.int32("w", 1),
-        WriteConcern::Majority => question.string("w", b"majority"),
-    };
+    acknowledged.append_to(&mut question);
     question.close();
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
@@ -147,4 +138,73 @@ fn question(
         question.int32s("stmtIds", candidates.iter().map(statement));
     }
     Ok(question.finish())
+}
+
+/// What the server remembers of the first try of a statement that may come again, if there was one.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
+    if run.operation.is_none() {
+        return Ok(None);
+    }
+    let said = without_match(run).await?;
+    Ok((said.fate != Fate::Missed).then(|| said.into()))
+}
+
+/// What a shard remembers of the first try of a statement that may come again and doesn't say to which shard it belongs.
+///
+/// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
+/// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
+/// the first try out later than this does so on the document that was seen, or finds that it has gone.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
+    let query = run.statement.query()?.unwrap_or(Doc::empty());
+    if run.operation.is_none() || names_shard(query, &run.op.protected.shard_key)? {
+        return Ok(None);
+    }
+    match ask_about_statement(run, Acknowledged::ByPrimary).await?.fate {
+        Fate::Missed => Ok(None),
+        // It counts once a majority has it.
+        _ => first_try(run).await,
+    }
+}
+
+/// What the server says to the statement where no document matches it.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn without_match(run: &mut StatementRun<'_, '_>) -> Result<forward::Sent, ForwardError> {
+    ask_about_statement(run, Acknowledged::ByMajority).await
+}
+
+async fn ask_about_statement(
+    run: &mut StatementRun<'_, '_>,
+    acknowledged: Acknowledged,
+) -> Result<forward::Sent, ForwardError> {
+    let query = run.statement.query()?.unwrap_or(Doc::empty());
+    let own = run.statement.with_query(&filter_rewriting::nothing(query)?)?;
+    let which = (run.statement.kind, run.index);
+    let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
+    Ok(forward::Sent {
+        body: counted_once(&said.body)?,
+        ..said
+    })
+}
+
+/// The reply to a statement about one document: what was done to it two shards remember if its chunk has moved, and a router
+/// adds up what they say.
+fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut once = Builder::new();
+    for element in Doc::new(reply)?.elements() {
+        let element = element?;
+        let is_count = matches!(element.name, b"n" | b"nModified");
+        match is_count && element.as_whole_number() > Some(1) {
+            true => once.append(ElementType::Int32, element.name, &1_i32.to_le_bytes()),
+            false => once.element(&element),
+        };
+    }
+    Ok(once.finish())
 }

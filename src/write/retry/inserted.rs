@@ -1,0 +1,208 @@
+//! What a retryable `insert` has done in Keyward's own transactions: one record for each slice of the command, in
+//! `keyward.results` beside those of other statements, written by the very transactions that inserted.
+//!
+//! The server forgets nothing of a retryable write that it ran itself; one that ran as a transaction it doesn't know again.
+
+use std::collections::BTreeSet;
+
+use bson::{RawDocumentBuf, spec::ElementType};
+use tokio::time::Instant;
+
+use super::results;
+use crate::catalog::Protected;
+use crate::claims::Candidate;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Operation;
+use crate::server::cursor;
+use crate::write::operation::WriteOp;
+use crate::write::txn::pipeline::{self, Step};
+use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::{BackOff, ForwardError};
+
+/// How often what an earlier try left open is to be ended.
+const ENDS_MAX: u32 = 3;
+
+/// What is noted of the documents that a transaction inserts for one slice.
+#[derive(Debug, Clone)]
+pub struct Note {
+    /// The record's `_id`.
+    id: RawDocumentBuf,
+    statements: Vec<i32>,
+}
+
+impl Note {
+    /// That `statements` of the slice that begins with the statement `first` took effect. The operation's first statement
+    /// of the slice stands for all of them.
+    pub fn new(first: Operation, statements: Vec<i32>) -> Note {
+        Note {
+            id: results::id_of(first),
+            statements,
+        }
+    }
+
+    /// Whether one of its statements is among these.
+    pub fn has_any_of(&self, statements: &BTreeSet<i32>) -> bool {
+        self.statements.iter().any(|own| statements.contains(own))
+    }
+
+    fn update(&self) -> Vec<u8> {
+        let mut update = Builder::new();
+        update
+            .open(ElementType::EmbeddedDocument, b"q")
+            .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
+            .close();
+        update
+            .open(ElementType::EmbeddedDocument, b"u")
+            .open(ElementType::EmbeddedDocument, b"$push")
+            .open(ElementType::EmbeddedDocument, b"statements")
+            .int32s("$each", self.statements.iter().copied())
+            .close()
+            .close();
+        update
+            .open(ElementType::EmbeddedDocument, b"$currentDate")
+            .boolean("at", true)
+            .close();
+        update.close().boolean("upsert", true);
+        update.finish()
+    }
+}
+
+/// Reads the records that `notes` go into.
+pub fn find<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+    let mut command = Builder::new();
+    command.string("find", results::COLLECTION.as_bytes());
+    command.open(ElementType::EmbeddedDocument, b"filter");
+    match notes {
+        [note] => command.append(ElementType::EmbeddedDocument, b"_id", note.id.as_bytes()),
+        notes => command
+            .open(ElementType::EmbeddedDocument, b"_id")
+            .documents("$in", notes.iter().map(|note| note.id.as_bytes()))
+            .close(),
+    };
+    command.close();
+    let most = i32::try_from(notes.len()).unwrap_or(i32::MAX);
+    command
+        .int32("limit", most)
+        .int32("batchSize", most)
+        .boolean("singleBatch", true);
+    step(protected, command)
+}
+
+/// Adds `notes` to their records.
+pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+    let mut command = Builder::new();
+    command.string("update", results::COLLECTION.as_bytes());
+    command.documents("updates", notes.iter().map(Note::update));
+    step(protected, command)
+}
+
+/// The statements that took effect, from the reply to [`find`]; of several records those of all.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
+    let mut statements = BTreeSet::new();
+    for record in cursor::batch(found)? {
+        for statement in record.nested("statements")?.into_iter().flat_map(Doc::elements) {
+            let number = statement?.as_whole_number();
+            statements.extend(number.and_then(|number| i32::try_from(number).ok()));
+        }
+    }
+    Ok(statements)
+}
+
+fn step(protected: &Protected, command: Builder) -> Step<'_> {
+    Step {
+        database: &protected.namespace.database,
+        command,
+        sequence: None,
+    }
+}
+
+/// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
+/// undo them.
+/// It waits no longer than until `give_up`.
+///
+/// # Errors
+/// [`Failure`] if that can't be found out.
+pub async fn inserted_by_majority(
+    op: &mut WriteOp<'_>,
+    first: Operation,
+    give_up: Instant,
+) -> Result<BTreeSet<i32>, Failure> {
+    let record = Note::new(first, Vec::new());
+    let mut back_off = BackOff::default();
+    loop {
+        let mut transaction = op.own_transaction()?;
+        match read(op, &record, &mut transaction).await {
+            Ok(statements) => return Ok(statements),
+            // Its session is that of the command's first try, which may still be at work.
+            Err(Failure::Refused(refused))
+                if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < give_up =>
+            {
+                tokio::time::sleep(back_off.next()).await;
+            }
+            Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
+                return Err(Failure::Refused(refused.in_doubt(true)));
+            }
+            Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction) -> Result<BTreeSet<i32>, Failure> {
+    let Step { database, command, .. } = find(op.protected, std::slice::from_ref(record));
+    let found = transaction.run(op.upstream, database, command, None).await?;
+    let done = statements(Doc::new(&found)?)?;
+    match done.is_empty() {
+        true => transaction.abort(op.upstream).await?,
+        // For a majority to have what was read the server waits here.
+        false => drop(transaction.commit_until_known(op.upstream).await?),
+    }
+    Ok(done)
+}
+
+/// Has what an earlier try left open ended, on all shards: it may have been of a group, whose other documents are on
+/// other shards than this command's, and whose clients wait for their keys there.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(), ForwardError> {
+    for _ in 0..ENDS_MAX {
+        let mut everywhere = Builder::new();
+        everywhere
+            .string("find", op.protected.namespace.collection.as_bytes())
+            .open(ElementType::EmbeddedDocument, b"projection")
+            .int32("_id", 1)
+            .close()
+            .int32("limit", 1)
+            .boolean("singleBatch", true);
+        let everywhere = Step {
+            database: &op.protected.namespace.database,
+            command: everywhere,
+            sequence: None,
+        };
+        let records = find(op.protected, &[Note::new(first, Vec::new())]);
+        let mut transaction = op.own_transaction()?;
+        let replies = pipeline::run(vec![records, everywhere], &mut transaction, op.upstream).await?;
+        transaction.abort(op.upstream).await?;
+        // A number that is too low, say, ends nothing.
+        if !replies
+            .iter()
+            .any(|reply| reply.as_ref().is_err_and(Refused::is_transient))
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a key was met that an earlier try of the same operation had reserved.
+pub fn is_retry(candidate: &Candidate<'_>) -> bool {
+    let own = candidate.attempt.token();
+    candidate
+        .conflicting
+        .values()
+        .any(|conflicting| own.is_retry_of(conflicting.token))
+}

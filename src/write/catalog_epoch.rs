@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::Context;
+use super::context::Context;
 use crate::catalog::Catalog;
 
 /// How long a client's transaction may live: the server ends what is older than `transactionLifetimeLimitSeconds`, 60, and looks

@@ -18,8 +18,9 @@
 use bson::RawDocument;
 use futures_util::future::join_all;
 
+use super::context::Context;
+use super::forward::ForwardError;
 use super::txn::{Failure, Refused};
-use super::{Context, ForwardError};
 use crate::authorization::{self, Rights};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields};

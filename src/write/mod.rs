@@ -6,114 +6,35 @@
 mod back_off;
 mod bulk;
 mod catalog_epoch;
+mod context;
 mod drop;
-mod shard_key_change;
-
 mod forward;
 mod insert;
+mod lease_left;
 mod operation;
 pub mod plan;
+mod reserve;
 pub mod retry;
 mod server_probe;
+mod shard_key_change;
 mod txn;
 mod update;
 
-mod lease_left;
-mod reserve;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-use arc_swap::{ArcSwap, Guard};
-
-use crate::catalog::Catalog;
-use crate::claims::InFlight;
-use crate::limits::Limits;
-use crate::metrics::GroupCommit;
+use crate::command::statement::StatementKind;
 use crate::raw::Doc;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
 pub use crate::command::affected_keys::overlap;
-use crate::command::statement::StatementKind;
-use back_off::BackOff;
-use catalog_epoch::CatalogEpochs;
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
+pub use context::Context;
 pub use forward::ForwardError;
-use insert::transactional::Groups;
 use operation::WriteOp;
 use plan::{CommandPlan, Plan, Work};
 use txn::Transaction;
-use txn::client_transactions::ClientTransactions;
 pub use txn::client_transactions::{Commit, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};
-
-/// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
-const TIME_MAX: Duration = Duration::from_secs(60);
-
-/// What the writes of one Keyward have in common.
-#[derive(Debug)]
-pub struct Context {
-    catalog: ArcSwap<Catalog>,
-    /// How long a reservation whose owner isn't there yet is presumed in flight.
-    lease: Duration,
-    /// The attempts under way in this process.
-    in_flight: InFlight,
-    epochs: CatalogEpochs,
-    /// Whether clients have to log in.
-    has_users: bool,
-    /// The transactions of clients that pass.
-    pub transactions: ClientTransactions,
-    /// The strict inserts of several clients that go in by one transaction.
-    groups: Arc<Groups>,
-    documents_max: AtomicUsize,
-}
-
-impl Context {
-    /// Enforces what stands in `catalog`.
-    pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit) -> Context {
-        Context {
-            catalog: ArcSwap::new(catalog),
-            lease,
-            in_flight: InFlight::default(),
-            epochs: CatalogEpochs::new(lease),
-            has_users: false,
-            transactions: ClientTransactions::default(),
-            groups: Arc::new(Groups::new(group_commit)),
-            documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
-        }
-    }
-
-    /// The same where clients have to log in, if they `have_to`.
-    #[must_use]
-    pub fn with_users(self, have_to: bool) -> Context {
-        Context {
-            has_users: have_to,
-            ..self
-        }
-    }
-
-    /// Has one statement change no more than `max` documents in one transaction.
-    pub fn limit_documents(&self, max: usize) {
-        self.documents_max.store(max, Ordering::Relaxed);
-    }
-
-    /// What becomes of the commit of a client's transaction; one that names none, the server refuses.
-    pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
-        transaction.map_or(Commit::GoesOn, |transaction| self.transactions.commit(transaction))
-    }
-
-    fn documents_max(&self) -> usize {
-        self.documents_max.load(Ordering::Relaxed)
-    }
-
-    /// The constraints that hold now.
-    pub fn catalog(&self) -> Guard<Arc<Catalog>> {
-        self.catalog.load()
-    }
-}
 
 /// What became of a write.
 #[derive(Debug)]

@@ -2,9 +2,10 @@
 
 use tokio::time::Instant;
 
+use super::context::Context;
+use super::context::TIME_MAX;
 use super::reserve::{Claimed, reserve};
 use super::txn::{Transaction, gossip};
-use super::{Context, TIME_MAX};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, give_back};
 use crate::command::batch::BatchCommand;

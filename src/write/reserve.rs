@@ -2,7 +2,8 @@
 
 use tokio::time::Instant;
 
-use super::{BackOff, Context};
+use super::back_off::BackOff;
+use super::context::Context;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, settle};
 use crate::reservation::{Ended, Event, NotHeld};

@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::ForwardError;
+use super::forward::ForwardError;
 use crate::command::filter_rewriting::nothing;
 use crate::command::shape::{Form, inside, is_of_documents, is_transaction_number};
 use crate::command::statement::StatementKind;

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, ForwardError};
+use super::context::Context;
+use super::forward::ForwardError;
 use crate::proxy_collection::answered;
 use crate::raw::Doc;
 use crate::upstream::{Connection, shard_keys};

@@ -12,7 +12,7 @@ use crate::reply::{Refusal, Times, WriteError};
 use crate::server::certain::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::{Draft, OutSequence};
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::forward::{milliseconds, part_of_body, within};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;

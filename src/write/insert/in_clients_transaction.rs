@@ -13,7 +13,7 @@ use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
-use super::BackOff;
+use super::back_off::BackOff;
 use super::forward::ForwardError;
 use super::operation::WriteOp;
 use super::retry::server_memory::{positions_done_before, release_moved};

@@ -7,7 +7,7 @@ use super::part::Part;
 use super::transactional::Transactional;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::done_before;
 use crate::write::txn::Failure;

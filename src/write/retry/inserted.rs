@@ -14,10 +14,11 @@ use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
 use crate::server::cursor;
+use crate::write::back_off::BackOff;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::pipeline::{self, Step};
 use crate::write::txn::{Failure, Refused, Transaction};
-use crate::write::{BackOff, ForwardError};
 
 /// How often what an earlier try left open is to be ended.
 const ENDS_MAX: u32 = 3;

@@ -25,8 +25,8 @@ use crate::raw::{Builder, Doc};
 use crate::reply::{Refusal, Times};
 use crate::server::{code, reply};
 use crate::upstream::Connection;
-use crate::write::ForwardError;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
+use crate::write::forward::ForwardError;
 
 /// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
 const MEMORY: Duration = Duration::from_secs(3600);

@@ -11,7 +11,8 @@ pub mod pipeline;
 use bson::spec::{BinarySubtype, ElementType};
 use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
-use super::{BackOff, ForwardError};
+use super::back_off::BackOff;
+use super::forward::ForwardError;
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};

@@ -8,7 +8,7 @@ use super::{Failure, Refused, Transaction};
 use crate::raw::Builder;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 
 /// A command to send.
 #[derive(Debug)]

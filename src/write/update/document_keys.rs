@@ -14,7 +14,7 @@ use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::txn::{Failure, Transaction};
 
 /// So many bytes of `_id`s go into one query: half of what a command may have.

@@ -15,7 +15,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
 

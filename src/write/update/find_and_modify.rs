@@ -7,7 +7,7 @@ use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::raw::Builder;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
 use crate::write::txn::Transaction;

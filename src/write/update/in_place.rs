@@ -25,7 +25,7 @@ use crate::reply::Refusal;
 use crate::reservation::{Event, Scope, Token};
 use crate::server::reply::is_from_memory;
 use crate::wire::BODY_BYTES_MAX;
-use crate::write::BackOff;
+use crate::write::back_off::BackOff;
 use crate::write::forward;
 use crate::write::forward::{Acknowledged, Fate, ForwardError};
 use crate::write::lease_left::LeaseLeft;

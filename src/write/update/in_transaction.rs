@@ -13,10 +13,11 @@ use crate::command::statement::Statement;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::Operation;
+use crate::write::back_off::BackOff;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{Failure, Refused, Transaction};
-use crate::write::{BackOff, ForwardError};
 
 /// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
 /// again, but not for ever.

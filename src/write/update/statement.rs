@@ -3,7 +3,7 @@
 use super::in_place::update_in_place;
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
-use crate::write::ForwardError;
+use crate::write::forward::ForwardError;
 use crate::write::plan::Way;
 
 /// Carries the statement out.

@@ -11,10 +11,11 @@ use super::statement::carry_out;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteReply};
+use crate::write::forward;
+use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::txn::Transaction;
-use crate::write::{ForwardError, forward};
 
 /// An `update` or `delete` on its way.
 struct Modify<'r, 'a> {

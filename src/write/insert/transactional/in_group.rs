@@ -4,16 +4,17 @@ use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
+use super::attempt::{Load, Reservations, Transactional, Tried};
 use super::group_commit::{Done, Member, Size, Terms, Turn};
-use super::{Load, Reservations, Transactional, Tried};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
+use crate::write::context::TIME_MAX;
+use crate::write::forward::ForwardError;
 use crate::write::forward::within;
 use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
-use crate::write::{ForwardError, TIME_MAX};
 
 /// Longer terms aren't kept to compare them with others': a long `comment`, say, that hardly anybody else has.
 const TERMS_MAX: usize = 4096;

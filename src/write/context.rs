@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::catalog_epoch::CatalogEpochs;
+use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpoch};
 use super::insert::transactional::Groups;
 use super::txn::client_transactions::{ClientTransactions, Commit, TransactionId};
 use crate::catalog::Catalog;
@@ -77,5 +79,106 @@ impl Context {
     /// The constraints that hold now.
     pub fn catalog(&self) -> Guard<Arc<Catalog>> {
         self.catalog.load()
+    }
+}
+
+impl Context {
+    /// The catalog epochs as they begin. A connection takes its epoch before it reads the catalog.
+    pub fn epochs(&self) -> watch::Receiver<CatalogEpoch> {
+        self.epochs.current.subscribe()
+    }
+
+    /// Notes that a command of a client's transaction passes.
+    pub fn note_transaction(&self) {
+        self.epochs.unseen_at.store(self.epochs.now(), Ordering::Relaxed);
+    }
+
+    /// Notes a write of unknown outcome: the connection broke before its reply came, or the reply leaves the outcome open. The
+    /// server may be at work on it for as long as a transaction may live, or for a lease if that is longer. Forwarded replies are
+    /// not inspected.
+    pub fn note_lost(&self) {
+        let now = self.epochs.now();
+        self.epochs.unseen_at.store(now, Ordering::Relaxed);
+        self.epochs.lost_at.store(now, Ordering::Relaxed);
+    }
+
+    /// When every transaction must have ended of which a command has passed so far, and every write of unknown outcome.
+    pub fn unseen_end(&self) -> Option<Instant> {
+        self.epochs.end_of(&self.epochs.unseen_at)
+    }
+
+    /// When every write of unknown outcome must have ended.
+    pub fn lost_end(&self) -> Option<Instant> {
+        self.epochs.end_of(&self.epochs.lost_at)
+    }
+
+    /// Refuses from now on to commit clients' transactions that began before the last change of the catalog: how long one may be
+    /// open is a setting of the servers, and a prepared one stays open until all of its shards answer. A commit that has passed
+    /// is under way until the returned epoch is over.
+    pub fn refuse_older_transactions(&self) -> PastEpoch {
+        self.transactions.refuse_older();
+        self.epochs.begin()
+    }
+
+    /// Decides by `catalog` from now on.
+    pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpoch {
+        // The catalog comes first: a connection that holds the new epoch has decided nothing by the old catalog.
+        self.catalog.store(catalog);
+        self.transactions.note_change();
+        self.epochs.begin()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::write::catalog_epoch::TRANSACTION_LIFE;
+
+    fn context() -> Context {
+        context_with(Duration::from_secs(1))
+    }
+
+    fn context_with(lease: Duration) -> Context {
+        Context::new(Arc::default(), lease, Metrics::new(&[]).group_commit)
+    }
+
+    #[tokio::test]
+    async fn an_epoch_is_over_when_no_connection_holds_it() {
+        let context = context();
+        let mut epochs = context.epochs();
+        let held = epochs.borrow_and_update().clone();
+        let past = context.replace(Arc::new(Catalog::default()));
+        assert!(epochs.has_changed().unwrap());
+        let over = past.is_over().shared();
+        assert!(over.clone().now_or_never().is_none());
+        drop(held);
+        over.await;
+        // Nobody held the second one.
+        context.replace(Arc::new(Catalog::default())).is_over().await;
+    }
+
+    #[test]
+    fn transactions_are_waited_for_as_long_as_they_may_live() {
+        let context = context();
+        assert_eq!(context.unseen_end(), None);
+        let before = Instant::now();
+        context.note_transaction();
+        let end = context.unseen_end().unwrap();
+        let slack = Duration::from_millis(1);
+        assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
+    }
+
+    /// The server may be at work on a protected write until its lease is over.
+    #[test]
+    fn a_lost_write_is_waited_for_as_long_as_its_lease() {
+        let lease = 4 * TRANSACTION_LIFE;
+        let context = context_with(lease);
+        let before = Instant::now();
+        context.note_lost();
+        let slack = Duration::from_millis(1);
+        assert!(context.lost_end().unwrap() + slack >= before + lease);
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::operation::WriteOp;
+use super::outcome::Outcome;
 use super::txn::gossip;
 use crate::command::batch::BatchCommand;
 use crate::command::statement::StatementKind;
@@ -79,24 +80,24 @@ pub async fn statements(
     Ok((body.bytes().to_vec(), is_ok))
 }
 
-/// What became of one statement about one document.
+/// Why a statement about one document isn't known to have taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// The document was changed, or was so already; `by_majority` if that can't be undone any more.
-    Applied { by_majority: bool },
+pub enum Reason {
     /// No document matches.
-    Missed,
-    /// It wasn't changed, and won't be; `whole` if the reply is no reply to a batch.
-    NotApplied { whole: bool },
-    /// Nobody knows.
-    InDoubt { whole: bool },
+    NoMatch,
+    /// The server's error is the statement's, in a reply to its batch.
+    Statement,
+    /// The server's error is the whole command's.
+    Command,
 }
 
 /// A statement that was sent, and answered.
 #[derive(Debug)]
 pub struct Sent {
     /// What became of it.
-    pub fate: Fate,
+    pub outcome: Outcome<Reason>,
+    /// Whether a majority has what it did, so that no step-down can undo it.
+    pub by_majority: bool,
     /// The reply's body.
     pub body: Vec<u8>,
 }
@@ -134,7 +135,8 @@ pub async fn statement(
     let command = op.command;
     if !op.upstream.may_write() {
         return Ok(Sent {
-            fate: Fate::NotApplied { whole: true },
+            outcome: Outcome::NotApplied(Reason::Command),
+            by_majority: false,
             body: withheld(command),
         });
     }
@@ -155,9 +157,9 @@ pub async fn statement(
         ..Draft::of_body(&body)
     };
     let reply = op.upstream.request(&draft).await?;
-    let fate = fate(reply.body())?;
     Ok(Sent {
-        fate,
+        outcome: outcome(reply.body())?,
+        by_majority: reply::write_concern_error(reply.body())?.is_none(),
         body: reply.body().bytes().to_vec(),
     })
 }
@@ -167,27 +169,25 @@ pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
     Refusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
-fn fate(answer: Doc<'_>) -> Result<Fate, Malformed> {
+fn outcome(answer: Doc<'_>) -> Result<Outcome<Reason>, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or(0);
         return Ok(match refused_before_execution(code) || refused_document(code) {
-            true => Fate::NotApplied { whole: true },
-            false => Fate::InDoubt { whole: true },
+            true => Outcome::NotApplied(Reason::Command),
+            false => Outcome::InDoubt(Reason::Command),
         });
     }
     if let Some(error) = reply::write_errors(answer)?.first() {
         return Ok(match refused_document(error.code) {
-            true => Fate::NotApplied { whole: false },
-            false => Fate::InDoubt { whole: false },
+            true => Outcome::NotApplied(Reason::Statement),
+            false => Outcome::InDoubt(Reason::Statement),
         });
     }
     let counts = answer.nested("lastErrorObject")?.unwrap_or(answer);
     let matched = counts.whole_number("n")?.unwrap_or(0);
     Ok(match matched {
-        0 => Fate::Missed,
-        _ => Fate::Applied {
-            by_majority: reply::write_concern_error(answer)?.is_none(),
-        },
+        0 => Outcome::NotApplied(Reason::NoMatch),
+        _ => Outcome::Applied,
     })
 }
 

@@ -79,7 +79,7 @@ fn the_exit_codes_are_those_of_the_help() {
 }
 
 #[test]
-fn each_way_passes_files_that_there_are_and_a_dozen_at_most() {
+fn each_way_passes_a_dozen_files_at_most_and_each_uses_the_next() {
     let map = read("docs/architecture.md");
     let (_, ways) = map.split_once("| way | files |").unwrap();
     let ways: Vec<&str> = ways.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
@@ -87,10 +87,38 @@ fn each_way_passes_files_that_there_are_and_a_dozen_at_most() {
     for way in ways {
         let files: Vec<&str> = way.split('`').filter(|code| code.ends_with(".rs")).collect();
         assert!((2..=12).contains(&files.len()), "{} files: {way}", files.len());
-        for file in files {
+        for (position, file) in files.iter().enumerate() {
             assert!(repository().join("src").join(file).is_file(), "{file} isn't there");
+            let before = &files[..position];
+            let is_used = before.iter().any(|user| uses(user, file));
+            assert!(position == 0 || is_used, "no file before {file} uses it: {way}");
         }
     }
+}
+
+/// Whether the code of the file `user` names the module that the file `used` is, or an item that it defines.
+fn uses(user: &str, used: &str) -> bool {
+    let code = |file: &str| read(format!("src/{file}"));
+    let (user, used_code) = (code(user), code(used));
+    let module = used.trim_end_matches("/mod.rs").trim_end_matches(".rs");
+    let module = module.rsplit('/').next().unwrap_or(module);
+    let names = |word: &str| {
+        user.split(|c: char| !c.is_alphanumeric() && c != '_')
+            .any(|own| own == word)
+    };
+    let defined = used_code.lines().filter_map(|line| {
+        let line = line.trim_start();
+        let item = [
+            "pub fn ",
+            "pub async fn ",
+            "pub struct ",
+            "pub enum ",
+            "pub(super) async fn ",
+        ];
+        let rest = item.iter().find_map(|start| line.strip_prefix(start))?;
+        rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+    });
+    names(module) || defined.into_iter().any(names)
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! numbers where a part of a retryable write would otherwise be renumbered. If the reply leaves a document's fate open, its
 //! outcome is [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
 
-use super::part::{Outcome, Part};
+use super::part::{DocumentOutcome, Part};
 use crate::claims::Candidate;
 use crate::raw::Doc;
 use crate::reply::{Refusal, Times, WriteError};
@@ -16,6 +16,7 @@ use crate::write::forward::ForwardError;
 use crate::write::forward::{milliseconds, part_of_body, within};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
+use crate::write::outcome::Outcome;
 
 /// Inserts `ready`, whose keys are held, within what is left of their lease.
 ///
@@ -64,12 +65,12 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErr
             false => Outcome::InDoubt(None),
         };
         return Ok(Part {
-            outcomes: vec![outcome; count],
+            outcomes: vec![Some(outcome); count],
             body,
             failed: true,
         });
     }
-    let mut outcomes = vec![Outcome::Applied; count];
+    let mut outcomes: Vec<DocumentOutcome> = vec![Outcome::Applied; count];
     for StatementError { index, code, body } in reply::write_errors(answer)? {
         let Some((index, outcome)) = index.and_then(|index| Some((index, outcomes.get_mut(index)?))) else {
             continue;
@@ -86,7 +87,7 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErr
         }
     }
     Ok(Part {
-        outcomes,
+        outcomes: outcomes.into_iter().map(Some).collect(),
         body,
         failed: false,
     })
@@ -101,11 +102,11 @@ mod tests {
     fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
         let bytes = reply.to_vec().unwrap();
         let part = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
-        let letter = |outcome: &Outcome| match outcome {
+        let letter = |outcome: &Option<DocumentOutcome>| match outcome.as_ref().unwrap() {
             Outcome::Applied => 'a',
             Outcome::NotApplied(Some(_)) => 'e',
             Outcome::NotApplied(None) => 'n',
-            Outcome::InDoubt(_) | Outcome::Lost | Outcome::NotTried => '?',
+            Outcome::InDoubt(_) | Outcome::Superseded => '?',
         };
         part.outcomes.iter().map(letter).collect()
     }

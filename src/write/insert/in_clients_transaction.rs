@@ -15,10 +15,11 @@ use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
+use crate::write::reserve::Claimed;
 use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;
 use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
-use crate::write::update::reservation_conflict::{Resolved, resolve};
+use crate::write::update::reservation_conflict::resolve;
 use crate::write::update::reservation_diff::{ReservationConflict, ReservationDiff};
 
 /// Carries out the insert; gives the reply's body. A transaction's batch stops at its first error, ordered or not.
@@ -73,7 +74,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         let holds = |image: &DocumentKeys| image.owner == conflict.owner;
         let position = images.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(op, &conflict).await {
-            Resolved::Duplicate => failed(protected, position, duplicate(protected, &conflict.key).await)?,
+            Claimed::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
             _ => Refusal::Conflict.body(&protected.times()),
         });
     }

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::back_off::BackOff;
 use super::forward::ForwardError;
 use super::operation::WriteOp;
+use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use super::txn::Failure;
 use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, settle};
@@ -28,7 +29,7 @@ use crate::reply::{Refusal, WriteError, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_within;
-use part::{Outcome, Part};
+use part::Part;
 use way::InsertWay;
 
 /// So many documents, and so many bytes of them, are reserved and forwarded together.
@@ -169,7 +170,7 @@ impl<'a> Insert<'a> {
         };
         for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
             // The document exists with its reservations, or neither does.
-            if let Outcome::InDoubt(_) = outcome {
+            if let Some(Outcome::InDoubt(_)) = outcome {
                 self.op.context.note_lost();
                 continue;
             }
@@ -302,11 +303,11 @@ impl<'a> Insert<'a> {
     ) -> Result<(), ForwardError> {
         for (candidate, outcome) in forwarded.zip(part.outcomes) {
             let (event, error) = match outcome {
-                Outcome::Applied => (Event::Applied, None),
-                Outcome::NotApplied(error) => (Event::NotApplied, error),
-                Outcome::InDoubt(error) => (Event::InDoubt, error),
-                Outcome::Lost => (Event::Lost, None),
-                Outcome::NotTried => continue,
+                Some(Outcome::Applied) => (Event::Applied, None),
+                Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
+                Some(Outcome::InDoubt(error)) => (Event::InDoubt, error),
+                Some(Outcome::Superseded) => (Event::Lost, None),
+                None => continue,
             };
             candidate.step(&event);
             match event {

@@ -18,8 +18,9 @@ use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::server::reply::retried_statements;
-use crate::write::forward::{self, Acknowledged, Fate, ForwardError};
+use crate::write::forward::{self, Acknowledged, ForwardError, Reason};
 use crate::write::operation::WriteOp;
+use crate::write::outcome::Outcome;
 use crate::write::update::in_transaction::StatementRun;
 use crate::write::update::result::StatementResult;
 
@@ -149,7 +150,7 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
         return Ok(None);
     }
     let said = without_match(run).await?;
-    Ok((said.fate != Fate::Missed).then(|| said.into()))
+    Ok((said.outcome != Outcome::NotApplied(Reason::NoMatch)).then(|| said.into()))
 }
 
 /// What a shard remembers of the first try of a statement that may come again and doesn't say to which shard it belongs.
@@ -165,8 +166,8 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
     if run.operation.is_none() || names_shard(query, &run.op.protected.shard_key)? {
         return Ok(None);
     }
-    match ask_about_statement(run, Acknowledged::ByPrimary).await?.fate {
-        Fate::Missed => Ok(None),
+    match ask_about_statement(run, Acknowledged::ByPrimary).await?.outcome {
+        Outcome::NotApplied(Reason::NoMatch) => Ok(None),
         // It counts once a majority has it.
         _ => first_try(run).await,
     }

@@ -27,8 +27,9 @@ use crate::server::reply::is_from_memory;
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
 use crate::write::forward;
-use crate::write::forward::{Acknowledged, Fate, ForwardError};
+use crate::write::forward::{Acknowledged, ForwardError, Reason};
 use crate::write::lease_left::LeaseLeft;
+use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{done_elsewhere, first_try, without_match};
 use crate::write::txn::Refused;
@@ -95,10 +96,10 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
         Err(refused) => {
             // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
             let nothing = without_match(run).await?;
-            return Ok(Tried::Ran(match nothing.fate {
-                Fate::Missed => StatementResult::Failed(refused),
+            return Ok(Tried::Ran(match nothing.outcome {
+                Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
                 // In the client's words, where it quotes the query.
-                Fate::NotApplied { .. } => run.unseen(Refused { body: refused }).await?,
+                Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
                 _ => nothing.into(),
             }));
         }
@@ -165,16 +166,16 @@ async fn write(
     let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
     let sent = forward::within(lease, sent).await;
     let sent = sent.inspect_err(|_| in_doubt(run, candidate))?;
-    match sent.fate {
-        Fate::Applied { by_majority: true } => settle(run, seen, given_up, candidate, &sent.body).await?,
+    match sent.outcome {
+        Outcome::Applied if sent.by_majority => settle(run, seen, given_up, candidate, &sent.body).await?,
         // It may be undone, and then the old keys are needed.
-        Fate::Applied { by_majority: false } => candidate.step(&Event::Applied),
-        Fate::Missed => {
+        Outcome::Applied => candidate.step(&Event::Applied),
+        Outcome::NotApplied(Reason::NoMatch) => {
             candidate.step(&Event::NotApplied);
             return Ok(Tried::Missed(seen.document.clone()));
         }
-        Fate::NotApplied { .. } => candidate.step(&Event::NotApplied),
-        Fate::InDoubt { .. } => in_doubt(run, candidate),
+        Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
+        Outcome::InDoubt(_) => in_doubt(run, candidate),
     }
     Ok(Tried::Ran(sent.into()))
 }

@@ -6,7 +6,7 @@
 
 use tokio::time::Instant;
 
-use super::reservation_conflict::{Resolved, resolve};
+use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
 use crate::command::statement::Statement;
@@ -16,6 +16,7 @@ use crate::reservation::Operation;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
+use crate::write::reserve::Claimed;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{Failure, Refused, Transaction};
 
@@ -172,11 +173,11 @@ impl StatementRun<'_, '_> {
         upserts: &mut usize,
     ) -> Result<Option<StatementResult>, ForwardError> {
         Ok(match resolve(self.op, conflict).await {
-            Resolved::Cleared => None,
-            Resolved::Duplicate if self.is_settled_by_another_try(conflict, upserts)? => None,
-            Resolved::Duplicate => Some(StatementResult::Duplicate(conflict.key.clone())),
-            Resolved::Unsure => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            Resolved::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
+            Claimed::Held => None,
+            Claimed::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
+            Claimed::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
+            Claimed::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
+            Claimed::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
         })
     }
 
@@ -278,12 +279,12 @@ impl StatementRun<'_, '_> {
         })
     }
 
-    /// What a client is told whose transaction met `clash`.
+    /// The result for a client whose transaction met the conflict.
     async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
-            Resolved::Duplicate => StatementResult::Duplicate(conflict.key.clone()),
-            Resolved::Cleared | Resolved::TimeLimit => StatementResult::Refused(Refusal::Conflict),
-            Resolved::Unsure => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
+            Claimed::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
+            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(Refusal::Conflict),
+            Claimed::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
         }
     }
 }

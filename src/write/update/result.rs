@@ -4,7 +4,8 @@ use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::reply::Refusal;
-use crate::write::forward::{Fate, Sent};
+use crate::write::forward::{Reason, Sent};
+use crate::write::outcome::Outcome;
 use crate::write::txn::Refused;
 
 /// What became of a statement, for the reply.
@@ -39,8 +40,10 @@ pub enum Evaluation {
 
 impl From<Sent> for StatementResult {
     fn from(sent: Sent) -> Self {
-        match sent.fate {
-            Fate::NotApplied { whole: true } | Fate::InDoubt { whole: true } => StatementResult::Failed(sent.body),
+        match sent.outcome {
+            Outcome::NotApplied(Reason::Command) | Outcome::InDoubt(Reason::Command) => {
+                StatementResult::Failed(sent.body)
+            }
             _ => StatementResult::Reply(sent.body),
         }
     }

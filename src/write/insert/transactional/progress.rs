@@ -2,12 +2,13 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
-use crate::write::insert::part::{Outcome, Part};
+use crate::write::insert::part::{DocumentOutcome, Part};
+use crate::write::outcome::Outcome;
 
 /// How far the documents of a call have come, transaction by transaction. A document that is refused takes the whole
 /// transaction with it: what stands before it goes in by one of its own then, and what stands behind it by the next.
 pub struct Progress {
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<Option<DocumentOutcome>>,
     /// Those that are left, in order.
     left: Vec<usize>,
     /// How many of them to try next.
@@ -26,7 +27,7 @@ impl Progress {
     /// Of `count` documents, none of which has been tried.
     pub fn new(count: usize) -> Self {
         Progress {
-            outcomes: vec![Outcome::NotTried; count],
+            outcomes: vec![None; count],
             left: (0..count).collect(),
             most: count,
             behind: None,
@@ -64,7 +65,7 @@ impl Progress {
     pub fn committed(&mut self, reply: Vec<u8>, ordered: bool) {
         self.n += self.most;
         for index in self.left.drain(..self.most) {
-            self.outcomes[index] = Outcome::Applied;
+            self.outcomes[index] = Some(Outcome::Applied);
         }
         self.last = Some(reply);
         self.moved();
@@ -78,7 +79,7 @@ impl Progress {
         let (outcomes, retried, n) = (&mut self.outcomes, &mut self.retried, &mut self.n);
         self.left.retain(|index| match statement(index) {
             Some(statement) => {
-                outcomes[*index] = Outcome::Applied;
+                outcomes[*index] = Some(Outcome::Applied);
                 retried.push(statement);
                 *n += 1;
                 false
@@ -98,38 +99,38 @@ impl Progress {
             return;
         }
         let first = self.left.remove(0);
-        self.outcomes[first] = Outcome::NotApplied(Some(error));
+        self.outcomes[first] = Some(Outcome::NotApplied(Some(error)));
         self.moved();
         if ordered {
-            self.end(&Outcome::NotApplied(None));
+            self.end();
         }
     }
 
     /// These of those tried have lost a key, and nothing was done.
     pub fn lost(&mut self, lost: &[usize]) {
         for index in lost {
-            self.outcomes[self.left[*index]] = Outcome::Lost;
+            self.outcomes[self.left[*index]] = Some(Outcome::Superseded);
         }
         self.has_ended = true;
     }
 
     /// Nothing more will be done; `body` is the client's reply.
     pub fn fail(&mut self, body: Vec<u8>) {
-        self.end(&Outcome::NotApplied(None));
+        self.end();
         self.failed = Some(body);
     }
 
     /// Nobody knows whether those tried are there.
     pub fn in_doubt(&mut self, body: Vec<u8>) {
         for index in self.left.drain(..self.most) {
-            self.outcomes[index] = Outcome::InDoubt(None);
+            self.outcomes[index] = Some(Outcome::InDoubt(None));
         }
         self.fail(body);
     }
 
-    fn end(&mut self, outcome: &Outcome) {
+    fn end(&mut self) {
         for index in self.left.drain(..) {
-            self.outcomes[index] = outcome.clone();
+            self.outcomes[index] = Some(Outcome::NotApplied(None));
         }
         self.has_ended = true;
     }

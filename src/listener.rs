@@ -24,7 +24,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
         tokio::select! {
             drain = session::draining(&mut stopping) => break drain,
             // Ended tasks are collected here, so that the set doesn't grow with every client that ever came.
-            Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_panic(ended),
+            Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_broken(ended, &service),
             accepted = listener.accept() => match accepted {
                 Ok((client, peer)) if sessions.len() < service.limits().max_connections => {
                     next_id += 1;
@@ -51,7 +51,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
     };
     let drained = timeout_at(drain.until(), async {
         while let Some(ended) = sessions.join_next().await {
-            note_panic(ended);
+            note_broken(ended, &service);
         }
     });
     let is_drained = drained.await.is_ok();
@@ -70,8 +70,10 @@ fn refuse(client: TcpStream, peer: std::net::SocketAddr) {
     drop(client);
 }
 
-fn note_panic(ended: Result<(), tokio::task::JoinError>) {
+/// Notes a connection that an invariant of Keyward's has ended, because it doesn't hold. Other connections go on.
+fn note_broken(ended: Result<(), tokio::task::JoinError>, service: &Service) {
     if let Err(error) = ended {
-        tracing::error!(%error, "a connection's task panicked");
+        service.writes.note_lost();
+        tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
     }
 }

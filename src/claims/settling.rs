@@ -134,7 +134,14 @@ type Round = BTreeMap<(usize, Kind), Vec<Slot>>;
 fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
     let mut round = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
-        for effect in std::mem::take(&mut candidate.effects) {
+        let effects = std::mem::take(&mut candidate.effects);
+        let is_release = |effect: &Effect| matches!(effect, Effect::Release(_));
+        // Otherwise a late delete could take away the reservation that is written anew under the same token.
+        assert!(
+            effects.iter().all(is_release) || !effects.iter().any(is_release),
+            "keys are claimed while a release of them is open: {effects:?}"
+        );
+        for effect in effects {
             let (kind, key) = match effect {
                 Effect::Reserve(key) => (Kind::Reserve, key),
                 Effect::Read(key) => (Kind::Read, key),
@@ -253,7 +260,7 @@ impl Group<'_, '_> {
             ))
         };
         let claims: Vec<_> = slots.iter().filter_map(claim).collect();
-        debug_assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
+        assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
         let held = self.proxy().look_up(&claims, scope).await;
         self.answer(slots, held, |key, held| match held {
             true => Event::OwnerHolds(key),
@@ -295,6 +302,9 @@ impl Group<'_, '_> {
     /// One that seems to hold its key may have given it up, in a transaction that is committed on the key's shard already: then
     /// a linearizable look waits until its own shard has committed, too. Nothing else waits for that.
     async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
+        let distinct: BTreeSet<Slot> = slots.iter().copied().collect();
+        // Otherwise the second delete could hit what another attempt has reserved since.
+        assert_eq!(distinct.len(), slots.len(), "a key is released twice");
         let (held, mut failed) = self.release_unheld(slots, Scope::Route).await;
         failed.extend(self.release_unheld(held, Scope::Linearizable).await.1);
         failed

@@ -300,6 +300,11 @@ impl Attempt {
         }
         if effects.is_empty() {
             let claims = std::mem::take(claims);
+            // Otherwise a document could be written whose key another document holds.
+            assert!(
+                claims.iter().all(|claim| *claim == Claim::Held),
+                "a write goes on without one of its keys: {claims:?}"
+            );
             self.let_through = true;
             return (self.with(State::Forwarding(claims)), vec![Effect::Forward]);
         }

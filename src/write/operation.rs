@@ -73,6 +73,15 @@ impl<'a> WriteOp<'a> {
         reserve(self.context, self.protected, candidate, self.give_up).await
     }
 
+    /// Makes sure that a write goes on only with all its keys: otherwise it could make a duplicate.
+    pub fn assert_held<'c>(candidates: impl IntoIterator<Item = &'c Candidate<'c>>) {
+        let holds_all = |candidate: &Candidate<'_>| candidate.attempt.may_forward();
+        assert!(
+            candidates.into_iter().all(holds_all),
+            "a write is to be sent without one of its keys"
+        );
+    }
+
     /// Releases what the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
         give_back(self.protected, self.context.lease, candidates).await;

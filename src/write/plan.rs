@@ -142,12 +142,15 @@ impl<'m> StatementPlan<'m> {
         paths: &[&str],
     ) -> Result<Self, Malformed> {
         let statement = Statement::of(kind, command.body, own)?;
-        // The server refuses a retryable statement about many documents.
-        let is_refused = command.retry.is_some() && !statement.is_single;
-        let way = match affects_keys(kind, own, paths)? && !is_refused {
-            false => Way::PassThrough,
-            true if command.is_in_transaction()? => Way::InTransaction,
-            true => KeyUpdate::of(statement, protected)?.map_or(Way::InTransaction, Way::InPlace),
+        let way = if !affects_keys(kind, own, paths)? {
+            Way::PassThrough
+        } else if command.is_in_transaction()? {
+            Way::InTransaction
+        } else if command.retry.is_some() && !statement.is_single {
+            // The server refuses a retryable statement about many documents.
+            Way::PassThrough
+        } else {
+            KeyUpdate::of(statement, protected)?.map_or(Way::InTransaction, Way::InPlace)
         };
         Ok(StatementPlan { statement, way })
     }

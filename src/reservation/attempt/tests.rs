@@ -470,3 +470,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+#[should_panic = "without one of its keys"]
+fn a_write_never_goes_on_without_one_of_its_keys() {
+    let contested = Claim::Contested {
+        conflicting: Token::UNSEEN,
+    };
+    let attempt = Attempt::claiming(
+        Token::of(AttemptId([1; 16])),
+        BTreeSet::new(),
+        vec![Claim::Held, contested],
+    );
+    drop(attempt.claim_more());
+}

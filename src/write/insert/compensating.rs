@@ -23,6 +23,7 @@ use crate::write::outcome::Outcome;
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
 pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+    WriteOp::assert_held(ready.iter().copied());
     let lease = op.context.lease;
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
     let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.deadline) else {

@@ -29,6 +29,7 @@ use crate::write::back_off::BackOff;
 use crate::write::forward;
 use crate::write::forward::{Acknowledged, ForwardError, Reason};
 use crate::write::lease_left::LeaseLeft;
+use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{done_elsewhere, first_try, without_match};
@@ -162,6 +163,7 @@ async fn write(
         return Ok(Tried::Again);
     };
     let which = (run.statement.kind, run.index);
+    WriteOp::assert_held([&*candidate]);
     let lease = run.op.context.lease;
     let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
     let sent = forward::within(lease, sent).await;

@@ -16,7 +16,6 @@ use crate::proxy_collection::{
     Owner, ProxyCollection, Reservation, ReservationVersion, Reserved, StoreError, TakenOver,
 };
 use crate::reservation::{Age, ConflictingReservation, Effect, Event, Scope, Token};
-use crate::traces::{Step, asking};
 
 /// A key of a candidate: (index of the candidate, index of the key).
 type Slot = (usize, usize);
@@ -28,8 +27,10 @@ enum Kind {
     Reserve,
     Read,
     LookUp(Scope),
-    Adopt,
+    /// An earlier try's, or the attempt's own.
     TakeOver,
+    /// Another attempt's, past its lease.
+    TakeOverAbsent,
 }
 
 /// What came back for a slot: an event, and the reservation that was read, if any.
@@ -157,9 +158,9 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                         // Nothing was decided about that one: it is read again.
                         candidate.conflicting.remove(&key);
                     }
-                    match from_absent && protected.is_strict() {
-                        true => (Kind::TakeOver, key),
-                        false => (Kind::Adopt, key),
+                    match from_absent {
+                        true => (Kind::TakeOverAbsent, key),
+                        false => (Kind::TakeOver, key),
                     }
                 }
                 Effect::Release(key) => (Kind::Release, key),
@@ -190,7 +191,8 @@ async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>
             Kind::Reserve => group.reserve(slots).boxed(),
             Kind::Read => group.read(slots).boxed(),
             Kind::LookUp(scope) => group.look_up(slots, scope).boxed(),
-            Kind::Adopt | Kind::TakeOver => group.take_over(slots, kind == Kind::TakeOver).boxed(),
+            Kind::TakeOver => group.take_over(slots, false).boxed(),
+            Kind::TakeOverAbsent => group.take_over(slots, true).boxed(),
             Kind::Release => group.release(slots).boxed(),
         }
     });
@@ -268,7 +270,7 @@ impl Group<'_, '_> {
         })
     }
 
-    async fn take_over(self, slots: Vec<Slot>, strictly: bool) -> Vec<Answer> {
+    async fn take_over(self, slots: Vec<Slot>, from_absent: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
             let Some(conflicting) = self.candidates[slot.0].conflicting.get(&slot.1) else {
@@ -276,11 +278,11 @@ impl Group<'_, '_> {
                 continue;
             };
             let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
-            let took = match strictly {
+            let strategy = self.protected.strategy();
+            let took = match from_absent {
                 true => {
-                    let anew = self.proxy().reservation(key, owner, version);
-                    let settled = self.proxy().settle_absent(key, conflicting, Some(anew));
-                    asking(Step::TakeOver, &self.proxy().constraint, 1, settled).await
+                    let proxy = self.proxy();
+                    proxy.take_over_absent(strategy, key, conflicting, owner, version).await
                 }
                 false => self.proxy().take_over(key, conflicting, owner, version).await,
             };

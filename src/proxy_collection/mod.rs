@@ -4,6 +4,7 @@
 //! Every change of a reservation names the token it expects, so no change can hit a reservation that somebody else has
 //! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
 
+mod absent;
 mod conflict_predictor;
 mod decided;
 mod deleting;
@@ -46,6 +47,7 @@ use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
 use find::Finder;
 use queue::{Queue, Work};
+pub use reading::find_reservations;
 use reading::{Reading, find_keys, key_of};
 use recent_owners::RecentOwners;
 use reserving::Reserving;

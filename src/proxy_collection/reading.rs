@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bson::{RawArrayBuf, RawDocument, RawDocumentBuf, rawdoc};
+use bson::spec::{BinarySubtype, ElementType};
+use bson::{RawDocument, RawDocumentBuf};
 
 use super::find::{Finder, Found};
 use super::queue::Work;
 use super::{Reservation, StoreError};
 use crate::constraint::{Constraint, Key};
+use crate::raw::Builder;
+use crate::reservation::Token;
 
 /// Reads the reservations of keys.
 #[derive(Debug)]
@@ -54,11 +57,36 @@ impl Reading {
     }
 }
 
-/// The `find` of what stands in the places of `keys`.
+/// The `find` of the reservations of `keys`.
 pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>) -> RawDocumentBuf {
-    let mut ids = RawArrayBuf::new();
-    keys.for_each(|key| ids.push(key.reservation_id()));
-    rawdoc! { "find": collection, "filter": { "_id": { "$in": ids } } }
+    let command = find_reservations(collection, keys, None::<std::iter::Empty<Token>>).finish();
+    RawDocumentBuf::from_bytes(command).unwrap_or_default()
+}
+
+/// The `find` of the reservations of `keys`, only those with one of `tokens` if some are given.
+pub fn find_reservations<'k>(
+    collection: &str,
+    keys: impl Iterator<Item = &'k Key>,
+    tokens: Option<impl Iterator<Item = Token>>,
+) -> Builder {
+    let mut command = Builder::new();
+    command.string("find", collection.as_bytes());
+    command
+        .open(ElementType::EmbeddedDocument, b"filter")
+        .open(ElementType::EmbeddedDocument, b"_id")
+        .documents("$in", keys.map(|key| key.reservation_id().into_bytes()))
+        .close();
+    if let Some(tokens) = tokens {
+        let tokens = tokens.map(|token| token.to_bytes());
+        command
+            .open(ElementType::EmbeddedDocument, b"token")
+            .array("$in", tokens, |array, index, token| {
+                array.binary(index.as_bytes(), BinarySubtype::Generic, &token);
+            })
+            .close();
+    }
+    command.close();
+    command
 }
 
 /// The key that a reservation is about; or why its `_id` stands for none.

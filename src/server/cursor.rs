@@ -1,6 +1,6 @@
 //! The documents in the reply of a command that opens a cursor or fetches more of one.
 
-use crate::raw::{Doc, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 
 /// The documents of the reply's batch, first or later.
 ///
@@ -27,4 +27,12 @@ pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
     let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
     let id = id.flatten().and_then(|id| id.as_whole_number());
     Ok(id.filter(|id| *id != 0))
+}
+
+/// Asks with a `find` for no more than `most` documents, all in the first batch.
+pub fn in_one_batch(find: &mut Builder, most: usize) {
+    let most = i32::try_from(most).unwrap_or(i32::MAX);
+    find.int32("limit", most)
+        .int32("batchSize", most)
+        .boolean("singleBatch", true);
 }

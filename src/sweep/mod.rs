@@ -16,7 +16,7 @@ use mongodb::Client;
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Key;
 use crate::namespace::Namespace;
-use crate::proxy_collection::{ProxyCollection, Reservation, StoreError, TakenOver};
+use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
 use turn::Turn;
 
@@ -93,7 +93,7 @@ async fn settle(
     let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation, lease));
     let old = old.map(|(key, reservation)| (key, reservation)).collect();
     let suspects = proxy.unheld(old, Scope::Route).await?;
-    let count = free(protected, proxy, suspects).await?;
+    let count = proxy.sweep(protected.strategy(), suspects).await?;
     if count > 0 {
         proxy.metrics.swept.inc_by(count);
         tracing::info!(
@@ -103,41 +103,4 @@ async fn settle(
         );
     }
     Ok(())
-}
-
-/// Deletes those reservations, all of them past their lease, whose owner doesn't hold the key; how many.
-///
-/// # Errors
-/// [`StoreError`] if the cluster gave no sure answer; what isn't deleted then is in nobody's way.
-pub async fn free(
-    protected: &Protected,
-    proxy: &ProxyCollection,
-    suspects: Vec<(&Key, &Reservation)>,
-) -> Result<u64, StoreError> {
-    let abandoned = proxy.unheld(suspects, Scope::Linearizable).await?;
-    match (abandoned.is_empty(), protected.is_strict()) {
-        (true, _) => Ok(0),
-        (false, true) => delete_absent(proxy, &abandoned).await,
-        (false, false) => {
-            proxy.sweep_seen(&abandoned).await?;
-            Ok(abandoned.len() as u64)
-        }
-    }
-}
-
-/// Deletes reservations one by one, each so that its owner can't come any more; how many.
-async fn delete_absent(proxy: &ProxyCollection, abandoned: &[(&Key, &Reservation)]) -> Result<u64, StoreError> {
-    let mut count = 0;
-    for (key, seen) in abandoned {
-        match proxy.settle_absent(key, seen, None).await {
-            Ok(TakenOver::Done) => count += 1,
-            // What changes, somebody looks after; the next sweep comes by again.
-            Ok(_) => {}
-            Err(error @ StoreError::Unroutable) => {
-                tracing::warn!(%error, constraint = proxy.constraint.name(), owner = ?seen.owner.id, "not swept");
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(count)
 }

@@ -9,7 +9,6 @@ use crate::constraint::Key;
 use crate::prepare::{Outcome, backfill_documents};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
 use crate::reservation::{Scope, Token};
-use crate::sweep;
 
 /// How long to leave a reservation whose lease may still run.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -69,14 +68,9 @@ impl Verification<'_> {
         }
         let under_way = InFlight::default().begin();
         let token = Token::of(under_way.attempt());
-        let taken = match self.protected.is_strict() {
-            // There no lease says that a write can't come any more.
-            true => {
-                let anew = self.proxy.reservation(key, owner, token);
-                self.proxy.settle_absent(key, seen, Some(anew)).await?
-            }
-            false => self.proxy.take_over(key, seen, owner, token).await?,
-        };
+        // Whatever the strategy's proof is that a write can't come any more.
+        let strategy = self.protected.strategy();
+        let taken = self.proxy.take_over_absent(strategy, key, seen, owner, token).await?;
         if taken != TakenOver::Done {
             return Ok(Repaired::No);
         }
@@ -91,7 +85,7 @@ impl Verification<'_> {
     /// Deletes reservations as the sweeper does; which of them are gone.
     pub(super) async fn free(&self, abandoned: &[(Key, Reservation)]) -> Result<Vec<bool>, StoreError> {
         let seen = abandoned.iter().map(|(key, reservation)| (key, reservation)).collect();
-        sweep::free(self.protected, self.proxy, seen).await?;
+        self.proxy.sweep(self.protected.strategy(), seen).await?;
         let keys: Vec<&Key> = abandoned.iter().map(|(key, _)| key).collect();
         let left = self.proxy.read(&keys).await?;
         let is_gone = |((_, seen), there): (&(Key, Reservation), Option<Reservation>)| {

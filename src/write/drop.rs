@@ -223,9 +223,7 @@ async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
                 let gone = proxy.unheld(settled, Scope::Linearizable).await?;
                 proxy.release_seen(&gone).await
             };
-            if let Err(error) = released.await {
-                warn(proxy, &error);
-            }
+            proxy.or_left_behind(released).await;
         });
     join_all(each).await;
 }

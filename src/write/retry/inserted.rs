@@ -81,11 +81,7 @@ pub fn find<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
             .close(),
     };
     command.close();
-    let most = i32::try_from(notes.len()).unwrap_or(i32::MAX);
-    command
-        .int32("limit", most)
-        .int32("batchSize", most)
-        .boolean("singleBatch", true);
+    cursor::in_one_batch(&mut command, notes.len());
     step(protected, command)
 }
 

@@ -96,9 +96,7 @@ pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>])
                 .collect();
             proxy.release(&moved).await
         };
-        if let Err(error) = released.await {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release");
-        }
+        proxy.or_left_behind(released).await;
     }
 }
 

@@ -12,8 +12,9 @@ use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::command::statement::Selection;
 use crate::constraint::Key;
-use crate::proxy_collection::Owner;
+use crate::proxy_collection::{Owner, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
+use crate::reservation::Token;
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::write::txn::{Failure, Transaction};
@@ -79,22 +80,13 @@ async fn read(
 ) -> Result<(), Failure> {
     let proxy = &protected.constraints[constraint].constraint;
     let collection = proxy.proxy_collection();
-    let mut command = Builder::new();
-    command.string("find", collection.collection.as_bytes());
-    command
-        .open(ElementType::EmbeddedDocument, b"filter")
-        .open(ElementType::EmbeddedDocument, b"_id")
-        .documents("$in", keys.iter().map(|key| key.reservation_id().into_bytes()))
-        .close()
-        .close();
+    let any_token = None::<std::iter::Empty<Token>>;
+    let mut command = find_reservations(&collection.collection, keys.iter().copied(), any_token);
     command
         .open(ElementType::EmbeddedDocument, b"projection")
         .int32("owner", 1)
         .close();
-    command
-        .int32("limit", i32::try_from(KEYS_AT_ONCE).unwrap_or(i32::MAX))
-        .boolean("singleBatch", true)
-        .int32("batchSize", i32::try_from(KEYS_AT_ONCE).unwrap_or(i32::MAX));
+    cursor::in_one_batch(&mut command, KEYS_AT_ONCE);
     let reply = transaction.run(upstream, &collection.database, command, None).await?;
     for reservation in cursor::batch(Doc::new(&reply)?)? {
         let id = reservation.nested("_id")?.unwrap_or(Doc::empty());

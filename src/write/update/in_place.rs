@@ -236,9 +236,7 @@ async fn settle(
             proxy.release_seen(&given_up).await?;
             proxy.release(&not_come).await
         };
-        if let Err(error) = released.await {
-            tracing::warn!(%error, constraint = proxy.constraint.name(), "could not release");
-        }
+        proxy.or_left_behind(released).await;
     }
     Ok(())
 }

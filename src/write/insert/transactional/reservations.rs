@@ -1,11 +1,11 @@
 //! The reservations of documents that are about to be inserted, inside the inserting transaction: checked, or written.
 
-use bson::spec::{BinarySubtype, ElementType};
+use bson::spec::ElementType;
 
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
 use crate::constraint::Key;
-use crate::proxy_collection::{Fitting, ProxyCollection, StoreError};
+use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::pipeline::Step;
@@ -20,32 +20,15 @@ const COMMAND_MAX: Fitting = Fitting {
 pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
-        let mut command = Builder::new();
-        command.string("find", collection.collection.as_bytes());
-        let ids = chunk.iter().map(|(_, key)| key.reservation_id().into_bytes());
-        let tokens = chunk.iter().map(|(candidate, _)| candidate.attempt.token().to_bytes());
-        command
-            .open(ElementType::EmbeddedDocument, b"filter")
-            .open(ElementType::EmbeddedDocument, b"_id")
-            .documents("$in", ids)
-            .close();
-        command
-            .open(ElementType::EmbeddedDocument, b"token")
-            .array("$in", tokens, |array, index, token| {
-                array.binary(index.as_bytes(), BinarySubtype::Generic, &token);
-            })
-            .close()
-            .close();
+        let keys = chunk.iter().map(|(_, key)| *key);
+        let tokens = chunk.iter().map(|(candidate, _)| candidate.attempt.token());
+        let mut command = find_reservations(&collection.collection, keys, Some(tokens));
         command
             .open(ElementType::EmbeddedDocument, b"projection")
             .int32("_id", 0)
             .int32("at", 1)
             .close();
-        let most = i32::try_from(chunk.len()).unwrap_or(i32::MAX);
-        command
-            .int32("limit", most)
-            .int32("batchSize", most)
-            .boolean("singleBatch", true);
+        cursor::in_one_batch(&mut command, chunk.len());
         command
     };
     steps(protected, candidates, check)

@@ -1,0 +1,76 @@
+//! Reservations whose owners don't hold their keys: taken over, swept, released. Whatever the strategy, the choice of the proof
+//! that an absent owner never comes is made here.
+//!
+//! In compensating mode the lease is the proof: it is over, and a write ends before its lease does. In strict mode a
+//! transaction proves it ([`super::placeholder`]), whatever the time.
+
+use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver};
+use crate::constraint::{Key, Strategy};
+use crate::reservation::Scope;
+use crate::traces::{Step, asking};
+
+impl ProxyCollection {
+    /// Replaces the reservation of `key`, if it still is the one that was `seen`, past its lease and with an absent owner.
+    ///
+    /// # Errors
+    /// [`StoreError`] if nobody knows whether it was replaced.
+    pub async fn take_over_absent(
+        &self,
+        strategy: Strategy,
+        key: &Key,
+        seen: &Reservation,
+        owner: &Owner,
+        version: impl Into<ReservationVersion>,
+    ) -> Result<TakenOver, StoreError> {
+        match strategy {
+            Strategy::Compensating => self.take_over(key, seen, owner, version).await,
+            Strategy::Transaction => {
+                let anew = self.reservation(key, owner, version);
+                let settled = self.settle_absent(key, seen, Some(anew));
+                asking(Step::TakeOver, &self.constraint, 1, settled).await
+            }
+        }
+    }
+
+    /// Deletes those reservations, all of them past their lease, whose owner doesn't hold the key; how many.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer. A reservation that stays is settled by the next write that meets it.
+    pub async fn sweep(&self, strategy: Strategy, suspects: Vec<(&Key, &Reservation)>) -> Result<u64, StoreError> {
+        let abandoned = self.unheld(suspects, Scope::Linearizable).await?;
+        if abandoned.is_empty() {
+            return Ok(0);
+        }
+        match strategy {
+            Strategy::Transaction => self.delete_absent(&abandoned).await,
+            Strategy::Compensating => {
+                self.sweep_seen(&abandoned).await?;
+                Ok(abandoned.len() as u64)
+            }
+        }
+    }
+
+    /// Deletes reservations one by one, each so that its owner can't come any more; how many.
+    async fn delete_absent(&self, abandoned: &[(&Key, &Reservation)]) -> Result<u64, StoreError> {
+        let mut count = 0;
+        for (key, seen) in abandoned {
+            match self.settle_absent(key, seen, None).await {
+                Ok(TakenOver::Done) => count += 1,
+                // Another attempt is at it; the next sweep looks again.
+                Ok(_) => {}
+                Err(error @ StoreError::Unroutable) => {
+                    tracing::warn!(%error, constraint = self.constraint.name(), owner = ?seen.owner.id, "not swept");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Waits for a release. If it fails the log says so: its reservations stay until the next write that meets them, or a sweep.
+    pub async fn or_left_behind(&self, released: impl Future<Output = Result<(), StoreError>>) {
+        if let Err(error) = released.await {
+            tracing::warn!(%error, constraint = self.constraint.name(), "could not release");
+        }
+    }
+}

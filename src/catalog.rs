@@ -3,7 +3,7 @@
 //! For every command that passes it answers by namespace: is the collection protected, and is it one of Keyward's own?
 //! The answers allocate nothing. Filled from the configuration; replaced when a shard key has changed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::classify::{Encrypted, OtherCollation, Protection};
@@ -38,11 +38,9 @@ pub struct Protected {
 
 impl Protected {
     /// Every path whose change can change a key, or where a reservation's owner is looked for.
-    pub fn paths(&self) -> Vec<&str> {
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
         let of_constraints = self.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
-        of_constraints
-            .chain(self.shard_key.iter().map(String::as_str))
-            .collect()
+        of_constraints.chain(self.shard_key.iter().map(String::as_str))
     }
 
     /// How its documents and their reservations are made one: as the operator chose, or as it suits the deployment. One
@@ -89,7 +87,7 @@ impl Protected {
 /// The snapshot.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    databases: HashMap<Vec<u8>, HashMap<Vec<u8>, Arc<Protected>>>,
+    databases: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Arc<Protected>>>,
 }
 
 impl Catalog {
@@ -140,7 +138,7 @@ impl Catalog {
 
     /// Every protected collection.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Protected>> {
-        self.databases.values().flat_map(HashMap::values)
+        self.databases.values().flat_map(BTreeMap::values)
     }
 
     /// Whether what is protected lies on one replica set.

@@ -9,13 +9,14 @@
 
 use bson::spec::ElementType;
 
+use crate::catalog::Protected;
 use crate::raw::{Doc, Element, Malformed};
 
 /// Whether the update `u` (operators, a replacement or a pipeline) may change what stands at one of `paths`.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn may_affect(update: &Element<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+pub fn may_affect(update: &Element<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     let Some(document) = update.as_document_or_array()? else {
         return Ok(true);
     };
@@ -25,7 +26,7 @@ pub fn may_affect(update: &Element<'_>, paths: &[&str]) -> Result<bool, Malforme
     }
 }
 
-fn operators_may_touch(update: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     for operator in update.elements() {
         let operator = operator?;
         let Some(fields) = operator.as_document_or_array()? else {
@@ -40,7 +41,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &[&str]) -> Result<bool, Malforme
             _ => return Ok(true),
         }
         for field in fields.elements() {
-            if overlaps_any(reached(operator.name, field?.name), paths) {
+            if paths.overlap(reached(operator.name, field?.name)) {
                 return Ok(true);
             }
         }
@@ -49,7 +50,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &[&str]) -> Result<bool, Malforme
     Ok(update.is_empty())
 }
 
-fn pipeline_may_touch(pipeline: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
+fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     for stage in pipeline.elements() {
         let Some(stage) = stage?.as_document_or_array()? else {
             return Ok(true);
@@ -58,14 +59,12 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &[&str]) -> Result<bool, Malform
             let operator = operator?;
             let fields = operator.as_document_or_array()?;
             let touched = match (operator.name, fields) {
-                (b"$set" | b"$addFields", Some(fields)) => {
-                    any(fields, |field| overlaps_any(first_name(field.name), paths))?
-                }
+                (b"$set" | b"$addFields", Some(fields)) => any(fields, |field| paths.overlap(first_name(field.name)))?,
                 // It takes away, and leaves what is no document as it is.
                 (b"$unset", Some(fields)) => any(fields, |field| {
-                    field.as_string_bytes().is_none_or(|path| overlaps_any(path, paths))
+                    field.as_string_bytes().is_none_or(|path| paths.overlap(path))
                 })?,
-                (b"$unset", None) => operator.as_string_bytes().is_none_or(|path| overlaps_any(path, paths)),
+                (b"$unset", None) => operator.as_string_bytes().is_none_or(|path| paths.overlap(path)),
                 _ => true,
             };
             if touched {
@@ -105,13 +104,34 @@ fn first_name(path: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'.').next().unwrap_or(path)
 }
 
-/// Whether `path` overlaps with any of the others.
-pub fn overlaps_any(path: &[u8], paths: &[&str]) -> bool {
-    paths.iter().any(|other| overlap(path, other.as_bytes()))
+/// Some paths.
+pub trait Paths {
+    /// Whether `path` overlaps with any of them.
+    fn overlap(&self, path: &[u8]) -> bool;
+}
+
+impl Paths for Vec<&str> {
+    fn overlap(&self, path: &[u8]) -> bool {
+        self.iter().any(|own| overlap(path, own.as_bytes()))
+    }
+}
+
+impl Paths for Protected {
+    fn overlap(&self, path: &[u8]) -> bool {
+        self.paths().any(|own| overlap(path, own.as_bytes()))
+    }
 }
 
 /// Whether one path, positions left out, begins with the other.
 pub fn overlap(one: &[u8], other: &[u8]) -> bool {
+    // Most paths differ in their first letter.
+    if let ([first, ..], [other_first, ..]) = (one, other)
+        && first != other_first
+        && first.is_ascii_alphabetic()
+        && other_first.is_ascii_alphabetic()
+    {
+        return false;
+    }
     names(one).zip(names(other)).all(|(one, other)| one == other)
 }
 
@@ -129,7 +149,7 @@ mod tests {
     fn affects_keys(update: Bson, paths: &[&str]) -> bool {
         let bytes = doc! { "u": update }.to_vec().unwrap();
         let update = Doc::new(&bytes).unwrap().get("u").unwrap().unwrap();
-        may_affect(&update, paths).unwrap()
+        may_affect(&update, &paths.to_vec()).unwrap()
     }
 
     #[test]

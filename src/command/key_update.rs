@@ -6,7 +6,7 @@
 
 use bson::spec::ElementType;
 
-use super::affected_keys::{overlap, overlaps_any, reached};
+use super::affected_keys::{Paths, overlap, reached};
 use super::filter_rewriting::equality;
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
@@ -221,17 +221,17 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
         };
         for field in changed.elements() {
             let field = field?;
-            if overlaps_any(field.name, &unchangeable) {
+            if unchangeable.overlap(field.name) {
                 return Ok(None);
             }
             let renamed_to = match operator.name {
                 b"$rename" => field.as_string_bytes(),
                 _ => None,
             };
-            if renamed_to.is_some_and(|path| overlaps_any(path, &paths) || overlaps_any(path, &unchangeable)) {
+            if renamed_to.is_some_and(|path| paths.overlap(path) || unchangeable.overlap(path)) {
                 return Ok(None);
             }
-            if !overlaps_any(reached(operator.name, field.name), &paths) {
+            if !paths.overlap(reached(operator.name, field.name)) {
                 continue;
             }
             let value = match operator.name {

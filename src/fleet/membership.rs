@@ -1,6 +1,6 @@
 //! This Keyward's own place in the register: whether it may write, and where.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::proxy_collection::StoreError;
 const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 
 /// The collections to which writes may go on, by database.
-type Collections = HashMap<Vec<u8>, HashSet<Vec<u8>>>;
+type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
 /// This Keyward's own place in the register.
 #[derive(Debug)]
@@ -84,12 +84,9 @@ impl Membership {
     /// Whether a write to this collection may go on: it is in the entry, and constraints there that this Keyward lacks aren't
     /// called enforced.
     pub fn has_declared(&self, database: &[u8], collection: &[u8]) -> bool {
-        OF_MONGODB.contains(&database)
-            || self
-                .declared
-                .load()
-                .get(database)
-                .is_some_and(|collections| collections.contains(collection))
+        let declared = self.declared.load();
+        let collections = declared.get(database);
+        collections.is_some_and(|collections| collections.contains(collection)) || OF_MONGODB.contains(&database)
     }
 
     /// Has writes go to `namespaces` from now on, which all reserve for `constraints`, too: first it is written in the entry, then

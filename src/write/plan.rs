@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::catalog::{Catalog, Protected};
 use crate::classify::{Target, Write};
-use crate::command::affected_keys::may_affect;
+use crate::command::affected_keys::{Paths, may_affect};
 use crate::command::batch::BatchCommand;
 use crate::command::bulk::BulkWrite;
 use crate::command::key_update::KeyUpdate;
@@ -123,11 +123,10 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Wo
             return Err(Refusal::WrongType(kind.query_name()));
         }
     }
-    let paths = protected.paths();
     let plans = command
         .documents
         .iter()
-        .map(|own| StatementPlan::of(kind, *own, &command, protected, &paths));
+        .map(|own| StatementPlan::of(kind, *own, &command, protected));
     let plans: Result<Vec<_>, _> = plans.collect();
     let plans = plans.map_err(Refusal::Malformed)?;
     Ok(Work::Statements(command, kind, plans))
@@ -139,10 +138,9 @@ impl<'m> StatementPlan<'m> {
         own: Doc<'m>,
         command: &BatchCommand<'m>,
         protected: &Protected,
-        paths: &[&str],
     ) -> Result<Self, Malformed> {
         let statement = Statement::of(kind, command.body, own)?;
-        let way = if !affects_keys(kind, own, paths)? {
+        let way = if !affects_keys(kind, own, protected)? {
             Way::PassThrough
         } else if command.is_in_transaction()? {
             Way::InTransaction
@@ -170,43 +168,51 @@ pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -
     let Some(protected) = catalog.protected(target.database, target.collection) else {
         return false;
     };
-    let paths = protected.paths();
     let affects_keys = match kind.list() {
-        Some(list) => any_affects_keys(kind, message, list, &paths),
-        None => affects_keys(kind, message.body, &paths).ok(),
+        Some(list) => any_affects_keys(kind, message, list, &**protected),
+        None => affects_keys(kind, message.body, &**protected).ok(),
     };
     affects_keys == Some(false)
 }
 
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
-fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &[&str]) -> Option<bool> {
+fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &impl Paths) -> Option<bool> {
     let batch = message.documents(list).ok()??;
     // The server refuses what comes in the body and beside it, and a batch of nothing.
-    let mut statements = batch.iter().ok()?.peekable();
-    statements.peek()?;
-    for own in statements {
+    let mut any = None;
+    for own in batch.iter().ok()? {
         if affects_keys(kind, own.ok()?, paths).ok()? {
             return Some(true);
         }
+        any = Some(false);
     }
-    Some(false)
+    any
 }
 
 /// Whether the statement `own` may change a key, and so must be watched. What the server always refuses needn't be.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &[&str]) -> Result<bool, Malformed> {
-    let update = match kind {
-        StatementKind::Delete => return Ok(true),
-        StatementKind::Update => "u",
-        StatementKind::FindAndModify => "update",
-    };
-    if own.is_set("upsert")? {
-        return Ok(true);
+pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
+    let (mut update, mut removes) = (None, false);
+    for field in own.elements() {
+        let field = field?;
+        match field.name {
+            b"upsert" if field.is_truthy() => return Ok(true),
+            b"u" | b"update" => {
+                // Which of two the server would take isn't decided here.
+                if update.replace(field).is_some() {
+                    return Ok(true);
+                }
+            }
+            b"remove" => removes |= field.is_truthy(),
+            _ => {}
+        }
     }
-    match own.get(update)? {
-        Some(update) => may_affect(&update, paths),
-        None => Ok(kind == StatementKind::FindAndModify && own.is_set("remove")?),
+    match (kind, update) {
+        (StatementKind::Delete, _) => Ok(true),
+        (_, Some(update)) => may_affect(&update, paths),
+        (StatementKind::Update, None) => Ok(false),
+        (StatementKind::FindAndModify, None) => Ok(removes),
     }
 }

@@ -232,7 +232,7 @@ pub fn by_ids<'i>(ids: impl Iterator<Item = &'i [u8]>) -> Result<Vec<u8>, Malfor
 
 /// The top-level fields that keys and routes are made of.
 fn append_projection(command: &mut Builder, protected: &Protected) {
-    let paths = protected.paths().into_iter().chain(["_id"]);
+    let paths = protected.paths().chain(["_id"]);
     let mut roots: Vec<&str> = paths.map(|path| path.split('.').next().unwrap_or(path)).collect();
     roots.sort_unstable();
     roots.dedup();

@@ -28,14 +28,14 @@ pub struct Candidate<'a> {
     pub position: usize,
     /// The document, with an `_id`.
     pub document: Cow<'a, [u8]>,
-    /// Who will hold the keys.
+    /// The owner of the keys.
     pub owner: Owner,
     /// By constraint, then in index order: the one order in which every attempt takes its keys, and the order in which
     /// the server reports violations.
     pub keys: Vec<ConstrainedKey>,
     /// Where its attempt stands.
     pub attempt: Attempt,
-    /// How often what it held was given back.
+    /// How often its keys were released.
     pub generation: u32,
     /// Whether a write by which its document comes to hold the keys may be on its way.
     pub in_flight: bool,
@@ -153,7 +153,7 @@ impl<'a> Candidate<'a> {
         self.effects.extend(effects);
     }
 
-    /// Gives everything back and begins anew, unless the attempt has ended for good; the releases come first.
+    /// Releases everything and begins anew, unless the attempt has ended; the releases come first.
     pub fn restart(&mut self) {
         self.only_give_back();
         let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
@@ -162,7 +162,7 @@ impl<'a> Candidate<'a> {
         self.since = None;
     }
 
-    /// Gives everything back for good.
+    /// Releases everything, and claims nothing more.
     pub fn withdraw(&mut self) {
         self.only_give_back();
         self.effects.extend(self.attempt.clone().withdraw());

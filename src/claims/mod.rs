@@ -1,7 +1,7 @@
 //! Attempts at keys, carried out against the proxy collections.
 //!
 //! A [`Candidate`] is a document on its way to its keys; [`settle`] runs what its attempt asks for until it may be
-//! written, waits for a rival or has ended. What to do is decided in [`crate::reservation`] alone.
+//! written, waits for a conflicting attempt or has ended. What to do is decided in [`crate::reservation`] alone.
 
 mod candidate;
 mod in_flight;

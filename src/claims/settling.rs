@@ -1,6 +1,6 @@
 //! Carries out what attempts ask for, against the proxy collections.
 //!
-//! The effects of many documents travel together: all reservations for one proxy collection in one insert, all reads in
+//! One command carries the effects of many documents: all reservations for one proxy collection in one insert, all reads in
 //! one find, and so on; then every attempt gets its events. It decides nothing: [`crate::reservation`] does.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,13 +36,13 @@ enum Kind {
 /// What came back for a slot: an event, and the reservation that was read, if any.
 type Answer = (Slot, Event, Option<Reservation>);
 
-/// Runs every candidate's effects until each may be forwarded, waits for a rival, or has ended.
+/// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
 ///
-/// The rivals that candidates wait for are given, one for each waiting candidate.
+/// Gives the tokens that candidates wait for, one for each waiting candidate.
 pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
-        // What is given back must be gone before it can be claimed again.
+        // A reservation must be released before its key can be claimed again.
         give_back(protected, lease, candidates).await;
         let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
@@ -88,7 +88,7 @@ fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &E
     }
 }
 
-/// Counts a wait for the rival that stands in the way of one of the candidate's keys.
+/// Counts a wait for a conflicting reservation of one of the candidate's keys.
 fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Token) {
     let in_the_way = candidate
         .conflicting
@@ -131,7 +131,7 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
 /// Slots by constraint and kind.
 type Round = BTreeMap<(usize, Kind), Vec<Slot>>;
 
-/// Sorts what the candidates ask for by what can travel together.
+/// Sorts the candidates' effects by the commands that can carry them.
 fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
     let mut round = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {

@@ -61,7 +61,7 @@ impl Session {
         is_reading && self.replies.is_at_boundary(&self.upstream.incoming)
     }
 
-    /// Goes over to the new era once nothing is under way that was decided in the one before.
+    /// Goes over to the new catalog epoch once nothing is under way that was decided in the one before.
     async fn turn(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
         if self.next_epoch.is_none() || is_sending || self.replies.owes_to_write() {

@@ -1,7 +1,7 @@
 //! One client's connection: one task, one upstream connection, for life.
 //!
-//! Most messages go through as the bytes that came, both ways at once. What Keyward must deal with itself waits until
-//! the client has every reply it is owed; then the upstream connection is free, the message is served, and the pumps go
+//! Most messages pass as unchanged bytes, both ways at once. A message that Keyward serves itself waits until the client has all
+//! pending replies. Then the upstream connection is free, Keyward serves the message, and the pumps go
 //! on. So replies keep their order, and nothing else ever uses the upstream connection meanwhile. Any doubt about where
 //! a message begins or what a reply answers ends both connections.
 
@@ -160,9 +160,9 @@ struct Session {
     in_transaction: bool,
     /// Held for what the catalog of its time has decided here.
     epoch: CatalogEpoch,
-    /// The era that has begun since.
+    /// The catalog epoch that has begun since.
     next_epoch: Option<CatalogEpoch>,
-    /// Whether a message has gone on since `era` began to which no reply comes.
+    /// Whether a message without a reply has gone on since `epoch` began.
     is_unanswered: bool,
     /// Steps done, so that a timer sees whether anything has happened.
     steps: u64,

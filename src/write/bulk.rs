@@ -2,7 +2,7 @@
 //! other, each in the way in which it would be carried out had the client sent it; also where upstream doesn't know
 //! `bulkWrite` yet.
 //!
-//! Neighbours of one kind on one collection travel together. Each operation of a retryable command keeps its number, so a
+//! Adjacent operations of one kind on one collection form one command. Each operation of a retryable command keeps its number, so a
 //! driver's retry, which begins at the first operation again, finds what was done done. Killed midway, some operations took
 //! effect and the others didn't, as when the server is.
 

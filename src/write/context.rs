@@ -66,7 +66,7 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// What becomes of the commit of a client's transaction; one that names none, the server refuses.
+    /// Whether the commit of a client's transaction goes on; the server refuses a commit without a transaction.
     pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
         transaction.map_or(Commit::GoesOn, |transaction| self.transactions.commit(transaction))
     }

@@ -1,19 +1,19 @@
 //! `drop` and `dropDatabase`: collections go first, on the client's connection, and only then the reservations of what
 //! was in them.
 //!
-//! Reservations that outlive their documents are stale, which whoever meets them finds out; documents that outlived their
+//! Reservations that outlive their documents are stale, and the next write that meets one finds out. Documents that outlived their
 //! reservations would be unprotected. So no proxy collection is ever dropped: another Keyward may just have reserved there
 //! for a document that arrives after the drop. Killed at any point, this leaves stale reservations at most.
 //!
-//! What was reserved lately is presumed in flight for its lease, and whoever wants such a key has to wait. So that a
+//! A recent reservation is presumed in flight for its lease, and a write that wants its key has to wait. So that a
 //! test can drop a collection and begin anew at once, those reservations are noted before the drop whose document is there:
 //! their writes have ended, and no other write is under way for the same token and time. If their documents are gone
 //! afterwards, by a read that a deposed primary can't answer, they are deleted, unless they were written anew. Older ones
 //! are in nobody's way, and left to the sweeper.
 //!
 //! All that is done as Keyward's own user, and may be much: so not for a client that seems to have no right to the drop. Its
-//! command goes to the server all the same, whose answer is the client's. Should it be let by, the right having come just now, what
-//! was reserved lately waits for its lease.
+//! command goes to the server all the same, whose answer is the client's. If the privilege has just been granted, recent
+//! reservations wait for their lease.
 
 use bson::RawDocument;
 use futures_util::future::join_all;

@@ -1,7 +1,7 @@
 //! Forwards documents whose keys are held, on the client's own connection, and reads from the reply what became of each.
 //!
 //! The command goes on as the client sent it but for its documents, a time limit inside the lease, and the statements'
-//! numbers where a part of a retryable write would otherwise be renumbered. What the reply doesn't say for sure is
+//! numbers where a part of a retryable write would otherwise be renumbered. An outcome that the reply leaves open is
 //! [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
 
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub async fn within<T>(
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
-/// Sends the statements at `positions` of an `update` or `delete` (`list` is its batch) on as they came; gives the reply's
+/// Sends the statements at `positions` of an `update` or `delete` (`list` is its batch) on unchanged; gives the reply's
 /// body, and whether it is `ok`.
 ///
 /// # Errors
@@ -94,7 +94,7 @@ pub enum Reason {
 /// A statement that was sent, and answered.
 #[derive(Debug)]
 pub struct Sent {
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome<Reason>,
     /// Whether a majority has what it did, so that no step-down can undo it.
     pub by_majority: bool,
@@ -102,12 +102,12 @@ pub struct Sent {
     pub body: Vec<u8>,
 }
 
-/// Who is to have what a statement does before it is answered.
+/// The members that must have a statement's effect before it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acknowledged {
     /// Enough where nothing is to be done: a majority would be waited for even so.
     ByPrimary,
-    /// Whatever less the client asked for.
+    /// Even if the client asked for less.
     ByMajority,
 }
 

@@ -9,7 +9,7 @@ const LEFT_MIN: f64 = 0.4;
 /// This part of the lease is kept back from what a forwarded write may take: for its way to the server.
 const KEPT_BACK: f64 = 0.1;
 
-/// What is left of the lease of keys.
+/// The rest of the lease of keys.
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseLeft {
     lease: Duration,

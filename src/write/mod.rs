@@ -1,7 +1,7 @@
-//! Carries writes on protected collections out: claims keys, forwards on the client's own connection, gives back.
+//! Carries out the writes on protected collections: reserves keys, writes on the client's own connection, releases keys.
 //!
-//! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. What it can't
-//! protect it refuses, naming the collection and the way out.
+//! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. It refuses
+//! a write that it can't protect, and names the collection and the way out.
 
 mod back_off;
 mod bulk;
@@ -37,12 +37,12 @@ use txn::Transaction;
 pub use txn::client_transactions::{Commit, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};
 
-/// What became of a write.
+/// How a write was served.
 #[derive(Debug)]
 pub enum Served {
     /// It was carried out, or refused: the reply's body.
     Reply(Vec<u8>),
-    /// It can't change a key, and nothing of it was carried out: it may go on as it came.
+    /// It can't change a key, and nothing of it was carried out: it may go on unchanged.
     Untouched,
 }
 
@@ -82,7 +82,7 @@ pub async fn serve(
     Ok(served)
 }
 
-/// What a client is told whose commit mustn't go on as it came; none if it may after all.
+/// The reply to a commit that mustn't go on unchanged; none if it may after all.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.

@@ -15,7 +15,7 @@ use crate::upstream::Connection;
 
 /// A client's command on its way, on the client's own upstream connection.
 pub struct WriteOp<'a> {
-    /// What the writes of this Keyward have in common.
+    /// The shared state of this Keyward's writes.
     pub context: &'a Context,
     /// The collection, with the constraints that the command was planned with.
     pub protected: &'a Protected,

@@ -1,4 +1,4 @@
-//! What became of a document or a statement that was sent to the server.
+//! The outcome of a document or a statement that was sent to the server.
 
 /// The outcome; `E` says why it isn't a success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What is to be done about a write, read from its message and the constraints alone: nothing is asked of any server.
+//! Plans a write from its message and the constraints alone: no server is asked.
 //!
 //! A plan carries the constraints that it was made with, so they are looked up once. It depends on the statements and the
 //! constraints, never on documents: a driver's retry gets the plan that its first try got, and finds what that one did.
@@ -44,11 +44,11 @@ pub struct CommandPlan<'m> {
     pub form: Form,
     /// Whether a driver may have sent it; otherwise the server is asked first what it has against it.
     pub is_usual: bool,
-    /// What is to be done.
+    /// The work.
     pub work: Work<'m>,
 }
 
-/// What a command on a protected collection asks for.
+/// The work that a command on a protected collection asks for.
 #[derive(Debug)]
 pub enum Work<'m> {
     /// Documents are inserted, with their reservations.
@@ -96,7 +96,7 @@ impl<'m> Plan<'m> {
             Write::DropDatabase { database } => return Plan::DropDatabase(database),
             Write::ShardKeyChange => return Plan::ShardKeyChange,
         };
-        // What the catalog doesn't protect needs no care.
+        // A collection that the catalog doesn't protect needs no care.
         let Some(protected) = protected(target) else {
             return Plan::Forward;
         };
@@ -189,7 +189,7 @@ fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths:
     any
 }
 
-/// Whether the statement `own` may change a key, and so must be watched. What the server always refuses needn't be.
+/// Whether the statement `own` may change a key, and so must be watched. A statement that the server always refuses needn't be.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -200,7 +200,7 @@ pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &impl Paths) -> Re
         match field.name {
             b"upsert" if field.is_truthy() => return Ok(true),
             b"u" | b"update" => {
-                // Which of two the server would take isn't decided here.
+                // A second one makes the statement unusual: the full plan decides.
                 if update.replace(field).is_some() {
                     return Ok(true);
                 }

@@ -1,4 +1,4 @@
-//! One candidate's way to its keys, with the waits for whoever else is at them.
+//! One candidate's way to its keys, with the waits for other attempts at them.
 
 use tokio::time::Instant;
 
@@ -21,7 +21,7 @@ pub enum Claimed {
     TimeLimit,
 }
 
-/// Reserves the candidate's keys, waiting until `deadline` for whoever is at them. Nothing is held unless all are.
+/// Reserves the candidate's keys, waiting until `deadline` for other attempts at them. Nothing is held unless all are.
 pub async fn reserve(
     context: &Context,
     protected: &Protected,

@@ -16,7 +16,7 @@ use crate::server::reply::{errmsg, is_ok};
 use crate::upstream::Connection;
 use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
 
-/// What belongs to a transaction that is under way, which mustn't hear of any of this: an error would end it.
+/// The fields of a transaction under way, which the probe leaves out: an error would end the transaction.
 const OF_TRANSACTIONS: [&[u8]; 5] = [
     b"lsid",
     b"txnNumber",
@@ -28,7 +28,7 @@ const OF_TRANSACTIONS: [&[u8]; 5] = [
 /// A field that no command has: every server refuses it in these commands, before it does anything.
 const UNKNOWN: &str = "keywardAsks";
 
-/// What the server has against a command that no driver sends: the reply.
+/// The server's objection to a command that no driver sends, as its reply.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled.

@@ -1,8 +1,8 @@
-//! `insert` into a protected collection: reserve, forward, and give back what the server refused.
+//! `insert` into a protected collection: reserves the keys, inserts the documents, releases the keys of refused documents.
 //!
-//! The documents go in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice whatever has its
-//! keys is forwarded; whoever waits for a rival waits after that, so that nobody waits for a document that waits. Killed
-//! at any point, this leaves reservations whose owners either are there or never come: whoever meets one finds out.
+//! The documents go in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice every document with all its
+//! keys is inserted first, and only then does Keyward wait for other attempts: so no attempt waits for a document that waits.
+//! Killed at any point, this leaves reservations whose owners exist or never come; the next write that meets one finds out.
 
 mod compensating;
 mod in_clients_transaction;
@@ -210,7 +210,7 @@ impl<'a> Insert<'a> {
         (candidates, None)
     }
 
-    /// What seems to be a duplicate may be a statement that was done long ago.
+    /// Takes out the duplicates that an earlier try of the command inserted itself.
     async fn take_out_what_was_done_before(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
@@ -234,7 +234,7 @@ impl<'a> Insert<'a> {
                 return Ok(());
             }
         };
-        // What they reserved before they met the duplicate.
+        // The keys that they reserved before they met the duplicate.
         self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
             self.reply.retried(retry.operation(candidate.position).statement);
@@ -353,7 +353,7 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// Waits until what rivals are at may be decided; rivals in the same command are, by now.
+    /// Waits until the conflicting attempts may be decided; those in the same command are decided by now.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.attempt.attempt();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {

@@ -1,9 +1,10 @@
-//! What became of documents that were forwarded together, whatever the strategy.
+//! The outcome of documents that were sent together, with any strategy.
 
 use crate::reply::{Refusal, Times, WriteError};
 use crate::write::outcome::Outcome;
 
-/// What became of one document; with the server's error for it, unless an earlier document's stopped the batch.
+/// The outcome of one document, with the server's error for it. An error of an earlier document may have stopped the batch before
+/// it.
 pub type DocumentOutcome = Outcome<Option<WriteError>>;
 
 /// The reply to one part.

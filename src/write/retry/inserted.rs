@@ -1,4 +1,4 @@
-//! What a retryable `insert` has done in Keyward's own transactions: one record for each slice of the command, in
+//! Records what a retryable `insert` has done in Keyward's own transactions: one record for each slice of the command, in
 //! `keyward.results` beside those of other statements, written by the very transactions that inserted.
 //!
 //! The server forgets nothing of a retryable write that it ran itself; one that ran as a transaction it doesn't know again.
@@ -23,7 +23,7 @@ use crate::write::txn::{Failure, Refused, Transaction};
 /// How often what an earlier try left open is to be ended.
 const ENDS_MAX: u32 = 3;
 
-/// What is noted of the documents that a transaction inserts for one slice.
+/// A note about the documents that a transaction inserts for one slice.
 #[derive(Debug, Clone)]
 pub struct Note {
     /// The record's `_id`.

@@ -5,7 +5,7 @@
 //! transaction by another session than the client's. So the reply is written in the same transaction, under what a
 //! driver's retry has in common with its first try, and expires when no retry can come any more.
 //!
-//! What a `findAndModify` gives may be as large as a document can be. With it a record would be larger, so it lies in parts
+//! The result of a `findAndModify` may be as large as a document can be. With it a record would be larger, so it lies in parts
 //! beside the record then.
 
 use std::time::SystemTime;
@@ -26,7 +26,7 @@ use crate::write::txn::{Failure, Refused, Transaction};
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";
 
-/// What a document may have.
+/// The size limit of a document.
 const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// So much of a reply goes into one part.
 const PART_BYTES_MAX: usize = DOCUMENT_BYTES_MAX / 2;
@@ -179,7 +179,7 @@ pub fn id_of(operation: Operation) -> RawDocumentBuf {
     id
 }
 
-/// Milliseconds since 1970, from which a record's life is counted: by the server that told `reply`, whose clock ends it.
+/// Milliseconds since 1970, from which a record's life is counted: by the server that sent `reply`, whose clock ends it.
 fn told_at(reply: Doc<'_>) -> Result<i64, Malformed> {
     // A timestamp: the seconds stand behind four bytes of counting.
     let seconds = reply
@@ -195,7 +195,7 @@ fn now() -> i64 {
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What is the commit's to say: when the statement took effect, and whether as many have it as are to.
+/// The fields of the commit's reply: when the statement took effect, and whether as many have it as are to.
 const OF_THE_COMMIT: [&[u8]; 5] = [
     b"$clusterTime",
     b"operationTime",
@@ -204,7 +204,7 @@ const OF_THE_COMMIT: [&[u8]; 5] = [
     b"errorLabels",
 ];
 
-/// What a statement's reply says of the statement itself.
+/// The part of a statement's reply about the statement itself.
 fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut without = Builder::new();
     for element in Doc::new(reply)?.elements() {

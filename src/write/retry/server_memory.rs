@@ -1,5 +1,5 @@
-//! What the server remembers of a retryable write that it carried out itself: it answers a repeated statement from memory, by
-//! the statement's number alone.
+//! The server's memory of retryable writes that it carried out itself: it answers a repeated statement from memory, by the
+//! statement's number alone.
 //!
 //! A document that the first try of an insert inserted may hold other keys since: it was updated, by any client, or by a later
 //! operation of the same `bulkWrite`. So before Keyward reports a duplicate it asks whether the server did the statement, and
@@ -24,11 +24,11 @@ use crate::write::outcome::Outcome;
 use crate::write::update::in_transaction::StatementRun;
 use crate::write::update::result::StatementResult;
 
-/// Which of `candidates`, statements of a retryable insert, the server did before; by position.
+/// Those of `candidates`, statements of a retryable insert, that the server did before; by position.
 ///
 /// Deletes that match nothing ask, under the statements' numbers: if the server knows a number it says so; otherwise the delete
 /// leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused as a duplicate.
-/// What was done counts once a majority has it: until then a step-down may undo it.
+/// A document counts once a majority has it: until then a step-down may undo it.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -70,7 +70,7 @@ pub fn positions_done_before<'c, 'd: 'c>(
         .collect())
 }
 
-/// Gives back what `candidates` hold that their documents, which were inserted before, don't hold any more.
+/// Releases the keys of `candidates` that their documents, which were inserted before, don't hold any more.
 pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let of_candidate = |candidate: &'_ &Candidate<'_>| {
@@ -139,7 +139,7 @@ fn question(
     Ok(question.finish())
 }
 
-/// What the server remembers of the first try of a statement that may come again, if there was one.
+/// The server's answer to the first try of a statement that may come again, if there was one.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -151,7 +151,7 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
     Ok((said.outcome != Outcome::NotApplied(Reason::NoMatch)).then(|| said.into()))
 }
 
-/// What a shard remembers of the first try of a statement that may come again and doesn't say to which shard it belongs.
+/// A shard's answer to the first try of a statement that may come again and doesn't name its shard.
 ///
 /// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
 /// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
@@ -171,7 +171,7 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
     }
 }
 
-/// What the server says to the statement where no document matches it.
+/// The server's answer to the statement in a form that matches no document.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.

@@ -84,7 +84,7 @@ pub struct ClientTransactions {
 /// What becomes of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// It goes on as it came.
+    /// It goes on unchanged.
     GoesOn,
     /// It is refused: a statement was broken off, or the constraints have changed since the beginning.
     Refused,

@@ -1,9 +1,9 @@
-//! What a command on the client's connection tells its router of the deployment's time.
+//! The deployment's time that a command on the client's connection brings to its router.
 //!
 //! Keyward reserves keys on connections of its own, perhaps through another router. If the client's router, and the shard
 //! it writes to, are behind, the document could get an earlier time than its reservation; and a snapshot between the two
 //! would show a key's new holder beside the former one. So whatever is sent once keys are held carries the time that Keyward
-//! was told when it reserved them, unless the client knows a later one.
+//! learned when it reserved them, unless the client knows a later one.
 
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
@@ -13,12 +13,12 @@ use crate::upstream::Connection;
 /// The field's name.
 const CLUSTER_TIME: &str = "$clusterTime";
 
-/// The latest time that Keyward was told when it read and wrote reservations, if the client may repeat it.
+/// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat it.
 pub fn told(protected: &Protected, upstream: &Connection) -> Times {
     let told = protected.times();
     match told.is_signed() || !has_logged_in(upstream) {
         true => told,
-        // Keyward's user may advance the clock, and was told without a signature what the server believes of nobody else.
+        // Keyward's user may advance the clock, and learned the time without a signature; the server believes no other user.
         false => Times::default(),
     }
 }

@@ -26,9 +26,9 @@ use crate::wire::{Draft, OutSequence};
 /// An open transaction.
 #[derive(Debug)]
 pub struct Transaction {
-    /// What every command carries: `lsid`, `txnNumber`, `autocommit`, and the client's API version.
+    /// The fields of every command: `lsid`, `txnNumber`, `autocommit`, and the client's API version.
     fields: Vec<u8>,
-    /// What only the first command carries; `None` once it was sent.
+    /// The fields of the first command only; `None` once it was sent.
     opening: Option<Vec<u8>>,
     /// What the first command sent here tells the router of the deployment's time, which it tells the shards.
     time: Option<Times>,
@@ -86,7 +86,7 @@ impl Refused {
         Doc::new(&self.body).is_ok_and(|body| reply::has_label(body, label))
     }
 
-    /// What the server says of a transaction that met another one.
+    /// The server's error for a transaction that met another one.
     pub fn transient() -> Refused {
         Refused {
             body: Refusal::Conflict.body(&Times::default()),
@@ -148,7 +148,7 @@ impl Transaction {
         let time = gossip::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
-        // Whatever the cluster's default is.
+        // Regardless of the cluster's default.
         append_read_concern(&mut opening, b"local");
         Ok(Transaction {
             fields: fields.finish(),
@@ -306,7 +306,7 @@ impl Transaction {
                 if refused.code() == Some(TRANSACTION_TOO_OLD) {
                     upstream.catch_up();
                 }
-                // What was meant was the transaction that the first try had left.
+                // The error is about the transaction that the first try had left.
                 let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
                 Err(Failure::Refused(match is_meant_for_another {
                     true => Refused::transient(),
@@ -390,7 +390,7 @@ impl Transaction {
             return Ok(());
         }
         if self.is_clients {
-            // Whatever becomes of the abort.
+            // Even if the abort fails.
             upstream.note_broken_off();
         }
         let mut command = Builder::new();

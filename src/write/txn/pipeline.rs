@@ -1,7 +1,7 @@
 //! Several commands of one transaction, sent without waiting for each other's replies.
 //!
 //! If one is refused over what it does, the server has aborted the transaction and refuses those after it. If it is refused
-//! before the server looks at the session (for its shape, or for want of rights), the transaction stays open: so a commit
+//! before the server looks at the session (for its shape, or without the privilege), the transaction stays open: so a commit
 //! must never be among them, but wait for their replies.
 
 use super::{Failure, Refused, Transaction};

@@ -114,8 +114,8 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// What the server says of the statement itself, where it refused to look for its documents: in a transaction that
-    /// changes nothing. `None` if it has nothing against it.
+    /// The server's answer to the statement itself, if it refused to read the documents: in a transaction that changes
+    /// nothing. `None` if it has nothing against it.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.

@@ -1,4 +1,4 @@
-//! Which of some keys are reserved already, and whether their owners hold them, as a client's transaction sees it.
+//! The existing reservations of some keys, and whether their owners hold them, as a client's transaction sees it.
 //!
 //! Only inside the transaction can be seen what it wrote itself before, and its first duplicate ends it: so this is asked
 //! before anything is reserved there. A transaction of Keyward's own is one statement long and needn't ask.
@@ -91,7 +91,7 @@ async fn read(
     for reservation in cursor::batch(Doc::new(&reply)?)? {
         let id = reservation.nested("_id")?.unwrap_or(Doc::empty());
         let id = RawDocument::from_bytes(id.bytes()).map_err(|_| Malformed::Unterminated)?;
-        // What no version of Keyward wrote is in nobody's way until it is met.
+        // A reservation that no version of Keyward wrote matters only to the write that meets it.
         let Ok(key) = Key::from_reservation_id(proxy, id) else {
             continue;
         };

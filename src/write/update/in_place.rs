@@ -43,7 +43,7 @@ const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 /// server's doesn't find equal to themselves: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
-/// What became of one try.
+/// The outcome of one try.
 enum Tried {
     Ran(StatementResult),
     /// The document changed meanwhile.
@@ -95,7 +95,7 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
         Ok(Some(seen)) => seen,
         Ok(None) => return Ok(Tried::Ran(without_match(run).await?.into())),
         Err(refused) => {
-            // What is wrong with the statement the server says in its own way; if nothing is, it was the look.
+            // If the statement is wrong, the server's own answer says so; otherwise the read was refused.
             let nothing = without_match(run).await?;
             return Ok(Tried::Ran(match nothing.outcome {
                 Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
@@ -241,7 +241,7 @@ async fn settle(
     Ok(())
 }
 
-/// The document's reservations of the keys that it is to give up. What can't be read stays, for whoever meets it.
+/// The document's reservations of the keys that it is to give up. A reservation that can't be read stays until a write meets it.
 ///
 /// The transaction that gave the document a key may be committed on the document's shard and still be prepared on the key's: what
 /// isn't found is read once more, when that is decided.
@@ -289,7 +289,7 @@ async fn refused(run: &mut StatementRun<'_, '_>) -> Result<Tried, ForwardError> 
     Ok(Tried::Ran(first_try.unwrap_or(result)))
 }
 
-/// What becomes of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
+/// The result of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
 /// another way than it would take the next time, when the document may be smaller.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
     if run.operation.is_none() {

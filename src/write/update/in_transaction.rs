@@ -86,7 +86,7 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// What keeps the statement from taking effect, if anything does: it is evaluated in a transaction that is never
+    /// The obstacle that keeps the statement from taking effect, if there is one: it is evaluated in a transaction that is never
     /// committed.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl StatementRun<'_, '_> {
         Ok(obstacle)
     }
 
-    /// What an earlier try of the statement was answered, if it took effect.
+    /// The reply to an earlier try of the statement, if that took effect.
     async fn recorded(&mut self) -> Result<Option<StatementResult>, Failure> {
         let Some(operation) = self.operation else {
             return Ok(None);
@@ -253,7 +253,7 @@ impl StatementRun<'_, '_> {
     }
 
     /// Leaves the client's transaction as the server has left it that `refused` the last command; aborts it where that may be
-    /// open with a part of what belongs together: refused before it has looked at the session, for want of rights, say, the
+    /// open with a part of what belongs together: refused before it has looked at the session, without the privilege, say, the
     /// server leaves it open, and in it a statement without its reservations.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// What the client is told where its documents can't be looked for: what the server says of the statement itself,
+    /// The result if the documents can't be read: the server's answer to the statement itself,
     /// which is an error of one statement and in the client's own words.
     ///
     /// # Errors
@@ -323,7 +323,7 @@ mod tests {
         assert!(!asks(doc! { "b": "x" }));
         assert!(!asks(doc! { "b": "x", "c.d": 2 }));
         assert!(!asks(doc! { "b": "x", "c.d": { "$gte": 1 } }));
-        // Who holds the key needn't match what is asked beside it.
+        // The document that holds the key needn't match the other conditions.
         assert!(!asks(doc! { "b": "x", "c.d": 1, "region": "a" }));
     }
 }

@@ -1,4 +1,4 @@
-//! What became of a statement: of one evaluation by the server, and of the statement as a whole.
+//! The results of a statement: of one evaluation by the server, and of the statement as a whole.
 
 use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
@@ -8,7 +8,7 @@ use crate::write::forward::{Reason, Sent};
 use crate::write::outcome::Outcome;
 use crate::write::txn::Refused;
 
-/// What became of a statement, for the reply.
+/// The result of a statement, for the reply.
 #[derive(Debug)]
 pub enum StatementResult {
     /// The server's reply, be it that it applied or that it refused the statement.
@@ -25,7 +25,7 @@ pub enum StatementResult {
     Refused(Refusal),
 }
 
-/// What one evaluation in a transaction came to.
+/// The result of one evaluation in a transaction.
 #[derive(Debug)]
 pub enum Evaluation {
     /// The statement is carried out, and reservations with it; the transaction is open.

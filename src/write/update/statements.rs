@@ -1,7 +1,7 @@
 //! `update` and `delete` on a protected collection: statement by statement, in the order of the command.
 //!
-//! Statements that can't change a key go to the server as they came, neighbours together. Every other one is brought to
-//! its end in a transaction ([`super::statement_run`]), the client's own if the command is part of one.
+//! Statements that can't change a key are forwarded unchanged, adjacent ones in one command. Every other one is carried out in the
+//! way that was planned for it, or in the client's transaction if the command is part of one.
 
 use std::ops::Range;
 

@@ -47,16 +47,16 @@ pub(super) enum Reservations {
     Written,
 }
 
-/// What one transaction inserts.
+/// The documents of one transaction.
 pub(super) struct Load<'s> {
     pub(super) candidates: Vec<&'s Candidate<'s>>,
-    /// What is noted of them, for each slice of a retryable command.
+    /// The notes about them, one for each slice of a retryable command.
     pub(super) notes: Vec<Note>,
-    /// What those who insert know of the deployment's time: nothing that they do is before it.
+    /// The latest time of the deployment that the clients know: the transaction is not before it.
     pub(super) time: Times,
 }
 
-/// What became of one transaction.
+/// The outcome of one transaction.
 pub(super) enum Tried {
     /// The server's reply to the insert, with the times of the commit's.
     Committed(Vec<u8>),
@@ -138,7 +138,7 @@ impl Transactional {
                 match self.inserted_by_majority(op).await {
                     Ok(statements) => Ok(Tried::Before(statements)),
                     Err(Failure::Forward(error)) => Err(error),
-                    // Some of these are there, or were; only a retry can tell whether for good.
+                    // Some of these are there, or were; only a retry can tell whether they stay.
                     Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                         Ok(Tried::InDoubt(refused.in_doubt(true).body))
                     }
@@ -227,7 +227,7 @@ impl Transactional {
         Ok(Tried::Committed(with_times_of(&reply, &committed)?))
     }
 
-    /// Which of `these` have lost a key, from the reservations as they stand; none if what is there can't be seen yet.
+    /// Those of `these` that have lost a key, from the current reservations; none if those can't be seen yet.
     async fn lost(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Tried {
         match in_transaction::lost(op.protected, these).await {
             Ok(lost) => Tried::Lost(lost),

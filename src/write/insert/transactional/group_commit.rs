@@ -1,9 +1,9 @@
-//! Group commit: what several clients insert goes in by one transaction, where it would have gone in by one for each.
+//! Group commit: one transaction carries the strict inserts of several clients.
 //!
-//! What arrives while transactions are under way waits until one of them ends: the first who waits leads the next one on its own
-//! connection, and takes the others along. Only those travel together for whom the server would do just the
-//! same: one user's, with the same options. If anything is in the way of a single document, nothing of the group is
-//! done, and each goes on alone, as it would have without company.
+//! An insert that arrives while transactions are under way waits until one of them ends. The first waiting insert then leads the
+//! next transaction on its own connection, which carries the others. Inserts share a group only if user, roles and options are
+//! identical, so that the server treats them alike. If one document cannot be inserted, the group has no effect, and each insert
+//! runs alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::pin;
@@ -20,10 +20,10 @@ use crate::traces;
 use crate::write::retry::inserted::Note;
 use crate::write::txn::Refused;
 
-/// So many groups with the same terms are under way at once, and those that hang: while one waits for its majority the servers
-/// have time for others, and where they have time for all nobody waits.
+/// So many groups with the same terms are under way at once, besides those that hang: while one waits for its majority, the servers
+/// have time for others. With few clients no insert waits.
 const AT_ONCE: usize = 4;
-/// So many documents and keys, and so many bytes, go into one group; a part of that is what one client may bring.
+/// The largest group, and the largest insert that may join one.
 const MOST: Size = Size {
     items: 400,
     bytes: 1 << 20,
@@ -32,16 +32,16 @@ const MOST_OF_ONE: Size = Size {
     items: 50,
     bytes: 1 << 14,
 };
-/// Who has waited for so long, or for twice as long as the last transaction took, without being taken along goes on alone:
-/// another's connection may be stuck.
+/// An insert that has waited for so long, or for twice as long as the last transaction took, runs alone: the leader's
+/// connection may be stuck.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
-/// After a group that came to nothing, or hangs, so many go alone, twice as many after the next one, and so on, up to the last.
+/// After a group without effect, or one that hangs, so many inserts run alone; twice as many after the next one, up to the last.
 const ALONE: (u32, u32) = (16, 1024);
-/// Terms that nobody waits for are forgotten when there are more than so many.
+/// Idle terms are forgotten when there are more than so many.
 const IDLE_MAX: usize = 256;
 
-/// What must be the same for documents to go in by one transaction.
+/// Inserts share a group only if these bytes are identical.
 pub type Terms = Arc<[u8]>;
 
 /// The groups of a Keyward.
@@ -51,27 +51,27 @@ pub struct Groups {
     counts: GroupCommit,
 }
 
-/// Those with the same terms.
+/// The inserts with the same terms.
 #[derive(Debug, Default)]
 struct Group {
     under_way: usize,
     waiting: VecDeque<Waiting>,
     /// How long the last transaction took.
     took: Duration,
-    /// So many go alone.
+    /// So many of the next inserts run alone.
     alone: u32,
-    /// How many did after the last group that came to nothing.
+    /// How many did after the last group without effect.
     alone_before: u32,
 }
 
-/// What one client inserts, for anybody to do it.
+/// The insert of one client, for another client's connection.
 #[derive(Debug)]
 pub struct Member {
-    /// The documents, with what they want.
+    /// The documents, with their keys.
     pub candidates: Vec<Candidate<'static>>,
-    /// What is to be noted of them.
+    /// The note of a retryable insert.
     pub note: Option<Note>,
-    /// What the client knows of the deployment's time.
+    /// The latest time of the deployment that the client knows.
     pub time: Times,
 }
 
@@ -82,42 +82,42 @@ struct Waiting {
     turn: oneshot::Sender<Turn>,
 }
 
-/// What somebody who has entered does next.
+/// What an insert does after its wait.
 #[derive(Debug)]
 pub enum Turn {
-    /// It inserts its own documents and those of whom it leads.
+    /// It inserts its own documents and those of its group.
     Lead(Lead),
-    /// Somebody else did it.
+    /// Another insert's transaction carried it.
     Done(Done),
-    /// It inserts its own documents, nobody else's.
+    /// It inserts its own documents only.
     Alone,
-    /// Nobody knows: who did it was lost.
+    /// Its outcome is unknown: the leader was lost.
     Lost,
 }
 
-/// What became of a group.
+/// The outcome of a group.
 #[derive(Debug, Clone)]
 pub enum Done {
-    /// All is there; the server's reply, which counts all of it.
+    /// All documents are inserted; the server's reply, which counts all of them.
     Committed(Vec<u8>),
-    /// All of it is there, or nothing.
+    /// Either all documents are inserted or none.
     InDoubt(Refused),
-    /// Nothing is, and each is to try alone.
+    /// No document is inserted; each insert is to run alone.
     Nothing,
 }
 
-/// The lead of a transaction. When it is dropped who waits gets its turn.
+/// The lead of a transaction. When it is dropped, the next waiting insert leads.
 #[derive(Debug)]
 pub struct Lead {
     groups: Arc<Groups>,
     terms: Terms,
     others: Vec<Waiting>,
     since: Instant,
-    /// It has taken too long, and is counted among those under way no more.
+    /// It has taken too long, and no longer counts among the groups under way.
     hangs: bool,
 }
 
-/// Those who were taken along, and wait to be told.
+/// The other members of a group, which wait for its outcome.
 #[derive(Debug)]
 pub struct Others(Vec<oneshot::Sender<Turn>>);
 
@@ -144,7 +144,7 @@ impl Size {
         Size::of(&member.candidates.iter().collect::<Vec<_>>())
     }
 
-    /// Whether it's little enough to be taken along.
+    /// Whether it is small enough to join a group.
     pub fn is_little(self) -> bool {
         self.fits(MOST_OF_ONE)
     }
@@ -162,7 +162,7 @@ impl Size {
 }
 
 impl Groups {
-    /// None yet; what becomes of them is counted in `counts`.
+    /// Without any group yet; outcomes are counted in `counts`.
     pub fn new(counts: GroupCommit) -> Groups {
         Groups {
             by_terms: Mutex::default(),
@@ -170,9 +170,9 @@ impl Groups {
         }
     }
 
-    /// Waits for a turn; `member` is only asked for if there is something to wait for.
+    /// Waits until it may run or has run; `member` is called only if it must wait.
     ///
-    /// - Cancel: what was taken along already is inserted nevertheless.
+    /// - Cancel: a member of a group under way is inserted nevertheless.
     pub async fn enter(self: &Arc<Self>, terms: Terms, member: impl FnOnce() -> Member) -> Turn {
         let (number, patience, mut turn) = {
             let mut groups = self.lock();
@@ -188,7 +188,7 @@ impl Groups {
                 group.under_way += 1;
                 return Turn::Lead(Lead::new(self, &terms, Vec::new()));
             }
-            // Told apart from those of groups before it, too.
+            // Unique among earlier groups, too.
             let number = rand::random();
             let (sender, receiver) = oneshot::channel();
             group.waiting.push_back(Waiting {
@@ -207,7 +207,7 @@ impl Groups {
         }
     }
 
-    /// Whether it was still waiting, and isn't any more.
+    /// Ends a wait; whether it was still waiting.
     fn leave(&self, terms: &Terms, number: u64) -> bool {
         let mut groups = self.lock();
         let Some(group) = groups.get_mut(terms) else {
@@ -238,7 +238,7 @@ impl Group {
         (2 * self.took).clamp(PATIENCE, PATIENCE_MAX)
     }
 
-    /// The first who still waits, and as many behind it as fit.
+    /// The first waiting insert, and as many behind it as fit.
     fn next(&mut self) -> Option<(Waiting, Vec<Waiting>)> {
         let leader = loop {
             let first = self.waiting.pop_front()?;
@@ -275,7 +275,7 @@ impl Lead {
         }
     }
 
-    /// Those to take along; from now on nobody else will.
+    /// The other members of the group, which only this lead can carry from now on.
     pub fn take_along(&mut self) -> (Vec<Member>, Others) {
         let (members, turns) = self
             .others
@@ -285,8 +285,8 @@ impl Lead {
         (members, Others(turns))
     }
 
-    /// Waits for the transaction. Who wasn't taken along does so no longer than its patience lasts: a shard may never answer, and
-    /// it may be none of theirs.
+    /// Waits for the transaction. Inserts outside the group stop waiting after [`PATIENCE_MAX`]: a shard that never answers may be none of
+    /// theirs.
     pub async fn during<T>(&mut self, transaction: impl Future<Output = T>) -> T {
         let mut transaction = pin!(transaction);
         match timeout(PATIENCE_MAX, transaction.as_mut()).await {
@@ -298,7 +298,7 @@ impl Lead {
         }
     }
 
-    /// Whoever waits goes alone, and so do the next ones: what this one hangs on would hold up most groups that they could make.
+    /// Has all waiting inserts and the next ones run alone: the shard that this group waits for would hold up most other groups, too.
     fn stand_aside(&mut self) {
         self.hangs = true;
         let mut groups = self.groups.lock();
@@ -308,12 +308,12 @@ impl Lead {
         group.under_way -= 1;
         group.have_the_next_go_alone();
         for waiting in self.others.drain(..).chain(group.waiting.drain(..)) {
-            // Whoever has gone meanwhile doesn't want to know.
+            // A client that has gone needs no answer.
             let _ = waiting.turn.send(Turn::Alone);
         }
     }
 
-    /// Takes note of what became of the transaction of a group of `inserts`.
+    /// Notes the outcome of the transaction of a group of `inserts`.
     pub fn note(&self, done: &Done, inserts: usize) {
         let counts = &self.groups.counts;
         match done {
@@ -332,7 +332,7 @@ impl Lead {
         }
     }
 
-    /// Takes note that nobody knows what became of the transaction of a group: what it was lost by may be none of their shards.
+    /// Notes a group of unknown outcome: the shard that failed may be none of the next groups'.
     pub fn note_lost(&self) {
         self.groups.counts.lost.inc();
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
@@ -340,7 +340,7 @@ impl Lead {
         }
     }
 
-    /// Who waits gets its turn.
+    /// Has the next waiting insert lead.
     fn pass_on(&mut self) {
         let next = {
             let mut groups = self.groups.lock();
@@ -348,7 +348,7 @@ impl Lead {
                 return;
             };
             group.took = self.since.elapsed();
-            // Who was to be taken along by one that has gone.
+            // The members of a leader that has gone.
             for waiting in self.others.drain(..).rev() {
                 group.waiting.push_front(waiting);
             }
@@ -370,10 +370,10 @@ impl Lead {
 }
 
 impl Others {
-    /// Tells them.
+    /// Passes the outcome on to them.
     pub fn tell(self, done: &Done) {
         for turn in self.0 {
-            // Whoever has gone meanwhile doesn't want to know.
+            // A client that has gone needs no answer.
             let _ = turn.send(Turn::Done(done.clone()));
         }
     }

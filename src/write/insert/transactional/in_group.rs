@@ -1,4 +1,4 @@
-//! A strict insert in company: which inserts may share a transaction, and what each of them makes of its outcome.
+//! A strict insert that may share its transaction: with which inserts, and how each of them uses the outcome.
 
 use std::borrow::Cow;
 
@@ -16,11 +16,11 @@ use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
-/// Longer terms aren't kept to compare them with others': a long `comment`, say, that hardly anybody else has.
+/// Longer terms are not compared: a long `comment`, say, that hardly any other insert has.
 const TERMS_MAX: usize = 4096;
 
 impl Transactional {
-    /// Inserts `these` in one transaction, or in one with what others insert.
+    /// Inserts `these` in one transaction, alone or in a group.
     pub(super) async fn attempt(
         &self,
         op: &mut WriteOp<'_>,
@@ -60,14 +60,14 @@ impl Transactional {
         }
     }
 
-    /// Documents go in together only where the server does the same for them: one user's, with the same options.
+    /// Inserts share a group only if the server treats them alike: one user's, with the same options.
     fn terms(op: &WriteOp<'_>, reservations: Reservations) -> Result<Terms, Malformed> {
         let mut terms = insert_body(op.command)?;
         append_fields(&mut terms, op.command.body, &API)?;
         terms.boolean("checked", reservations == Reservations::Checked);
-        // The retry of who leads ends what its first try has left open.
+        // The retry of the leader ends what its first try has left open.
         terms.boolean("retryable", op.command.retry.is_some());
-        // The very constraints, which nobody lets go of while it inserts.
+        // The very constraints, which stay allocated while it inserts.
         terms.int64("protected", std::ptr::from_ref(op.protected) as i64);
         terms.append(ElementType::EmbeddedDocument, b"users", op.upstream.users());
         Ok(terms.finish().into())
@@ -101,7 +101,7 @@ impl Transactional {
     }
 }
 
-/// The same for another to insert.
+/// The same for another client's connection.
 fn member(load: &Load<'_>) -> Member {
     let owned = |candidate: &&Candidate<'_>| {
         let document = Cow::Owned(candidate.document.to_vec());

@@ -4,7 +4,7 @@
 //! one replica set, writes them itself. A takeover makes itself felt as a conflict ([`crate::proxy_collection`]), so it
 //! doesn't matter how long anything takes: a Keyward that was stopped for an hour inserts nothing that isn't its own.
 //! All but the commit is sent without waiting. The commit waits for the replies: a command that the server refuses before
-//! it looks at the session (for its shape, or for want of rights) leaves the transaction open, so that a commit sent
+//! it looks at the session (for its shape, or without the privilege) leaves the transaction open, so that a commit sent
 //! behind it would commit the others without it.
 
 mod attempt;
@@ -81,7 +81,7 @@ impl Transactional {
         if let Some(first) = self.first.filter(|_| is_retry) {
             end_first_try(op, first).await?;
         }
-        // What it travelled with in its first try may be open until the server ends it. A client's own limit stands.
+        // The first try's group may be open until the server ends it. A client's own limit stands.
         let outlasts_first_try = is_retry && op.deadline.is_none();
         let give_up = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
@@ -101,7 +101,7 @@ impl Transactional {
                     };
                     progress.done_before(is_done);
                 }
-                // What is ours will be seen.
+                // Its own reservations will be seen.
                 Tried::Lost(lost) if lost.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {

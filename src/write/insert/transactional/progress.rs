@@ -135,7 +135,7 @@ impl Progress {
         self.has_ended = true;
     }
 
-    /// What became of all, with the reply that the server would have given to what took effect.
+    /// All outcomes, with the reply that the server would have given.
     ///
     /// # Errors
     /// [`Malformed`] if a reply isn't BSON.

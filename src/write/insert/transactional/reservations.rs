@@ -95,7 +95,7 @@ pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
     Ok(true)
 }
 
-/// Which of the candidates have a key whose reservation isn't theirs now.
+/// The candidates that have a key whose reservation isn't theirs now.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer.

@@ -1,4 +1,4 @@
-//! Who leads, who is taken along, and who goes alone.
+//! Which insert leads, which joins a group, and which runs alone.
 
 use std::borrow::Cow;
 use std::task::Poll;

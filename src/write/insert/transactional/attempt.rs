@@ -220,9 +220,6 @@ impl Transactional {
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(Tried::Refused(index, error));
         }
-        if reservations == Reservations::Checked {
-            WriteOp::assert_held(these.iter().copied());
-        }
         let committed = transaction.commit_until_known(op.upstream).await?;
         Ok(Tried::Committed(with_times_of(&reply, &committed)?))
     }

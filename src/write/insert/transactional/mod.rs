@@ -77,6 +77,7 @@ impl Transactional {
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
     pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+        WriteOp::assert_held(ready.iter().copied());
         let is_retry = ready.iter().any(|candidate| is_retry(candidate));
         if let Some(first) = self.first.filter(|_| is_retry) {
             end_first_try(op, first).await?;

@@ -102,7 +102,7 @@ pub struct Commands {
     /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
     pub protected_seconds: Histogram,
     /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
-    pub protected_own_seconds: Histogram,
+    pub protected_proxy_seconds: Histogram,
 }
 
 /// Strict inserts of several clients in one transaction.
@@ -198,8 +198,8 @@ impl Metrics {
                     "Time from a protected write's turn to its reply.",
                     &SECONDS_BUCKETS,
                 ),
-                protected_own_seconds: make.histogram(
-                    "client_protected_writes_own_seconds",
+                protected_proxy_seconds: make.histogram(
+                    "client_protected_write_proxy_seconds",
                     "What of a protected write's time Keyward worked itself; the rest it waited for others.",
                     &OWN_SECONDS_BUCKETS,
                 ),

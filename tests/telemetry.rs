@@ -153,7 +153,7 @@ async fn the_status_says_what_has_happened() {
     assert_eq!(row(&lines, "protected"), ["protected", "3", "writes"], "{lines}");
     let metrics = keyward.metrics();
     assert!(
-        metrics.contains("\nkeyward_client_protected_writes_own_seconds_count 3\n"),
+        metrics.contains("\nkeyward_client_protected_write_proxy_seconds_count 3\n"),
         "{metrics}"
     );
     keyward.kill();

@@ -140,7 +140,7 @@ async fn serve_one(
             match served? {
                 Served::Reply(body) => {
                     timer.observe_duration();
-                    commands.protected_own_seconds.observe(own.as_secs_f64());
+                    commands.protected_proxy_seconds.observe(own.as_secs_f64());
                     answer(envelope, &body, reply_id)
                 }
                 Served::Untouched => {

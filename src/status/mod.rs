@@ -78,7 +78,7 @@ impl Status {
                 format!("{} writes", commands.protected_seconds.get_sample_count()),
             ),
             ("their time", mean(&commands.protected_seconds)),
-            ("of it own", mean(&commands.protected_own_seconds)),
+            ("of it own", mean(&commands.protected_proxy_seconds)),
         ];
         let row = |(name, is_enforced, metrics): (String, bool, crate::metrics::ConstraintMetrics)| {
             let counted = |counter: &prometheus::IntCounter| counter.get().to_string();

@@ -68,7 +68,7 @@ pub async fn asking<T, E>(
 /// Waits until somebody inserts for the client, too, or it has its own turn.
 pub async fn waiting_for_group<T>(waited: impl Future<Output = T>) -> T {
     let span = match is_in_command() {
-        true => info_span!(target: TARGET, "wait", otel.name = "wait for company", otel.kind = "internal"),
+        true => info_span!(target: TARGET, "wait", otel.name = "group commit wait", otel.kind = "internal"),
         false => Span::none(),
     };
     waited.instrument(span).await

@@ -199,12 +199,11 @@ pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &impl Paths) -> Re
         let field = field?;
         match field.name {
             b"upsert" if field.is_truthy() => return Ok(true),
-            b"u" | b"update" => {
+            b"u" | b"update" => match update {
+                None => update = Some(field),
                 // A second one makes the statement unusual: the full plan decides.
-                if update.replace(field).is_some() {
-                    return Ok(true);
-                }
-            }
+                Some(_) => return Ok(true),
+            },
             b"remove" => removes |= field.is_truthy(),
             _ => {}
         }

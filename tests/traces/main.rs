@@ -223,7 +223,7 @@ fn who_is_taken_along_by_another_waits_and_asks_nothing() {
     let inserts = spans.iter().filter(|span| span.name == "insert together.users");
     let below = inserts.map(|insert| shape(spans.iter().filter(|span| span.parent_span_id == insert.span_id)));
     let below: Vec<Vec<&str>> = below.collect();
-    assert!(below.iter().any(|below| *below == ["wait for company"]), "{below:?}");
+    assert!(below.iter().any(|below| *below == ["group commit wait"]), "{below:?}");
     assert!(
         below.iter().any(|below| below.contains(&"upstream insert")),
         "{below:?}"

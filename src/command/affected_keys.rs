@@ -1,7 +1,7 @@
 //! Can this update change a key? Decided from the statement alone, and whenever in doubt: yes.
 //!
 //! A statement that can't touches no path of any constraint, nor of the shard key (a reservation's route), and inserts
-//! nothing; it is forwarded as it came. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
+//! nothing; it is forwarded unchanged. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
 //! `a.b` are one path. But what is set behind a numbered position may make elements that weren't there, each of which gives
 //! every key below the array a value, be it null: that counts as if the whole array was set. A pipeline's dotted field
 //! replaces whatever is no document on its way by one, the scalars of an array among them: `{$set: {"a.c": 1}}` makes
@@ -35,7 +35,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malf
         match operator.name {
             b"$set" | b"$unset" | b"$inc" | b"$mul" | b"$min" | b"$max" | b"$currentDate" | b"$bit" | b"$push"
             | b"$addToSet" | b"$pull" | b"$pullAll" | b"$pop" => {}
-            // What an update inserts is not asked about here: an upsert always may touch.
+            // This is not about inserted documents: an upsert may always change a key.
             b"$setOnInsert" => continue,
             // A replacement, `$rename`, or what a newer server knows.
             _ => return Ok(true),
@@ -99,7 +99,7 @@ pub fn reached<'p>(operator: &[u8], path: &'p [u8]) -> &'p [u8] {
     path
 }
 
-/// What a pipeline may change where it sets `path`: all that stands below the first name.
+/// The part that a pipeline may change if it sets `path`: everything below the first name.
 fn first_name(path: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'.').next().unwrap_or(path)
 }

@@ -31,11 +31,11 @@ pub struct BatchCommand<'a> {
     pub retry: Option<Retry>,
     /// The client's own limit.
     pub max_time: Option<Duration>,
-    /// Whether the client asked not to be told the outcome (`w: 0`).
+    /// Whether the client asked for no acknowledgement (`w: 0`).
     pub unacknowledged: bool,
 }
 
-/// What a driver's retry of the command would have in common with it.
+/// The identity that a driver's retry of the command shares with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
     session: [u8; 16],

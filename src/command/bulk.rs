@@ -31,7 +31,7 @@ pub struct Named<'a> {
 /// One operation.
 #[derive(Debug)]
 pub struct Operation<'a> {
-    /// What it does.
+    /// Its kind.
     pub kind: BulkKind,
     /// Where, by position in `nsInfo`.
     pub namespace: usize,
@@ -54,7 +54,7 @@ pub struct BulkWrite<'a> {
     pub errors_only: bool,
     /// The client's own limit.
     pub max_time: Option<Duration>,
-    /// Whether the client asked not to be told the outcome (`w: 0`).
+    /// Whether the client asked for no acknowledgement (`w: 0`).
     pub unacknowledged: bool,
     /// The statements' numbers, if it is a retryable write.
     pub numbers: Option<Vec<i32>>,

@@ -16,7 +16,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 /// server takes one of 16 MiB and a little more.
 const STATEMENT_BYTES_MAX: usize = 16_000_000;
 
-/// What becomes of the fields that keys are made of.
+/// The effect on the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyUpdate<'a> {
     /// These are set, or unset; others may change, but no key with them.
@@ -35,7 +35,7 @@ pub struct Assignment<'a> {
 }
 
 impl<'a> KeyUpdate<'a> {
-    /// What `statement` does, if it can be read and needs no transaction.
+    /// The effect of `statement`, if it can be read and needs no transaction.
     ///
     /// # Errors
     /// [`Malformed`] if the statement isn't BSON.

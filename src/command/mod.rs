@@ -1,4 +1,4 @@
-//! What a write command says, read from its messages alone: nothing here asks a server.
+//! Reads write commands from their messages alone: nothing here asks a server.
 
 pub mod affected_keys;
 pub mod batch;

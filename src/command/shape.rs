@@ -1,5 +1,5 @@
-//! The shape of the commands that drivers send, by which a command is told that no driver sends: with unknown fields, fields
-//! given twice, or values of an unexpected type. The server is asked about such a command first.
+//! The shape of the commands that drivers send. A command of another shape has unknown fields, fields given twice, or values of
+//! an unexpected type; Keyward asks the server about such a command first.
 
 use bson::spec::ElementType;
 
@@ -7,7 +7,7 @@ use super::statement::StatementKind;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::OpMsg;
 
-/// What a field of a command may hold for the command to be a usual one.
+/// The values that a field of a usual command may hold.
 #[derive(Clone, Copy)]
 enum Holds {
     Text,

@@ -51,7 +51,7 @@ impl StatementKind {
 /// One statement.
 #[derive(Debug, Clone, Copy)]
 pub struct Statement<'a> {
-    /// What it is part of.
+    /// The command that it is part of.
     pub kind: StatementKind,
     /// The command's body.
     pub body: Doc<'a>,

@@ -18,7 +18,7 @@ pub struct CursorId {
     next: Option<usize>,
 }
 
-/// What a look found.
+/// The result of reading a reply's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Whether a cursor is open.

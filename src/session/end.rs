@@ -1,4 +1,4 @@
-//! Why a client's connection ends, and how loudly that is said.
+//! Why a client's connection ends, and at which level the log says so.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub enum End {
     /// than a message may be.
     #[error("a message was refused: {0}")]
     Refused(#[from] Rejection),
-    /// The client spoke HTTP and was told so.
+    /// The client spoke HTTP and got an error that says so.
     #[error("the client speaks HTTP")]
     Http,
     /// The client began a TLS handshake.
@@ -29,13 +29,13 @@ pub enum End {
     /// The TLS handshake failed.
     #[error("the TLS handshake failed: {0}")]
     Handshake(io::Error),
-    /// The client doesn't speak TLS, and was told that it must.
+    /// The client doesn't speak TLS, and got an error that says so.
     #[error("the client doesn't speak TLS, which tls.mode requires")]
     NotTls,
-    /// What the client may do couldn't be found out.
+    /// The client's privileges couldn't be read.
     #[error("the client's rights can't be found out: {0}")]
     Rights(#[from] authorization::Error),
-    /// No upstream connection came about; the client was told so.
+    /// No upstream connection came about; the client got an error.
     #[error(transparent)]
     NoUpstream(#[from] upstream::NoConnection),
     /// Upstream closed the connection.

@@ -15,7 +15,7 @@ use crate::tls::{Acceptor, Client, is_handshake};
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Header, Rejection, Request, ServerError};
 
-/// What mongod 6.0.5 answers to HTTP on its port.
+/// The answer of mongod 6.0.5 to HTTP on its port.
 const HTTP_ANSWER: &[u8] =
     b"HTTP/1.0 200 OK\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: 85\r\n\r\n\
     It looks like you are trying to access MongoDB over HTTP on the native driver port.\r\n";

@@ -55,19 +55,19 @@ use timer::Timer;
 
 /// How many requests a client may send ahead of their replies before no more is read from it.
 const AHEAD_MAX: usize = 1000;
-/// A buffer for unpacked messages that has grown past this is given back.
+/// A buffer for unpacked messages that has grown past this is released.
 const SCRATCH_KEPT_BYTES_MAX: usize = 64 * 1024;
 
-/// What all sessions share.
+/// The state that all sessions share.
 #[derive(Debug)]
 pub struct Service {
     /// The deployment behind Keyward.
     pub upstream: Upstream,
-    /// What the write path needs.
+    /// The state of the write path.
     pub writes: write::Context,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Metrics,
-    /// What clients can use up; taken once for each connection.
+    /// The limits for clients; read once for each connection.
     limits: ArcSwap<Limits>,
     /// The memory for their messages.
     memory: Arc<Memory>,
@@ -122,7 +122,7 @@ impl Service {
         **self.limits.load()
     }
 
-    /// Has `limits` hold: for connections that are there, those on memory and on documents; for new ones all of them.
+    /// Applies `limits`: to existing connections those on memory and on documents, to new ones all of them.
     pub fn limit(&self, limits: Limits) {
         self.memory.resize(limits.max_buffered_bytes);
         self.writes.limit_documents(limits.max_documents_per_statement);
@@ -139,7 +139,7 @@ struct Session {
     upstream: Connection,
     requests: Requests,
     replies: Replies,
-    /// What the client may write, as far as that was asked for.
+    /// The client's privileges to write, as far as Keyward has asked for them.
     rights: Rights,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
@@ -168,7 +168,7 @@ struct Session {
     steps: u64,
 }
 
-/// What a session waits for besides its two connections.
+/// The notices that a session waits for besides its two connections.
 type Noticing<F> = Pin<Box<F>>;
 
 /// Serves a client until its connection ends; once `stage` is draining, until it may go.
@@ -312,7 +312,7 @@ impl Session {
         let length_max = self.length_max();
         let mut has_arrived = false;
         tokio::select! {
-            // In this order: what is owed goes before what is new, and the rare before neither.
+            // In this order: pending replies go before new requests, and rare events before neither.
             biased;
             step = self.replies.step(&mut self.upstream.incoming, &mut self.client_out) => step?,
             step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing, length_max), if may_read => {
@@ -339,7 +339,7 @@ impl Session {
         }
     }
 
-    /// Looks at the message that has arrived: it goes on at once, or waits until it can be served.
+    /// Decides about the message that has arrived: it goes on at once, or waits until it can be served.
     fn decide(&mut self) -> Result<Requests, End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
@@ -365,7 +365,7 @@ impl Session {
             true => None,
             false => forwarded(&request, &request_context, self.drain.as_ref(), &guard, &catalog),
         };
-        // What may write somewhere waits until that is in the register of Keywards.
+        // A command that may write somewhere waits until the register of Keywards says so.
         let forwarded =
             forwarded.filter(|_| !guard.has_undeclared() && (!guard.is_asked() || self.service.may_write()));
         let is_handshake = matches!(forwarded, Some(Some(PendingReply { hello: Some(_), .. })));
@@ -393,7 +393,7 @@ impl Session {
     }
 }
 
-/// What a step has come to.
+/// The result of a step.
 enum Stepped {
     On,
     Noticed(Notice, Notices),
@@ -401,7 +401,7 @@ enum Stepped {
     Rang,
 }
 
-/// Whether the request goes on as it came, and the reply that upstream will then owe, if any.
+/// Whether the request goes on unchanged, and its pending reply, if any.
 fn forwarded(
     request: &Request<'_>,
     request_context: &RequestContext,
@@ -428,7 +428,7 @@ fn forwarded(
     Some(pending(&request.envelope, is_hello, request_context))
 }
 
-/// The reply that upstream will owe for a request that goes on, if any.
+/// The pending reply of a request that goes on, if any.
 fn pending(envelope: &Envelope, is_hello: bool, request_context: &RequestContext) -> Option<PendingReply> {
     envelope.wants_reply().then_some(PendingReply {
         answers: envelope.request_id,

@@ -7,7 +7,7 @@ use super::drain::{Drain, Stage, draining};
 use crate::upstream::Targets;
 use crate::write::CatalogEpoch;
 
-/// What has happened.
+/// The event.
 #[derive(Debug, Clone)]
 pub enum Notice {
     /// Clients are to be sent away; `None` if the whole program is at its end.

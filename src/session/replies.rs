@@ -32,7 +32,7 @@ pub struct Replies {
 /// A reply that upstream owes to the client.
 #[derive(Debug)]
 pub struct PendingReply {
-    /// What the reply will say it answers.
+    /// The request that the reply answers, by its number.
     pub answers: i32,
     /// How the request came, if it is a handshake, whose reply is edited.
     pub hello: Option<Envelope>,
@@ -44,7 +44,7 @@ pub struct PendingReply {
     pub may_write: bool,
     /// Whether it may say that the client is authenticated now.
     pub authenticates: bool,
-    /// What is traced of the request.
+    /// The span of the request.
     pub span: CommandSpan,
 }
 
@@ -64,7 +64,7 @@ enum Passing {
 }
 
 impl Replies {
-    /// Nothing owed.
+    /// No pending reply.
     pub fn new() -> Self {
         Replies {
             pending: VecDeque::new(),
@@ -129,7 +129,7 @@ impl Replies {
                 .any(|pending| pending.may_stream && pending.hello.is_none())
     }
 
-    /// Whether a reply is owed to what might have written.
+    /// Whether the reply of a request that may write is pending.
     pub fn owes_to_write(&self) -> bool {
         !matches!(self.passing, Passing::Nothing) || self.awaits_a_write()
     }

@@ -1,6 +1,6 @@
 //! Serves the message that mustn't simply go on: turns it down, refuses it, or has the write path do it.
 //!
-//! Runs only while nothing is owed to the client, so the upstream connection is free for as long as it takes.
+//! Runs only while no reply is pending, so the upstream connection is free for as long as it takes.
 
 use super::{Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, work_time};
 use crate::authorization::{Rights, Ruling};
@@ -12,13 +12,13 @@ use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
 use crate::write::{self, Served};
 
-/// What to do once the message has been dealt with.
+/// The action once the message has been served.
 enum Outcome {
     /// The client gets this message.
     Answer(Vec<u8>),
     /// The client gets nothing.
     Silence,
-    /// The message goes on after all, and this reply will be owed.
+    /// The message goes on after all, and this reply will be pending.
     Forward(Option<PendingReply>),
 }
 
@@ -104,7 +104,7 @@ async fn serve_one(
             reply_id,
         );
     }
-    // Who hasn't logged in writes nothing, and has nothing written.
+    // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
     if is_known && let Err(refusal) = registered(service, guard, &request_context).await {
         commands.turned_away.inc();
         return answer(envelope, &refusal.body(&Times::default()), reply_id);

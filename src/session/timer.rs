@@ -67,7 +67,7 @@ impl Session {
         self.client_in.share.is_held() || self.unpacked_share.is_held()
     }
 
-    /// What follows from the timer's ringing.
+    /// The consequence of the timer's ringing.
     pub(super) fn rang(&self, timer: &mut Timer) -> Option<End> {
         // The ringing itself was a step.
         let nothing_happened = timer.set_at_step.take().map(|step| step.wrapping_add(1)) == Some(self.steps);

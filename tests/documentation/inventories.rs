@@ -137,3 +137,52 @@ fn the_code_map_names_every_module() {
         );
     }
 }
+
+/// A reader of the write path goes from file to file in one direction.
+#[test]
+fn no_two_files_of_the_write_path_import_each_other() {
+    let root = repository().join("src");
+    let mut files = Vec::new();
+    let mut folders = vec![root.join("write")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if !matches!(name.as_str(), "mod.rs" | "tests.rs") => files.push(path),
+                false => {}
+            }
+        }
+    }
+    assert!(files.len() > 30, "{files:?}");
+    let imports = |user: &Path, used: &Path| {
+        let code = read(user);
+        let code = code.split("#[cfg(test)]").next().unwrap_or_default();
+        let module = used.with_extension("");
+        let segments: Vec<_> = module.strip_prefix(&root).unwrap().iter().collect();
+        let path: Vec<_> = segments.iter().map(|segment| segment.to_string_lossy()).collect();
+        let mut paths = vec![format!("crate::{}", path.join("::"))];
+        if user.parent() == used.parent() {
+            paths.push(format!("super::{}", path[path.len() - 1]));
+        }
+        let mut uses = code.split(';').filter_map(|item| Some(item.rsplit_once("use ")?.1));
+        uses.any(|item| {
+            paths.iter().any(|path| {
+                let rest = item.strip_prefix(path.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+            })
+        })
+    };
+    for one in &files {
+        for other in &files {
+            let is_mutual = one != other && imports(one, other) && imports(other, one);
+            assert!(
+                !is_mutual,
+                "{} and {} import each other",
+                one.display(),
+                other.display()
+            );
+        }
+    }
+}

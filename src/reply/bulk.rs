@@ -5,6 +5,7 @@ use bson::{RawDocument, spec::ElementType};
 
 use super::Times;
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::reply as server;
 
 /// Errors may take so many bytes; later ones lose their text: past 16 MB a reply can't be sent.
 const ERRORS_BYTES_MAX: usize = 5 << 20;
@@ -124,12 +125,9 @@ impl BulkReply {
         ordered: bool,
         reply: Doc<'_>,
     ) -> Result<(), Malformed> {
-        let number = |name| -> Result<i32, Malformed> {
-            let number = reply.whole_number(name)?;
-            Ok(number.and_then(|number| i32::try_from(number).ok()).unwrap_or(0))
-        };
-        let (n, modified) = (number("n")?, number("nModified")?);
-        let upserted = documents(reply.get("upserted")?)?;
+        let n = server::documents_affected(reply)?;
+        let modified = server::documents_modified(reply)?;
+        let upserted = server::upserted(reply)?;
         let upserts = i32::try_from(upserted.len()).unwrap_or(i32::MAX);
         match kind {
             BulkKind::Insert => self.inserted += n,
@@ -140,19 +138,24 @@ impl BulkReply {
             }
             BulkKind::Delete => self.deleted += n,
         }
-        let mut errors = documents(reply.get("writeErrors")?)?.into_iter().peekable();
+        let mut errors = server::write_errors(reply)?.into_iter().peekable();
         for index in 0..count {
-            let is_its_own = |error: &Doc<'_>| index_of(*error) == Some(index);
-            match errors.next_if(is_its_own) {
+            match errors.next_if(|error| error.index == Some(index)) {
                 Some(error) => {
-                    self.error(kind, first + index, error)?;
+                    self.error(kind, first + index, error.body)?;
                     if ordered {
                         break;
                     }
                 }
                 None if !self.errors_only => {
                     let n = if kind == BulkKind::Insert { 1 } else { n };
-                    self.success(kind, first + index, n, modified, upserted.first().copied())?;
+                    self.success(
+                        kind,
+                        first + index,
+                        n,
+                        modified,
+                        upserted.first().and_then(|first| first.id),
+                    )?;
                 }
                 None => {}
             }
@@ -166,14 +169,14 @@ impl BulkReply {
         position: usize,
         n: i32,
         modified: i32,
-        upserted: Option<Doc<'_>>,
+        upserted: Option<Element<'_>>,
     ) -> Result<(), Malformed> {
         let mut entry = Builder::new();
         entry.double("ok", 1.0).int32("idx", index(position)).int32("n", n);
         if kind == BulkKind::Update {
             entry.int32("nModified", modified);
         }
-        if let Some(id) = upserted.map(|upserted| upserted.get("_id")).transpose()?.flatten() {
+        if let Some(id) = upserted {
             entry
                 .open(ElementType::EmbeddedDocument, b"upserted")
                 .element(&id)
@@ -216,17 +219,10 @@ impl BulkReply {
                     passed_on.element(&element);
                 }
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
-                b"retriedStmtIds" => {
-                    let numbers = element.as_document_or_array()?.unwrap_or(Doc::empty());
-                    for number in numbers.elements() {
-                        let number = number?.as_whole_number();
-                        self.retried
-                            .extend(number.and_then(|number| i32::try_from(number).ok()));
-                    }
-                }
                 _ => {}
             }
         }
+        self.retried.extend(server::retried_statements(reply)?);
         self.passed_on = passed_on.finish();
         if let Ok(reply) = RawDocument::from_bytes(reply.bytes()) {
             self.times.advance(Times::of_raw(reply));
@@ -269,19 +265,6 @@ impl BulkReply {
 
 fn index(position: usize) -> i32 {
     i32::try_from(position).unwrap_or(i32::MAX)
-}
-
-fn index_of(error: Doc<'_>) -> Option<usize> {
-    let index = error.get("index").ok()??.as_whole_number()?;
-    usize::try_from(index).ok()
-}
-
-fn documents<'a>(array: Option<Element<'a>>) -> Result<Vec<Doc<'a>>, Malformed> {
-    let array = array.map(|array| array.as_document_or_array()).transpose()?.flatten();
-    let documents = array.into_iter().flat_map(Doc::elements);
-    documents
-        .filter_map(|element| element.and_then(|element| element.as_document_or_array()).transpose())
-        .collect()
 }
 
 #[cfg(test)]

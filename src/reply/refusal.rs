@@ -3,6 +3,7 @@
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
 use crate::reply::{BulkFault, Times};
+use crate::server::code;
 use crate::server::reply::append_label;
 
 /// Why a command was refused before anything of it took effect, unless the variant says otherwise.
@@ -125,22 +126,22 @@ impl Refusal {
 
     fn code(&self) -> (i32, &'static str) {
         match self {
-            Refusal::Malformed(_) => (22, "InvalidBSON"),
-            Refusal::MissingField { .. } => (40414, "Location40414"),
-            Refusal::WrongType(_) => (14, "TypeMismatch"),
+            Refusal::Malformed(_) => (code::INVALID_BSON, "InvalidBSON"),
+            Refusal::MissingField { .. } => (code::MISSING_FIELD, "Location40414"),
+            Refusal::WrongType(_) => (code::TYPE_MISMATCH, "TypeMismatch"),
             Refusal::Unasked => (9, "FailedToParse"),
             Refusal::MaxTime(_) => (2, "BadValue"),
-            Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (16, "InvalidLength"),
+            Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (code::INVALID_LENGTH, "InvalidLength"),
             Refusal::Bulk(fault) => fault.code(),
             // What a mongos says that can't reach a shard: drivers try again.
             Refusal::Unsure { .. } | Refusal::Unregistered { .. } => (6, "HostUnreachable"),
-            Refusal::TooMany { .. } => (146, "ExceededMemoryLimit"),
-            Refusal::TooLarge { .. } => (10334, "BSONObjectTooLarge"),
-            Refusal::Committed => (256, "TransactionCommitted"),
-            Refusal::NoSuchTransaction { .. } => (251, "NoSuchTransaction"),
-            Refusal::WriteConcernInTransaction => (72, "InvalidOptions"),
-            Refusal::Conflict => (112, "WriteConflict"),
-            Refusal::TimeLimit => (50, "MaxTimeMSExpired"),
+            Refusal::TooMany { .. } => (code::EXCEEDED_MEMORY_LIMIT, "ExceededMemoryLimit"),
+            Refusal::TooLarge { .. } => (code::BSON_OBJECT_TOO_LARGE, "BSONObjectTooLarge"),
+            Refusal::Committed => (code::TRANSACTION_COMMITTED, "TransactionCommitted"),
+            Refusal::NoSuchTransaction { .. } => (code::NO_SUCH_TRANSACTION, "NoSuchTransaction"),
+            Refusal::WriteConcernInTransaction => (code::INVALID_OPTIONS, "InvalidOptions"),
+            Refusal::Conflict => (code::WRITE_CONFLICT, "WriteConflict"),
+            Refusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
         }
     }
 

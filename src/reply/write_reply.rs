@@ -8,8 +8,8 @@ use bson::{RawBson, spec::ElementType};
 use super::Times;
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::namespace::Namespace;
-use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::server::code;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::server::{code, reply as server};
 
 /// A reply's errors may take so many bytes; later ones lose their text, as a mongos does it: past 16 MB the server
 /// would close the connection without a reply.
@@ -88,7 +88,7 @@ pub struct WriteReply {
     /// `{_id}` of each statement that inserted a document, by position.
     upserted: BTreeMap<usize, Vec<u8>>,
     errors: BTreeMap<usize, WriteError>,
-    retried: Vec<i64>,
+    retried: Vec<i32>,
     /// The elements of the latest part's reply that are merely passed on.
     passed_on: Vec<u8>,
     write_concern_error: Option<Vec<u8>>,
@@ -132,22 +132,17 @@ impl WriteReply {
         for element in reply.elements() {
             let element = element?;
             match element.name {
-                b"n" => {
-                    self.n += element
-                        .as_whole_number()
-                        .and_then(|n| i32::try_from(n).ok())
-                        .unwrap_or(0)
-                }
-                b"writeErrors" | b"ok" | b"nModified" | b"upserted" => {}
+                b"n" | b"writeErrors" | b"ok" | b"nModified" | b"upserted" | b"retriedStmtIds" => {}
                 b"recoveryToken" if !self.is_in_transaction => {}
                 b"writeConcernError" => self.write_concern_error = Some(element.value.to_vec()),
-                b"retriedStmtIds" => self.retried.extend(whole_numbers(&element)?),
                 _ if times.take(&element) => {}
                 _ => {
                     passed_on.element(&element);
                 }
             }
         }
+        self.n += server::documents_affected(reply)?;
+        self.retried.extend(server::retried_statements(reply)?);
         self.passed_on = passed_on.finish();
         self.times.advance(times);
         Ok(())
@@ -156,7 +151,7 @@ impl WriteReply {
     /// Counts a document that was inserted before, by the statement of that number.
     pub fn retried(&mut self, statement: i32) {
         self.n += 1;
-        self.retried.push(statement.into());
+        self.retried.push(statement);
     }
 
     /// Counts documents that the server won't count in a reply.
@@ -169,18 +164,17 @@ impl WriteReply {
     /// # Errors
     /// [`Malformed`] if the reply isn't BSON.
     pub fn add_statements(&mut self, reply: Doc<'_>, first: usize) -> Result<(), Malformed> {
-        for (index, entry) in entries(reply.get("writeErrors")?)? {
-            self.error(first + index, WriteError::from_server(entry)?);
+        for error in server::write_errors(reply)? {
+            self.error(first + error.index.unwrap_or(0), WriteError::from_server(error.body)?);
         }
-        for (index, entry) in entries(reply.get("upserted")?)? {
+        for upserted in server::upserted(reply)? {
             let mut id = Builder::new();
-            if let Some(element) = entry.get("_id")? {
+            if let Some(element) = upserted.id {
                 id.element(&element);
             }
-            self.upserted.insert(first + index, id.finish());
+            self.upserted.insert(first + upserted.index, id.finish());
         }
-        let modified = reply.whole_number("nModified")?.unwrap_or(0);
-        self.n_modified += i32::try_from(modified).unwrap_or(0);
+        self.n_modified += server::documents_modified(reply)?;
         self.add_part(reply)
     }
 
@@ -228,11 +222,7 @@ impl WriteReply {
             reply.document("writeConcernError", Doc::new(error)?);
         }
         if !self.retried.is_empty() {
-            let statements = self.retried.iter();
-            reply.int32s(
-                "retriedStmtIds",
-                statements.map(|statement| i32::try_from(*statement).unwrap_or(-1)),
-            );
+            reply.int32s("retriedStmtIds", self.retried.iter().copied());
         }
         reply.double("ok", 1.0);
         self.times.append_to(&mut reply);
@@ -254,30 +244,6 @@ impl WriteReply {
         reply.close();
         Ok(())
     }
-}
-
-/// The documents of a reply's array, each with its `index`.
-fn entries<'a>(array: Option<Element<'a>>) -> Result<Vec<(usize, Doc<'a>)>, Malformed> {
-    let array = array.map(|array| array.as_document_or_array()).transpose()?.flatten();
-    let mut entries = Vec::new();
-    for element in array.into_iter().flat_map(Doc::elements) {
-        let Some(entry) = element?.as_document_or_array()? else {
-            continue;
-        };
-        let index = entry.whole_number("index")?;
-        entries.push((index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0), entry));
-    }
-    Ok(entries)
-}
-
-fn whole_numbers(array: &Element<'_>) -> Result<Vec<i64>, Malformed> {
-    let Some(array) = array.as_document_or_array()? else {
-        return Ok(Vec::new());
-    };
-    array
-        .elements()
-        .map(|element| Ok(element?.as_whole_number().unwrap_or(-1)))
-        .collect()
 }
 
 #[cfg(test)]

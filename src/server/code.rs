@@ -12,6 +12,8 @@ pub const FAILED_TO_PARSE: i32 = 9;
 pub const UNAUTHORIZED: i32 = 13;
 /// `TypeMismatch`
 pub const TYPE_MISMATCH: i32 = 14;
+/// `Overflow`
+pub const OVERFLOW: i32 = 15;
 /// `InvalidLength`
 pub const INVALID_LENGTH: i32 = 16;
 /// `AuthenticationFailed`
@@ -70,6 +72,10 @@ pub const COMMAND_NOT_SUPPORTED: i32 = 115;
 pub const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 /// `FailedToSatisfyReadPreference`
 pub const FAILED_TO_SATISFY_READ_PREFERENCE: i32 = 133;
+/// `SSLHandshakeFailed`
+pub const SSL_HANDSHAKE_FAILED: i32 = 141;
+/// `ExceededMemoryLimit`
+pub const EXCEEDED_MEMORY_LIMIT: i32 = 146;
 /// `CommandNotSupportedOnView`
 pub const COMMAND_NOT_SUPPORTED_ON_VIEW: i32 = 166;
 /// `CannotIndexParallelArrays`
@@ -94,12 +100,16 @@ pub const API_VERSION_ERROR: i32 = 322;
 pub const API_STRICT_ERROR: i32 = 323;
 /// `APIDeprecationError`
 pub const API_DEPRECATION_ERROR: i32 = 324;
+/// `UnsupportedOpQueryCommand`
+pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
 /// `SocketException`
 pub const SOCKET_EXCEPTION: i32 = 9001;
 /// `LegacyNotPrimary`
 pub const LEGACY_NOT_PRIMARY: i32 = 10_058;
 /// `NotWritablePrimary`
 pub const NOT_WRITABLE_PRIMARY: i32 = 10_107;
+/// `BSONObjectTooLarge`
+pub const BSON_OBJECT_TOO_LARGE: i32 = 10_334;
 /// `DuplicateKey`
 pub const DUPLICATE_KEY: i32 = 11_000;
 /// `InterruptedAtShutdown`

@@ -2,7 +2,7 @@
 
 use bson::spec::ElementType;
 
-use crate::raw::{Builder, Doc, Malformed};
+use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// An entry of `writeErrors`: what is wrong with one statement of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +67,66 @@ pub fn has_write_errors(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.get("writeErrors")?.is_some())
 }
 
+/// An entry of `upserted`: the document that one statement of a batch inserted.
+#[derive(Debug, Clone, Copy)]
+pub struct Upserted<'a> {
+    /// The statement's position in the batch; 0 if the entry names none.
+    pub index: usize,
+    /// The document's `_id`.
+    pub id: Option<Element<'a>>,
+}
+
+/// What the upserts of a batch inserted, in the order of the reply.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn upserted(reply: Doc<'_>) -> Result<Vec<Upserted<'_>>, Malformed> {
+    let mut all = Vec::new();
+    for entry in reply.nested("upserted")?.into_iter().flat_map(Doc::elements) {
+        let Some(entry) = entry?.as_document_or_array()? else {
+            continue;
+        };
+        let index = entry.whole_number("index")?;
+        all.push(Upserted {
+            index: index.and_then(|index| usize::try_from(index).ok()).unwrap_or(0),
+            id: entry.get("_id")?,
+        });
+    }
+    Ok(all)
+}
+
+/// The `_id` of the document that an upsert inserted: the only statement of an `update`, or a `findAndModify`.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn upserted_id(reply: Doc<'_>) -> Result<Option<Element<'_>>, Malformed> {
+    match reply.nested("lastErrorObject")? {
+        Some(result) => result.get("upserted"),
+        None => Ok(upserted(reply)?.first().and_then(|first| first.id)),
+    }
+}
+
+/// The number of documents that a write inserted, matched or deleted; for a `findAndModify`, too.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn documents_affected(reply: Doc<'_>) -> Result<i32, Malformed> {
+    count(reply.nested("lastErrorObject")?.unwrap_or(reply), "n")
+}
+
+/// The number of documents that an `update` changed.
+///
+/// # Errors
+/// [`Malformed`] if the reply isn't BSON.
+pub fn documents_modified(reply: Doc<'_>) -> Result<i32, Malformed> {
+    count(reply, "nModified")
+}
+
+fn count(reply: Doc<'_>, name: &str) -> Result<i32, Malformed> {
+    let count = reply.whole_number(name)?;
+    Ok(count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0))
+}
+
 /// What is wrong with the write concern, if fewer servers have the write than were to.
 ///
 /// # Errors
@@ -109,4 +169,36 @@ pub fn append_label(reply: &mut Builder, label: &str) {
         .open(ElementType::Array, b"errorLabels")
         .string("0", label.as_bytes())
         .close();
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, RawDocumentBuf, doc};
+
+    use super::*;
+
+    #[test]
+    fn an_upserted_id_is_found_in_either_reply() {
+        let id = |reply: Document| {
+            let reply = reply.to_vec().unwrap();
+            upserted_id(Doc::new(&reply).unwrap())
+                .unwrap()
+                .and_then(|id| id.as_whole_number())
+        };
+        assert_eq!(id(doc! { "n": 1, "upserted": [{ "index": 0, "_id": 7 }] }), Some(7));
+        assert_eq!(
+            id(doc! { "lastErrorObject": { "n": 1, "upserted": 7 }, "value": null }),
+            Some(7)
+        );
+        assert_eq!(id(doc! { "lastErrorObject": { "n": 1 }, "value": {} }), None);
+        assert_eq!(id(doc! { "n": 1 }), None);
+    }
+
+    #[test]
+    fn documents_are_counted_in_either_reply() {
+        let affected = |reply: RawDocumentBuf| documents_affected(Doc::new(reply.as_bytes()).unwrap()).unwrap();
+        assert_eq!(affected(bson::rawdoc! { "n": 3, "ok": 1.0 }), 3);
+        assert_eq!(affected(bson::rawdoc! { "lastErrorObject": { "n": 1 }, "ok": 1.0 }), 1);
+        assert_eq!(affected(bson::rawdoc! { "ok": 1.0 }), 0);
+    }
 }

@@ -7,6 +7,7 @@ use super::notice::Notice;
 use super::timer::Timer;
 use super::{End, Requests, Session};
 use crate::raw::Builder;
+use crate::server::code;
 use crate::stream::{Incoming, Outgoing};
 use crate::upstream::Connection;
 use crate::wire::{Draft, Envelope, Flags, OpCode, Rejection, ServerError};
@@ -111,7 +112,7 @@ pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Ou
             compressor: None,
         };
         let error = ServerError {
-            code: 13,
+            code: code::UNAUTHORIZED,
             code_name: "Unauthorized",
             message: format!(
                 "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",

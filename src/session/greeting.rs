@@ -10,6 +10,7 @@ use tracing::debug;
 use super::requests::read_message;
 use super::{End, closing};
 use crate::limits::Limits;
+use crate::server::code;
 use crate::stream::{self, Incoming, Outgoing};
 use crate::tls::{Acceptor, Client, is_handshake};
 use crate::upstream::{Connection, Upstream};
@@ -73,7 +74,7 @@ pub async fn connect(
         Ok(connection) => Ok(connection),
         Err(none) => {
             let error = ServerError {
-                code: 6,
+                code: code::HOST_UNREACHABLE,
                 code_name: "HostUnreachable",
                 message: format!("Keyward has {none}"),
             };
@@ -116,7 +117,7 @@ async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
 
 fn tls_required() -> ServerError {
     ServerError {
-        code: 141,
+        code: code::SSL_HANDSHAKE_FAILED,
         code_name: "SSLHandshakeFailed",
         message: "Keyward takes encrypted connections only (tls.mode: required); connect with tls=true".to_owned(),
     }

@@ -5,6 +5,7 @@
 
 use super::TooLong;
 use crate::raw::Malformed;
+use crate::server::code;
 
 /// What is wrong with a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -132,14 +133,14 @@ impl Rejection {
             Self::DuplicateSequence(_) => (40431, "Location40431"),
             Self::SequenceInBody(_) => (40433, "Location40433"),
             Self::SectionKind(_) => (40432, "Location40432"),
-            Self::SecurityToken => (13, "Unauthorized"),
-            Self::SequenceSize | Self::Bson(Malformed::TooDeep) => (15, "Overflow"),
-            Self::Bson(_) => (22, "InvalidBSON"),
+            Self::SecurityToken => (code::UNAUTHORIZED, "Unauthorized"),
+            Self::SequenceSize | Self::Bson(Malformed::TooDeep) => (code::OVERFLOW, "Overflow"),
+            Self::Bson(_) => (code::INVALID_BSON, "InvalidBSON"),
             Self::NoDatabase => (40571, "Location40571"),
             Self::DatabaseType(_) => (13111, "Location13111"),
-            Self::DuplicateDatabase => (40413, "Location40413"),
+            Self::DuplicateDatabase => (code::DUPLICATE_FIELD, "Location40413"),
             Self::LegacyRead(_) => (5_739_101, "Location5739101"),
-            Self::LegacyCommand(_) => (352, "UnsupportedOpQueryCommand"),
+            Self::LegacyCommand(_) => (code::UNSUPPORTED_OP_QUERY_COMMAND, "UnsupportedOpQueryCommand"),
         };
         Treatment::Answer(ServerError {
             code,

@@ -183,9 +183,7 @@ fn outcome(answer: Doc<'_>) -> Result<Outcome<Reason>, Malformed> {
             false => Outcome::InDoubt(Reason::Statement),
         });
     }
-    let counts = answer.nested("lastErrorObject")?.unwrap_or(answer);
-    let matched = counts.whole_number("n")?.unwrap_or(0);
-    Ok(match matched {
+    Ok(match reply::documents_affected(answer)? {
         0 => Outcome::NotApplied(Reason::NoMatch),
         _ => Outcome::Applied,
     })

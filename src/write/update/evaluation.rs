@@ -14,7 +14,7 @@ use crate::command::statement::{Statement, StatementKind};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
-use crate::server::reply::has_write_errors;
+use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
@@ -71,8 +71,8 @@ impl<'a> Statement<'a> {
         if has_write_errors(outcome)? {
             return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
         }
-        let inserted = upserted_id(outcome)?;
-        if is_fickle && before.is_empty() && inserted.is_none() && counted(outcome)? > 0 {
+        let inserted = upserted_id(outcome)?.map(id_document);
+        if is_fickle && before.is_empty() && inserted.is_none() && documents_affected(outcome)? > 0 {
             // It has changed what nobody has looked at.
             transaction.abort(op.upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
@@ -208,49 +208,9 @@ fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malf
     Ok(None)
 }
 
-/// How many documents a reply says it was about.
-fn counted(reply: Doc<'_>) -> Result<i64, Malformed> {
-    let counts = reply.nested("lastErrorObject")?.unwrap_or(reply);
-    Ok(counts.whole_number("n")?.unwrap_or(0))
-}
-
-/// The `_id` that an upsert inserted, as a document `{_id}`.
-fn upserted_id(reply: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
-    let id = match reply.nested("upserted")? {
-        Some(list) => match list.nested("0")? {
-            Some(first) => first.get("_id")?,
-            None => None,
-        },
-        None => match reply.nested("lastErrorObject")? {
-            Some(last) => last.get("upserted")?,
-            None => None,
-        },
-    };
-    Ok(id.map(|id| {
-        let mut document = Builder::new();
-        document.append(id.kind, b"_id", id.value);
-        document.finish()
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use bson::{Document, doc};
-
-    use super::*;
-
-    #[test]
-    fn an_upserted_id_is_found_in_either_reply() {
-        let id = |reply: Document| upserted_id(Doc::new(&reply.to_vec().unwrap()).unwrap()).unwrap();
-        let expected = doc! { "_id": 7 }.to_vec().unwrap();
-        assert_eq!(
-            id(doc! { "n": 1, "upserted": [{ "index": 0, "_id": 7 }] }),
-            Some(expected.clone())
-        );
-        assert_eq!(
-            id(doc! { "lastErrorObject": { "n": 1, "upserted": 7 }, "value": null }),
-            Some(expected)
-        );
-        assert_eq!(id(doc! { "n": 1 }), None);
-    }
+/// An upserted `_id` as a document `{_id}`.
+fn id_document(id: Element<'_>) -> Vec<u8> {
+    let mut document = Builder::new();
+    document.append(id.kind, b"_id", id.value);
+    document.finish()
 }

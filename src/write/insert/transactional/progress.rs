@@ -100,6 +100,8 @@ impl Progress {
         }
         let first = self.left.remove(0);
         self.outcomes[first] = Some(Outcome::NotApplied(Some(error)));
+        // It was found before this one was refused, and may no longer hold: another client can have removed its cause.
+        self.behind = None;
         self.moved();
         if ordered {
             self.end();
@@ -163,5 +165,70 @@ impl Progress {
             body: body.finish(),
             failed: false,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::rawdoc;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DOCUMENTS: usize = 6;
+
+    fn error() -> WriteError {
+        let error = rawdoc! { "index": 0, "code": 11_000, "errmsg": "E11000" };
+        WriteError::from_server(Doc::new(error.as_bytes()).unwrap()).unwrap()
+    }
+
+    /// Tries the documents until all have their outcome. In each try the server refuses the first of those in `refused`.
+    fn run(refused: &[[bool; DOCUMENTS]], ordered: bool) -> Part {
+        let mut progress = Progress::new(DOCUMENTS);
+        let mut tries = refused.iter();
+        while let Some(these) = progress.next() {
+            let now = tries.next().copied().unwrap_or_default();
+            match these.iter().position(|document| now[*document]) {
+                Some(index) => progress.refused(index, error(), ordered),
+                None => progress.committed(rawdoc! { "n": 1, "ok": 1.0 }.into_bytes(), ordered),
+            }
+            assert!(progress.has_moved() || progress.has_ended());
+        }
+        progress.into_part().unwrap()
+    }
+
+    #[test]
+    fn an_error_counts_no_longer_once_a_document_before_it_is_refused() {
+        let (mut second, mut first) = ([false; DOCUMENTS], [false; DOCUMENTS]);
+        (second[1], first[0]) = (true, true);
+        let part = run(&[second, first], false);
+        assert!(matches!(part.outcomes[0], Some(Outcome::NotApplied(Some(_)))));
+        assert!(
+            part.outcomes[1..]
+                .iter()
+                .all(|outcome| matches!(outcome, Some(Outcome::Applied)))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_document_has_one_outcome_whatever_changes_between_tries(
+            refused in prop::collection::vec(any::<[bool; DOCUMENTS]>(), 0..12),
+            ordered: bool,
+        ) {
+            let part = run(&refused, ordered);
+            let applied = part.outcomes.iter().filter(|outcome| matches!(outcome, Some(Outcome::Applied))).count();
+            prop_assert_eq!(Doc::new(&part.body).unwrap().whole_number("n").unwrap(), Some(applied as i64));
+            for (document, outcome) in part.outcomes.iter().enumerate() {
+                let was_refused = refused.iter().any(|now| now[document]);
+                match outcome {
+                    Some(Outcome::Applied) => {}
+                    Some(Outcome::NotApplied(Some(_))) => prop_assert!(was_refused),
+                    // Only an ordered command stops at its first error.
+                    Some(Outcome::NotApplied(None)) => prop_assert!(ordered),
+                    _ => prop_assert!(false, "{document} has no outcome"),
+                }
+            }
+        }
     }
 }

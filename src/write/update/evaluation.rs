@@ -19,27 +19,86 @@ use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
 
+/// The documents that a statement selects, and how the server is told so.
+struct Selected {
+    /// The documents before the statement, with all others that have one of their `_id`s.
+    before: Vec<DocumentKeys>,
+    /// The query that names these documents; none if the client's own query is sent.
+    query: Option<Vec<u8>>,
+    /// Whether the statement selects more documents, which it must be run again for.
+    is_part: bool,
+    /// Whether the client's query may select other documents the next time.
+    is_fickle: bool,
+}
+
 impl<'a> Statement<'a> {
     /// Has the server evaluate the statement, and moves reservations along, all in `transaction`.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
     pub async fn evaluate(self, op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+        let selected = match self.select(op, transaction).await? {
+            Ok(selected) => selected,
+            Err(evaluation) => return Ok(evaluation),
+        };
+        let database = &op.protected.namespace.database;
+        let command = self.command(selected.query.as_deref())?;
+        let reply = transaction.run(op.upstream, database, command, None).await?;
+        let outcome = Doc::new(&reply)?;
+        if has_write_errors(outcome)? {
+            return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
+        }
+        let inserted = upserted_id(outcome)?.map(id_document);
+        let is_unseen = selected.before.is_empty() && inserted.is_none();
+        if selected.is_fickle && is_unseen && documents_affected(outcome)? > 0 {
+            // It has changed what nobody has looked at.
+            transaction.abort(op.upstream).await?;
+            return Err(Failure::Refused(Refused::transient()));
+        }
+        let after = self
+            .look_after(op, &selected.before, inserted.as_deref(), transaction)
+            .await?;
+        let diff = match ReservationDiff::between(&selected.before, &after) {
+            Ok(diff) => diff,
+            Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
+            Err(Impossible::Unindexable(error)) => {
+                return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
+            }
+        };
+        if transaction.is_clients()
+            && let Some(key) = diff.duplicate(op.protected, transaction, op.upstream).await?
+        {
+            return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
+        }
+        let token = Token::of(AttemptId(rand::random()));
+        Ok(match diff.run(op.protected, token, transaction, op.upstream).await? {
+            Some(conflict) => Evaluation::ReservationConflict(conflict),
+            None if selected.is_part => Evaluation::Ran(StatementResult::Part(reply)),
+            None => Evaluation::Ran(StatementResult::Reply(reply)),
+        })
+    }
+
+    /// Looks at the documents that the statement selects, and pins the statement to them. The inner error is the result of a
+    /// statement that can't be evaluated.
+    async fn select(
+        self,
+        op: &mut WriteOp<'_>,
+        transaction: &mut Transaction,
+    ) -> Result<Result<Selected, Evaluation>, Failure> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection()?;
         let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, op.upstream).await;
         let mut selected = match selected {
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Evaluation::Unseen(refused)),
+            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
         let is_fickle = is_fickle(query)?;
         let can_be_named = document_keys::in_one_query(selected.iter().map(|image| image.id.as_slice()));
         let must_be_named = selected.len() > documents_max || is_fickle;
-        let most = if must_be_named {
-            documents_max.min(can_be_named)
-        } else {
-            documents_max
+        let most = match must_be_named {
+            true => documents_max.min(can_be_named),
+            false => documents_max,
         };
         // A delete of many isn't atomic on the server either.
         let is_part = selected.len() > most && self.kind == StatementKind::Delete;
@@ -51,40 +110,44 @@ impl<'a> Statement<'a> {
                 namespace,
                 documents_max,
             };
-            return Ok(Evaluation::Abandoned(StatementResult::Refused(refusal)));
+            return Ok(Err(Evaluation::Abandoned(StatementResult::Refused(refusal))));
         }
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
         let before = self.all_with_these_ids(op, selected, transaction).await?;
         let pinned = before.first().filter(|_| self.is_single);
-        let rewritten = match pinned {
+        let query = match pinned {
             Some(image) => Some(pin(query, &image.id, &image.owner)?),
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
             None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,
         };
-        let command = self.command(rewritten.as_deref())?;
-        let reply = transaction
-            .run(op.upstream, &protected.namespace.database, command, None)
-            .await?;
-        let outcome = Doc::new(&reply)?;
-        if has_write_errors(outcome)? {
-            return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
-        }
-        let inserted = upserted_id(outcome)?.map(id_document);
-        if is_fickle && before.is_empty() && inserted.is_none() && documents_affected(outcome)? > 0 {
-            // It has changed what nobody has looked at.
-            transaction.abort(op.upstream).await?;
-            return Err(Failure::Refused(Refused::transient()));
-        }
+        Ok(Ok(Selected {
+            before,
+            query,
+            is_part,
+            is_fickle,
+        }))
+    }
+
+    /// Looks again at the documents that the statement was about, and at the one that it inserted.
+    async fn look_after(
+        self,
+        op: &mut WriteOp<'_>,
+        before: &[DocumentKeys],
+        inserted: Option<&[u8]>,
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let protected = op.protected;
         let ids = before.iter().map(|image| image.id.as_slice());
-        let ids: Vec<&[u8]> = ids.chain(inserted.as_deref()).collect();
+        let ids: Vec<&[u8]> = ids.chain(inserted).collect();
         let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, op.upstream).await?;
         if protected.is_collated {
             // Other documents' `_id`s may be equal to these under the collection's collation.
             let ids: HashSet<&[u8]> = ids.into_iter().collect();
             after.retain(|image| ids.contains(image.id.as_slice()));
         }
+        let query = self.query()?.unwrap_or(Doc::empty());
         if inserted.is_some()
             && let Some(route) = route_of(query, &protected.shard_key)?
         {
@@ -94,24 +157,7 @@ impl<'a> Statement<'a> {
                 after.retain(is_there);
             }
         }
-        let diff = match ReservationDiff::between(&before, &after) {
-            Ok(diff) => diff,
-            Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
-            Err(Impossible::Unindexable(error)) => {
-                return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
-            }
-        };
-        if transaction.is_clients()
-            && let Some(key) = diff.duplicate(protected, transaction, op.upstream).await?
-        {
-            return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
-        }
-        let token = Token::of(AttemptId(rand::random()));
-        Ok(match diff.run(protected, token, transaction, op.upstream).await? {
-            Some(conflict) => Evaluation::ReservationConflict(conflict),
-            None if is_part => Evaluation::Ran(StatementResult::Part(reply)),
-            None => Evaluation::Ran(StatementResult::Reply(reply)),
-        })
+        Ok(after)
     }
 
     /// The server's answer to the statement itself, if it refused to read the documents: in a transaction that changes

@@ -1,12 +1,12 @@
-//! The documents of a command's batch, which comes in the body as an array or as a document sequence.
+//! Reads the documents of a command's batch, which is an array in the body or a document sequence.
 //!
-//! Both read alike here. Bounds are checked on the way, the documents' own content is not.
+//! Both forms give the same documents. Each document's bounds are checked on the way, its content is not.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Doc, Element, Elements, Malformed};
 
-/// The value of a batch field, wherever it stood.
+/// The value of a batch field, in either form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch<'a> {
     /// It came as a document sequence; these are the documents' bytes one after the other.
@@ -31,7 +31,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Whether it is what a batch must be.
+    /// Whether it has the type that a batch must have.
     pub fn is_array(&self) -> bool {
         match self {
             Batch::Sequence(_) => true,
@@ -40,13 +40,13 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Why a batch doesn't go on with a document.
+/// Why the next item of a batch isn't a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchItemError {
-    /// The bytes are no document.
+    /// The bytes are not a document.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// The array holds something else there.
+    /// The array's element is of another type.
     #[error("a batch holds a {0:?} where a document belongs")]
     Type(ElementType),
 }

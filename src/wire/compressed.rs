@@ -1,7 +1,7 @@
 //! OP_COMPRESSED: another message, packed by one of three compressors.
 //!
-//! The stated size is held against the limits before anything is allocated, and unpacking never writes more than it;
-//! what doesn't come to exactly that size is refused. Compressor 0 (none) is refused, as the server does.
+//! The stated size is checked against the limits before any memory is allocated. Unpacking never writes more than that,
+//! and a message of any other unpacked size is refused. Compressor 0 (none) is refused, as the server does.
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
@@ -18,11 +18,11 @@ pub enum Compressor {
     Zstd,
 }
 
-/// What stands between the header of an OP_COMPRESSED and the packed bytes.
+/// The fields between the header of an OP_COMPRESSED and the packed bytes.
 pub(super) struct Prefix {
-    /// Of the message that was packed.
+    /// The op code of the packed message.
     pub op_code: OpCode,
-    /// What it states to take unpacked, without the header.
+    /// The stated size of the unpacked message, without its header.
     pub size: i32,
     /// The number of its compressor.
     compressor_id: u8,
@@ -32,7 +32,7 @@ impl Prefix {
     /// Original op code, uncompressed size, compressor id.
     pub const BYTES: usize = 9;
 
-    /// Reads it in `message`, which begins with the outer header; `None` while it isn't there.
+    /// Reads it in `message`, which begins with the outer header; `None` while it hasn't arrived.
     pub fn read(message: &[u8]) -> Option<Prefix> {
         let bytes = message.get(Header::SIZE..)?.first_chunk::<{ Self::BYTES }>()?;
         let field = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -91,7 +91,7 @@ impl Compressor {
         match self {
             Compressor::Snappy => snap::raw::Encoder::new().compress_vec(bytes).ok(),
             Compressor::Zlib => {
-                // What zlib's own compressBound says, in round figures.
+                // The bound of zlib's own compressBound, in round figures.
                 let mut packed = Vec::with_capacity(bytes.len() + bytes.len() / 1000 + 64);
                 let mut zlib = Compress::new(Compression::default(), true);
                 let status = zlib.compress_vec(bytes, &mut packed, FlushCompress::Finish).ok()?;
@@ -102,8 +102,9 @@ impl Compressor {
     }
 }
 
-/// Unpacks the OP_COMPRESSED `message` (whole, header included) into `into`, which then holds the message that was
-/// packed, with the ids of the outer header.
+/// Unpacks the OP_COMPRESSED `message` (whole, header included) into `into`.
+///
+/// `into` then holds the message that was packed, with the ids of the outer header.
 ///
 /// # Errors
 /// [`Rejection::Compression`] if it can't be unpacked to exactly the size it states; [`Rejection::NestedCompression`]

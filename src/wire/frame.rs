@@ -1,14 +1,14 @@
 //! Composes an OP_MSG from a body and document sequences.
 //!
-//! Large parts are borrowed, so that a batch of 48 MB is not copied; small ones are gathered, so that a batch of many
-//! small documents isn't sent in as many pieces. Lengths are checked against the limit, documents are not looked at.
+//! Large parts are borrowed, so that a batch of 48 MB is not copied. Small parts are copied into one piece, so that many
+//! small documents don't become many pieces. Lengths are checked against the limit, documents are not read.
 
 use super::{Flags, Header, MESSAGE_BYTES_MAX, OpCode};
 
-/// Borrowed from this size on; below, copying is cheaper than another piece.
+/// Parts of at least this size are borrowed. Copying a smaller part is cheaper than sending another piece.
 const BORROW_BYTES_MIN: usize = 4096;
 
-/// What an OP_MSG is to say; [`Draft::frame`] makes it a message.
+/// The content of an OP_MSG; [`Draft::frame`] makes it a message.
 #[derive(Debug, Clone, Default)]
 pub struct Draft<'a> {
     /// The flags; [`Flags::CHECKSUM_PRESENT`] makes the frame end with a checksum.
@@ -22,7 +22,7 @@ pub struct Draft<'a> {
 /// A document sequence to send.
 #[derive(Debug, Clone)]
 pub struct OutSequence<'a> {
-    /// The field that these documents are.
+    /// The field whose value these documents are.
     pub name: &'a [u8],
     /// The documents' bytes, cut anywhere (whole documents or runs of them).
     pub documents: Vec<&'a [u8]>,

@@ -1,7 +1,7 @@
 //! The 16 bytes that every message starts with.
 //!
-//! A header checks its length against the limits before anybody allocates for it; the op code is kept as the number
-//! that came, because an unknown one is refused only once the whole message has arrived.
+//! A header's length is checked against the limits before any memory is allocated for the message. The op code is kept as
+//! a number, because an unknown op code is refused only when the whole message has arrived.
 
 use super::{MESSAGE_BYTES_MAX, Rejection};
 
@@ -31,7 +31,7 @@ pub struct Header {
     pub request_id: i32,
     /// The number of the message that this one answers.
     pub response_to: i32,
-    /// What kind of message follows.
+    /// The kind of the message.
     pub op_code: OpCode,
 }
 
@@ -39,7 +39,7 @@ impl Header {
     /// Bytes of a header.
     pub const SIZE: usize = 16;
 
-    /// Reads the header at the start of `bytes`; `None` while fewer than 16 bytes are there.
+    /// Reads the header at the start of `bytes`; `None` while there are fewer than 16 bytes.
     ///
     /// # Errors
     /// [`Rejection::Length`] if the message would be shorter than a header or longer than the limit.

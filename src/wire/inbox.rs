@@ -1,18 +1,18 @@
-//! The bytes that have arrived on one stream and are not dealt with yet, cut into messages.
+//! Cuts the bytes that arrive on one stream into messages, and holds them until they are consumed.
 //!
-//! Grows as a message arrives, never to the size that its header merely states, and gives a large buffer back once it
-//! is empty. Whoever owns it reads from a stream into [`Inbox::space`]; since nothing is taken out until
-//! [`Inbox::consume`], a read that is cancelled loses nothing.
+//! The buffer grows as a message arrives, never at once to the size that its header states. A large buffer is freed once
+//! it is empty. The owner reads from a stream into [`Inbox::space`]. Bytes leave only by [`Inbox::consume`] or
+//! [`Inbox::take`], so a cancelled read loses nothing.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Header, Rejection};
 
-/// What an idle connection keeps, twice: of what its client and of what its server says.
+/// The buffer that an idle connection keeps in each direction: one for its client, one for its server.
 const IDLE_BYTES: usize = 1024;
 /// The most that is read at once while nothing has arrived yet.
 const READ_BYTES_MAX: usize = 128 * 1024;
-/// A buffer that has grown past this is given back once it is empty.
+/// A buffer that has grown past this is freed once it is empty.
 const KEPT_BYTES_MAX: usize = 32 * 1024;
 
 /// Arrived bytes.
@@ -32,18 +32,18 @@ impl Inbox {
         &self.bytes
     }
 
-    /// The first message's header, once it is there.
+    /// The first message's header, once it has arrived.
     ///
     /// # Errors
-    /// [`Rejection::Length`]; the stream can't be read on.
+    /// [`Rejection::Length`]; the rest of the stream can't be read.
     pub fn header(&self) -> Result<Option<Header>, Rejection> {
         Header::read(&self.bytes)
     }
 
-    /// The first message, once it is there as a whole.
+    /// The first message, once all of it has arrived.
     ///
     /// # Errors
-    /// [`Rejection::Length`]; the stream can't be read on.
+    /// [`Rejection::Length`]; the rest of the stream can't be read.
     pub fn message(&self) -> Result<Option<&[u8]>, Rejection> {
         Ok(self.header()?.and_then(|header| self.bytes.get(..header.length)))
     }
@@ -66,9 +66,9 @@ impl Inbox {
         wanted.clamp(IDLE_BYTES, self.bytes.len().max(READ_BYTES_MAX))
     }
 
-    /// Where the next bytes go, with room for up to `wanted` of them, or a little if nobody knows.
+    /// Where the next bytes go, with room for up to `wanted` of them, or for a little if the number is unknown.
     ///
-    /// Grows to twice what has arrived at most, so that what a header states costs nothing until it is there.
+    /// Grows at most to twice the arrived bytes: a large length in a header costs no memory until the bytes arrive.
     pub fn space(&mut self, wanted: usize) -> &mut (impl BufMut + use<>) {
         let growth = self.growth(wanted);
         if growth > 0 {

@@ -1,8 +1,9 @@
 //! MongoDB's wire protocol as values: bytes to messages and messages to bytes, without any input or output.
 //!
-//! It accepts exactly what the server accepts (measured on 6.0.5) and turns down the rest the way the server does; each
-//! [`Rejection`] knows that way. A difference between the two would be a way around enforcement, so where Keyward reads
-//! a message otherwise than a server might, it closes the connection. Documents are not decoded here.
+//! Keyward accepts exactly the messages that the server accepts (measured on 6.0.5). It rejects the others as the server
+//! does; each [`Rejection`] knows how. If Keyward and the server read a message differently, a client could get around
+//! enforcement. Keyward therefore closes the connection if a server might read a message differently. Documents are not
+//! decoded here.
 
 mod batch;
 mod compressed;

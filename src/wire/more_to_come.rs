@@ -1,7 +1,7 @@
-//! Whether another reply follows a reply unasked, told from its beginning: the flags are the first bytes behind the header.
+//! Reads from the beginning of a reply whether another reply follows it unasked.
 //!
-//! Where they are packed, no more is unpacked than they are, so that a long reply needn't be held until it is whole. That
-//! the rest can be unpacked isn't looked at; whoever reads it will see.
+//! The flags are the first bytes behind the header. If the reply is packed, only the flags are unpacked, so that a long
+//! reply can be forwarded before all of it has arrived. The rest is not checked; the reader of the reply finds its faults.
 
 use flate2::{Decompress, FlushDecompress};
 use zstd::stream::raw::{Decoder, Operation};
@@ -12,10 +12,10 @@ use super::{Compressor, Flags, Header, OpCode, Rejection};
 /// Bytes of an OP_MSG's flags.
 const FLAG_BYTES: usize = 4;
 
-/// Whether another reply follows the one that `arrived` begins with; `None` until enough of it has come to tell.
+/// Whether another reply follows the one that `arrived` begins with; `None` until its flags have arrived.
 ///
 /// # Errors
-/// [`Rejection`] if it has no readable header, or can't be unpacked as far as it is looked at.
+/// [`Rejection`] if it has no readable header, or if its flags can't be unpacked.
 pub fn more_to_come(arrived: &[u8]) -> Result<Option<bool>, Rejection> {
     let Some(header) = Header::read(arrived)? else {
         return Ok(None);
@@ -43,7 +43,7 @@ pub fn more_to_come(arrived: &[u8]) -> Result<Option<bool>, Rejection> {
     }
 }
 
-/// The first bytes of what is `packed`, if they can be told from as much as there is of it.
+/// The first unpacked bytes, if enough of `packed` has arrived to unpack them.
 fn unpacked(compressor: Compressor, packed: &[u8]) -> Result<Option<[u8; FLAG_BYTES]>, Rejection> {
     let mut first = [0; FLAG_BYTES];
     let count = match compressor {
@@ -74,8 +74,9 @@ fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> Option<usize> {
     }
 }
 
-/// By hand, since the library unpacks what is whole only: a length, then runs of bytes and repetitions of what came before
-/// (Snappy's `format_description.txt`).
+/// Unpacks the beginning by hand, because the library unpacks only whole messages.
+///
+/// The format is a length, then runs of bytes and repetitions of earlier bytes (Snappy's `format_description.txt`).
 fn unpack_snappy(packed: &[u8], into: &mut [u8]) -> Option<usize> {
     let length_bytes = packed.iter().take_while(|byte| **byte >= 0x80).count() + 1;
     let mut rest = packed.get(length_bytes..).unwrap_or_default();
@@ -84,7 +85,7 @@ fn unpack_snappy(packed: &[u8], into: &mut [u8]) -> Option<usize> {
         && count < into.len()
     {
         let upper = usize::from(tag >> 2);
-        // How many bytes more say how long a run is, or how far back a repetition begins.
+        // The number of further bytes that hold the length of a run, or the distance of a repetition.
         let more = match (tag & 3, upper) {
             (0, 60..) => upper - 59,
             (0, _) => 0,

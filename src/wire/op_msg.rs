@@ -1,8 +1,8 @@
 //! OP_MSG: flags, one body, up to two document sequences in any order, and a checksum.
 //!
-//! [`OpMsg::parse`] checks the structure and the checksum and leaves the documents alone: enough for what is forwarded,
-//! since the server checks them itself. [`OpMsg::parse_whole`] checks all that the server checks, in its order, for
-//! what Keyward handles. A message that one of them accepts has one reading only.
+//! [`OpMsg::parse`] checks the structure and the checksum, but not the documents. That is enough for a forwarded
+//! message, because the server checks the documents itself. [`OpMsg::parse_whole`] is for the messages that Keyward
+//! handles: it checks all that the server checks, in the server's order. An accepted message has only one reading.
 
 use bson::spec::ElementType;
 
@@ -40,16 +40,16 @@ impl Flags {
 /// A section of kind 1: the documents of one array field, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequence<'a> {
-    /// The field that these documents are.
+    /// The field whose value these documents are.
     pub name: &'a [u8],
     /// The documents' bytes without anything between them.
     pub documents: &'a [u8],
 }
 
-/// A parsed OP_MSG that borrows the bytes it came as.
+/// A parsed OP_MSG that borrows the message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpMsg<'a> {
-    /// The flags as they came.
+    /// The flags, unchanged.
     pub flags: Flags,
     /// The section of kind 0.
     pub body: Doc<'a>,
@@ -156,7 +156,7 @@ struct Sections<'a> {
 }
 
 impl<'a> Sections<'a> {
-    /// Takes one section and gives what follows it.
+    /// Takes one section and returns the bytes behind it.
     fn take(&mut self, kind: u8, bytes: &'a [u8]) -> Result<&'a [u8], Rejection> {
         match kind {
             0 if self.body.is_some() => Err(Rejection::TwoBodies),
@@ -207,8 +207,10 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// Whether `document` holds something at the dotted `path`, looking into the elements of an array as well as for its
-/// positions, as the server does when it looks for names that a sequence repeats.
+/// Whether `document` has a value at the dotted `path`.
+///
+/// In an array, a name of the path can be a position, or a field of any element. The server searches the same way for
+/// names that a sequence repeats.
 fn holds_path(document: Doc<'_>, path: &[u8]) -> Result<bool, Malformed> {
     for element in document.elements() {
         let element = element?;
@@ -380,7 +382,7 @@ mod tests {
             let _ = OpMsg::parse_whole(&bytes);
             let mut broken = golden();
             broken[position] = byte;
-            // Whatever the thorough parse accepts, the quick one reads alike.
+            // If the thorough parse accepts a message, the quick parse must read it alike.
             if let Ok(parsed) = OpMsg::parse_whole(&broken) {
                 prop_assert_eq!(OpMsg::parse(&broken), Ok(parsed));
             }

@@ -1,7 +1,7 @@
-//! OP_QUERY and its OP_REPLY, the legacy form of which drivers still use the handshake.
+//! OP_QUERY and its OP_REPLY, the legacy form that drivers still use for the handshake.
 //!
-//! Only what stands in front of the query document is checked here; which commands may come this way is
-//! [`OpQuery::command`]'s to say. Bytes behind the query document are the server's to judge.
+//! Only the fields in front of the query document are checked here. [`OpQuery::command`] decides which commands may come
+//! in this form. The server checks the bytes behind the query document.
 
 use bson::spec::ElementType;
 
@@ -21,7 +21,7 @@ const COMMANDS: [&str; 9] = [
     "saslStart",
 ];
 
-/// A parsed OP_QUERY command that borrows the bytes it came as.
+/// A parsed OP_QUERY command that borrows the message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpQuery<'a> {
     /// The database, taken from the namespace before `.$cmd`.
@@ -36,7 +36,7 @@ impl<'a> OpQuery<'a> {
     /// Parses a whole message, header included.
     ///
     /// # Errors
-    /// A [`Rejection`] for what is too short, no command, or another command than a handshake's.
+    /// A [`Rejection`] if the message is too short, isn't a command, or isn't a command of the handshake.
     pub fn parse(message: &'a [u8]) -> Result<Self, Rejection> {
         let (namespace, rest) = Self::namespace(message)?;
         let query = rest.get(1 + 8..).ok_or(Rejection::TooShort)?;
@@ -83,7 +83,7 @@ impl<'a> OpQuery<'a> {
 /// A legacy reply with one document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpReply<'a> {
-    /// The flags as they came.
+    /// The flags, unchanged.
     pub flags: i32,
     /// The first document.
     pub document: Doc<'a>,

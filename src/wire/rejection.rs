@@ -1,4 +1,4 @@
-//! Why a message is turned down, and what the server does then: answer with an error, close, or say nothing.
+//! Why a message is rejected, and the server's reaction: it answers with an error, closes, or says nothing.
 //!
 //! Codes, names and texts are those measured on mongod 6.0.5. The text about a malformed document leaves out the name
 //! of the element that the server adds.
@@ -7,13 +7,13 @@ use super::TooLong;
 use crate::raw::Malformed;
 use crate::server::code;
 
-/// What is wrong with a message.
+/// The fault of a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     /// The header gives a length that no message may have.
     #[error("a message can't have {0} bytes")]
     Length(i32),
-    /// The op code means nothing, or a legacy write.
+    /// The op code is unknown, or that of a legacy write.
     #[error("op code {0} is not served")]
     OpCode(i32),
     /// Op code 0 with anything behind the header.
@@ -25,7 +25,7 @@ pub enum Rejection {
     /// An OP_MSG flag that must be understood is not.
     #[error("OP_MSG flags {0:#010x} hold a required flag that is unknown")]
     RequiredFlag(u32),
-    /// The checksum is another one than the bytes give.
+    /// The checksum doesn't match the bytes.
     #[error("OP_MSG checksum does not match contents")]
     Checksum,
     /// More than two document sequences.
@@ -61,7 +61,7 @@ pub enum Rejection {
     /// A document sequence whose size or name runs past the message.
     #[error("a document sequence runs past the end of its message")]
     SequenceSize,
-    /// A document that is no BSON.
+    /// A document that isn't BSON.
     #[error("{0}")]
     Bson(#[from] Malformed),
     /// The body has no `$db`.
@@ -73,7 +73,7 @@ pub enum Rejection {
     /// `$db` stands in the body twice.
     #[error("BSON field '$db' is a duplicate field")]
     DuplicateDatabase,
-    /// An OP_QUERY that is no command, or an OP_GET_MORE.
+    /// An OP_QUERY that isn't a command, or an OP_GET_MORE.
     #[error(
         "{0} is no longer supported. The client driver may require an upgrade. For more details see \
          https://dochub.mongodb.org/core/legacy-opcode-removal"
@@ -87,14 +87,14 @@ pub enum Rejection {
     LegacyCommand(String),
 }
 
-/// What the server does with a message it turns down.
+/// The server's reaction to a message that it rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Treatment {
     /// It replies with an error (nothing, if the client asked for no reply) and reads on.
     Answer(ServerError),
-    /// It closes the connection without a word.
+    /// It closes the connection without a reply.
     Close,
-    /// It reads on without a word.
+    /// It reads on without a reply.
     Ignore,
 }
 
@@ -116,7 +116,7 @@ impl From<TooLong> for Rejection {
 }
 
 impl Rejection {
-    /// What the server would do.
+    /// The server's reaction to this fault.
     pub fn treatment(&self) -> Treatment {
         let (code, code_name) = match self {
             Self::Length(_)

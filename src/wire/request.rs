@@ -1,6 +1,6 @@
-//! One message of a client, unpacked and parsed, and how its reply must look.
+//! Unpacks and parses one message of a client, and composes its reply in the same form.
 //!
-//! The [`Envelope`] outlives the parse: also a request that is turned down is answered in the form in which it came.
+//! The [`Envelope`] outlives the parse, because a rejected request is also answered in the request's form.
 
 use super::{
     Compressor, Draft, Flags, Header, OpCode, OpMsg, OpQuery, OpReply, Rejection, ServerError, TooLong, compress,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::raw::Builder;
 
-/// How a request came, which decides how its reply goes.
+/// The form of a request, which its reply must have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Envelope {
     /// The client's number for the request.
@@ -33,11 +33,11 @@ pub enum Message<'a> {
 /// A client's message: its form and what is in it.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// How it came.
+    /// Its form.
     pub envelope: Envelope,
-    /// The message unpacked, header included: what came, or what was packed in it.
+    /// The unpacked message, header included.
     pub unpacked: &'a [u8],
-    /// Its structure, or why it is turned down.
+    /// Its structure, or why it is rejected.
     pub parsed: Result<Message<'a>, Rejection>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Request<'a> {
     /// Reads a whole message; a compressed one is unpacked into `scratch`, or is there already, unpacked by `unpacked_by`.
     ///
     /// # Errors
-    /// The [`Rejection`] of a message that can't be unpacked, so that nobody knows what its reply should look like.
+    /// The [`Rejection`] of a message that can't be unpacked: the form of its reply is unknown.
     pub fn read(
         message: &'a [u8],
         unpacked_by: Option<Compressor>,
@@ -71,7 +71,7 @@ impl<'a> Request<'a> {
         let parsed = match header.op_code {
             OpCode::MSG => match OpMsg::parse(message) {
                 Ok(parsed) => Ok(Message::Msg(parsed)),
-                // What the whole parse finds first is what the server would say.
+                // The server would report the first fault that the whole parse finds.
                 Err(rejection) => Err(OpMsg::parse_whole(message).err().unwrap_or(rejection)),
             },
             OpCode::QUERY => OpQuery::parse(message).map(Message::Query),
@@ -134,7 +134,7 @@ impl Envelope {
         }
     }
 
-    /// Packed as the request was, where that is possible.
+    /// Packs the reply as the request was packed, where that is possible.
     fn packed(&self, message: Vec<u8>) -> Vec<u8> {
         self.compressor
             .and_then(|compressor| compress(&message, compressor))

@@ -1,11 +1,16 @@
-//! The canonical form of a value: bytes that are equal exactly where the server calls two values equal, and that
-//! compare as an index of the server orders them.
+//! Turns a value into its canonical form: bytes that compare as a server index compares the values.
 //!
-//! One form serves identity (which documents fight over a key), spreading (the bucket) and order (which of several
-//! violated keys is reported). Its layout follows the idea of the server's own `KeyString`: a byte for the type's rank,
-//! then bytes that order within the type; variable parts end in a zero, zeros within them are escaped, so that no
-//! form is another one's beginning. It loses what equality doesn't see (int32 or double, string or symbol, the names
-//! inside an array), so it can't be turned back into a value.
+//! Two values have equal bytes exactly if the server calls them equal. The form serves three purposes:
+//! - Identity: it decides which documents compete for a key.
+//! - Spreading: it decides the key's bucket.
+//! - Order: it decides which of several violated keys is reported.
+//!
+//! Its layout follows the idea of the server's own `KeyString`: a byte for the type's rank, then bytes that order
+//! values within the type. Variable parts end in a zero, and zeros within them are escaped. So no form is another
+//! form's prefix.
+//!
+//! The form can't be turned back into a value. It omits all details that equality ignores: int32 or double, string or
+//! symbol, the names inside an array.
 
 use bson::spec::ElementType;
 use bson::{RawBson, rawdoc};
@@ -21,7 +26,7 @@ pub(super) enum Strings<'c> {
     Simple,
     /// By their sort keys.
     Collated(&'c Icu),
-    /// They are sort keys already, in hexadecimal: a reservation holds them so.
+    /// The strings are already sort keys in hexadecimal, as a reservation holds them.
     SortKeys,
 }
 
@@ -31,7 +36,7 @@ pub(super) enum Uncomparable {
     /// It isn't BSON.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// Its strings can't be compared as the server would.
+    /// Keyward can't compare its strings as the server would.
     #[error(transparent)]
     Uncollatable(#[from] Uncollatable),
 }
@@ -45,7 +50,7 @@ impl<'c> From<&'c Collation> for Strings<'c> {
     }
 }
 
-/// Bytes that are equal for two `_id`s where the index on `_id` calls them equal, a collation aside: 1 is 1.0 there.
+/// Bytes that are equal for two `_id`s if the index on `_id` calls them equal, without a collation: 1 equals 1.0.
 pub fn id_identity(id: &RawBson) -> Vec<u8> {
     let document = rawdoc! { "_id": id.clone() };
     let mut identity = Vec::new();
@@ -64,8 +69,8 @@ pub fn id_identity(id: &RawBson) -> Vec<u8> {
 pub(super) struct Canonical<'b> {
     out: &'b mut Vec<u8>,
     strings: Strings<'b>,
-    /// Whether it is a query that compares. Then the names inside an array count, and a symbol is collated; in an index
-    /// they don't, and it isn't.
+    /// Whether a query's operator compares the values, not an index. A query compares the names inside an array and
+    /// collates symbols; an index does neither.
     is_query: bool,
     /// How many documents and arrays are open around what is written.
     depth: usize,
@@ -92,12 +97,12 @@ impl<'b> Canonical<'b> {
         }
     }
 
-    /// How deep the deepest value written so far nests; a value without parts has depth 0.
+    /// The nesting depth of the deepest value written so far; a value without parts has depth 0.
     pub(super) fn deepest(&self) -> usize {
         self.deepest
     }
 
-    /// Appends the value of `element`, its name aside; `descending` turns its order round.
+    /// Appends the value of `element` without its name; `descending` reverses its order.
     pub(super) fn append(&mut self, element: &Element<'_>, descending: bool) -> Result<(), Uncomparable> {
         let start = self.out.len();
         self.value(element)?;
@@ -191,7 +196,7 @@ impl<'b> Canonical<'b> {
         Ok(())
     }
 
-    /// `bytes` with a zero at their end that sorts before anything that could go on.
+    /// Appends `bytes` with a final zero that sorts before any continuation.
     fn escaped(&mut self, bytes: &[u8]) {
         for part in bytes.split_inclusive(|byte| *byte == 0) {
             self.out.extend_from_slice(part);
@@ -211,7 +216,7 @@ impl<'b> Canonical<'b> {
     }
 }
 
-/// Where a type stands among the types, as the server orders them; types that may be equal share a rank. Never zero.
+/// The type's rank in the server's order of types. Types whose values may be equal share a rank. A rank is never zero.
 pub(super) fn rank(kind: ElementType) -> u8 {
     match kind {
         ElementType::MinKey => 10,
@@ -252,7 +257,7 @@ pub(super) fn db_pointer(value: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     Ok((until_zero(namespace), id))
 }
 
-/// What stands before the first zero byte.
+/// The bytes before the first zero byte.
 pub(super) fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }

@@ -1,14 +1,14 @@
-//! Whether the server can name a key in an error without breaking a character.
+//! Decides whether the server can name a key in an error without breaking a character.
 //!
-//! It cuts long strings by bytes and copies what isn't UTF-8 as it is; the driver can't read such a reply at all, and one
-//! key would take the answers of all that travel with it away. Keys that are equal are legible alike: only text counts,
-//! and text is compared by its bytes.
+//! The server cuts long strings by bytes, and copies invalid UTF-8 unchanged. A driver can't read a reply with such
+//! text. One such key would therefore hide the results of all other keys in the same reply. If two keys are equal, both
+//! or neither can be displayed: only their text counts, and text is compared by its bytes.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Doc, Element};
 
-/// The server cuts text of 160 bytes and more; below, nothing is cut whatever its kind.
+/// The server cuts text of 160 bytes and more. Text shorter than this constant is never cut, whatever its kind.
 const CUT_BYTES_MIN: usize = 150;
 
 /// Whether all text in `values` is UTF-8 and stays so when it is cut.
@@ -21,13 +21,13 @@ pub(super) fn is_legible(values: Doc<'_>) -> bool {
 fn is_legible_value(element: &Element<'_>) -> bool {
     match element.kind {
         ElementType::EmbeddedDocument => Doc::new(element.value).is_ok_and(is_legible),
-        // The names in an array are no part of it.
+        // The server doesn't print the names in an array.
         ElementType::Array => Doc::new(element.value).is_ok_and(|array| {
             array
                 .elements()
                 .all(|element| element.is_ok_and(|element| is_legible_value(&element)))
         }),
-        // A length or two come first.
+        // Skip the length before the text.
         ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode => {
             element.value.get(4..).is_some_and(is_text)
         }
@@ -41,7 +41,7 @@ fn is_legible_value(element: &Element<'_>) -> bool {
     }
 }
 
-/// int32 for all of it, the code as a string, the scope.
+/// `value` is an int32 with the whole length, the code as a string, and the scope.
 fn is_legible_code(value: &[u8]) -> bool {
     let Some((length, rest)) = value.get(4..).and_then(|rest| rest.split_first_chunk::<4>()) else {
         return false;

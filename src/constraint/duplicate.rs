@@ -1,8 +1,9 @@
-//! What a client is told when a key is taken: the server's own E11000.
+//! Builds the server's duplicate key error (E11000) for a key that is taken.
 //!
-//! It turns a constraint and a key into the fields of the server's error, byte for byte. The text need not be UTF-8:
-//! long strings are cut by bytes, as the server cuts them. It doesn't build whole replies.
-//! Source: mongodb/mongo `src/mongo/db/storage/index_entry_comparison.cpp` (`buildDupKeyErrorStatus`); measured on 6.0.5.
+//! It turns a constraint and a key into the fields of the server's error, byte for byte. The text may be invalid UTF-8,
+//! because long strings are cut by bytes, as the server cuts them. This module doesn't build whole replies.
+//! Source: mongodb/mongo `src/mongo/db/storage/index_entry_comparison.cpp` (`buildDupKeyErrorStatus`); measured on
+//! 6.0.5.
 
 use bson::{RawBson, RawDocument, rawdoc, spec::ElementType};
 
@@ -29,8 +30,8 @@ impl DuplicateKey {
     /// The code's name, which a command error gives too.
     pub const CODE_NAME: &'static str = "DuplicateKey";
 
-    /// The error of a document whose `key` is taken; `sort_key` gives the sort key to be shown for a string, where the
-    /// constraint has a collation.
+    /// The error of a document whose `key` is taken. If the constraint has a collation, `sort_key` gives the sort key
+    /// that the error shows for a string.
     pub(super) fn new(constraint: &Constraint, key: &Key, sort_key: rewrite::Replace<'_>) -> Self {
         let mut values = Builder::new();
         let collation = constraint.collation();
@@ -103,12 +104,12 @@ impl DuplicateKey {
         }
     }
 
-    /// The text, which need not be UTF-8.
+    /// The text, which may be invalid UTF-8.
     pub fn errmsg(&self) -> &[u8] {
         &self.errmsg
     }
 
-    /// The index's key pattern, as it was written.
+    /// The index's key pattern, as the operator wrote it.
     pub fn key_pattern(&self) -> Doc<'_> {
         Doc::new(&self.key_pattern).expect("it was a document when it was copied")
     }
@@ -124,7 +125,7 @@ impl DuplicateKey {
         self.append_extra(entry);
     }
 
-    /// Appends the whole of a command's error: `ok`, `errmsg` (with `prefix` before the text), `code`, `codeName` and
+    /// Appends all fields of a command's error: `ok`, `errmsg` (with `prefix` before the text), `code`, `codeName` and
     /// the rest. A findAndModify has the prefix `Plan executor error during findAndModify :: caused by :: `.
     pub fn append_to_command_error(&self, prefix: &str, reply: &mut Builder) {
         reply.double("ok", 0.0);

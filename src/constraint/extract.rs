@@ -1,8 +1,8 @@
-//! Which tuples of values a document gives an index.
+//! Extracts the tuples of values that a document has for an index.
 //!
-//! It turns a document into one tuple for each key, exactly as the server's `BtreeKeyGenerator` does: arrays along a
-//! path give one tuple for each element, one array at most may be expanded, a numeric path component may mean a
-//! position. It doesn't compare values: equal tuples may come out more than once.
+//! It gives one tuple for each key, exactly as the server's `BtreeKeyGenerator` does. An array along a path gives one
+//! tuple for each element. At most one array may be expanded. A numeric path component may mean a position. Values are
+//! not compared: equal tuples may come out more than once.
 //! Source: mongodb/mongo `src/mongo/db/index/btree_key_generator.cpp`; measured on 6.0.5.
 
 use bson::spec::ElementType;
@@ -10,13 +10,13 @@ use bson::spec::ElementType;
 use super::KeyError;
 use crate::raw::{Doc, Element, Malformed};
 
-/// What stands in a tuple for a path that leads nowhere.
+/// The value in a tuple for a path that leads nowhere.
 const NULL: Element<'static> = Element {
     kind: ElementType::Null,
     name: b"",
     value: b"",
 };
-/// What stands in a tuple for an array without elements.
+/// The value in a tuple for an array without elements.
 const UNDEFINED: Element<'static> = Element {
     kind: ElementType::Undefined,
     name: b"",
@@ -26,17 +26,17 @@ const UNDEFINED: Element<'static> = Element {
 /// One indexed path while a document is walked.
 #[derive(Debug, Clone, Copy)]
 struct Field<'p, 'd> {
-    /// What is left of the path; empty once `value` is settled.
+    /// The rest of the path; empty once `value` is settled.
     rest: &'p str,
     value: Element<'d>,
 }
 
-/// For a path that goes on after an array with a name which that array has (a position, as a rule).
+/// A path that continues after an array with the name of one of the array's elements, usually a position.
 #[derive(Debug, Clone, Copy)]
 struct Positional<'p, 'd> {
     array: Doc<'d>,
     element: Element<'d>,
-    /// What the path finds when the array is taken for a document, and what is left of it then.
+    /// The element that the path finds if the array is read as a document; `rest` is then the rest of the path.
     found: Option<Element<'d>>,
     rest: &'p str,
 }
@@ -47,10 +47,10 @@ struct Extraction<'f, F> {
     emit: &'f mut F,
 }
 
-/// Calls `emit` with the values of every key that `document` gives the index on `paths`, in no particular order.
+/// Calls `emit` with the values of every key that `document` has in the index on `paths`, in no particular order.
 ///
 /// # Errors
-/// What the server refuses the document with, or whatever `emit` returns.
+/// The error with which the server refuses the document, or the error of `emit`.
 pub(super) fn extract<'p, 'd, F>(
     paths: impl Iterator<Item = &'p str>,
     sparse: bool,
@@ -70,7 +70,7 @@ where
 }
 
 impl<F> Extraction<'_, F> {
-    /// One step: settles each field whose path ends in `document`, then goes into the array that was met, if any.
+    /// Takes one step: settles each field whose path ends in `document`, then enters the array on the way, if any.
     fn walk<'p, 'd>(
         &mut self,
         mut fields: Vec<Field<'p, 'd>>,
@@ -117,7 +117,7 @@ impl<F> Extraction<'_, F> {
         }
     }
 
-    /// Walks on from each element of `array`, through which the paths in `through_array` lead.
+    /// Continues from each element of `array`. The paths in `through_array` lead through that array.
     fn expand<'p, 'd>(
         &mut self,
         fields: &[Field<'p, 'd>],
@@ -176,8 +176,10 @@ impl<'p, 'd> Positional<'p, 'd> {
     }
 }
 
-/// What `rest` leads to next: from `document` if that has the first component, else from the array's position.
-/// `rest` becomes what is left of the path. The second part of the result: whether the position holds an array.
+/// Finds the next element on the path `rest`, and shortens `rest` to the remaining path.
+///
+/// It searches `document` if that has the path's first component, otherwise the array's position. The second part of
+/// the result is whether the position holds an array.
 fn next_element<'p, 'd>(
     document: Option<Doc<'d>>,
     position: Option<&Option<Positional<'p, 'd>>>,
@@ -203,7 +205,7 @@ fn next_element<'p, 'd>(
     }
 }
 
-/// A long text without its middle, as the server gives it in this error.
+/// A long text without its middle, as the server shows it in this error.
 fn shortened(text: Vec<u8>) -> Vec<u8> {
     const MOST: usize = 1024;
     match text.len() < MOST {
@@ -212,7 +214,7 @@ fn shortened(text: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// The element at the end of `path`, or the first array on the way there; `path` becomes what comes after it.
+/// The element at the end of `path`, or the first array on the way there. `path` becomes the part after it.
 fn element_or_array<'d>(mut document: Doc<'d>, path: &mut &str) -> Result<Option<Element<'d>>, Malformed> {
     loop {
         let (name, rest) = split_path(path);

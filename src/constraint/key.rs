@@ -1,10 +1,10 @@
-//! Keys: the tuples of values that must be unique, and the reservations' `_id`s that stand for them.
+//! Defines keys, the tuples of values that must be unique, and the reservation `_id`s that represent them.
 //!
-//! A key's identity is its canonical form. A reservation's `_id` is made of the values themselves, so that a reader of
-//! the proxy collection sees them, and so that the server's own comparison of `_id`s agrees with ours. What the server
-//! refuses or confuses inside an `_id` is encoded so that distinct keys stay distinct, and the encoding can be undone.
-//! Under a collation, strings are replaced by their sort keys, which can't: what such a key was made of, only a document
-//! tells.
+//! A key's identity is its canonical form. A reservation's `_id` is made of the values themselves. A reader of the
+//! proxy collection can therefore see them, and the server's own comparison of `_id`s agrees with Keyward's. Some
+//! values would be refused or confused by the server inside an `_id`. They are encoded so that distinct keys stay
+//! distinct, and the encoding can be undone. Under a collation, strings are replaced by their sort keys. A sort key
+//! can't be turned back into its string; only a document has the string.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -21,35 +21,34 @@ use super::rewrite::{self, Names};
 use super::{Constraint, Sharding, text};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// The longest canonical form, in bytes, whose values a reservation holds themselves.
+/// The longest canonical form, in bytes, for which a reservation holds the values themselves.
 ///
-/// The server takes an `_id` of about 8 MB at most (the oplog has it twice). Far below that, reservations want to be
-/// small: they travel many at a time, and a reply that refuses them all repeats their keys. The limit is one on the
-/// canonical form, as that is the same for all equal keys.
+/// The server accepts an `_id` of about 8 MB at most (the oplog has it twice). The limit is far lower, because one
+/// command holds many reservations, and a reply that refuses them all repeats their keys. It applies to the canonical
+/// form, because that is the same for all equal keys.
 pub const MAX_VERBATIM_BYTES: usize = 4096;
-/// The deepest value that a reservation holds itself: inside an `_id` it stands two levels deeper than it stood in its
-/// document, and the server refuses documents of more than 180 levels.
+/// The nesting depth of the deepest value that a reservation holds itself. Inside an `_id` the value is two levels
+/// deeper than in its document, and the server refuses documents of more than 180 levels.
 pub const MAX_VERBATIM_DEPTH: usize = 100;
-/// What the canonical form of a digest starts with; no value's does.
+/// The first byte of a digest's canonical form; no value's canonical form starts with it.
 const DIGEST: u8 = 0;
 
 /// One key of one constraint: a value for each of its fields.
 ///
-/// Equal, hashed and ordered by what the server calls equal, its number types and the like aside; the order is that of
-/// the index, except that keys too large to be held verbatim come first.
+/// Two keys are equal if the server calls them equal; their number types, for example, don't count. The order is the
+/// index's order, except that keys held as a digest come first.
 #[derive(Debug, Clone)]
 pub struct Key {
     canonical: Vec<u8>,
-    /// A document with the constraint's paths as names. Not there for a large key that was read from a reservation, nor
-    /// for one under a collation.
+    /// A document with the constraint's paths as names. Absent if the key was read from a reservation and is held as a
+    /// digest or under a collation.
     values: Option<Vec<u8>>,
-    /// The values as a reservation holds them, where that isn't the values themselves: with sort keys, in hexadecimal,
-    /// in the place of strings.
+    /// Under a collation, the values as a reservation holds them: with sort keys, in hexadecimal, in place of strings.
     stored: Option<Vec<u8>>,
     sharding: Sharding,
 }
 
-/// A key whose canonical form is still whole, however large: the keys of one document are ordered by that.
+/// A key with its whole canonical form, however large. The keys of one document are ordered by that form.
 #[derive(Debug)]
 pub(super) struct Draft {
     key: Key,
@@ -59,35 +58,36 @@ pub(super) struct Draft {
 /// Why a reservation's `_id` can't be read as a key of the constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationIdError {
-    /// It is no well-formed BSON.
+    /// It isn't well-formed BSON.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// It lacks `k`, or `k` isn't a document of the constraint's paths (or a digest).
     #[error("a reservation's _id doesn't have the constraint's fields")]
     Shape,
-    /// Its `h` isn't the bucket of its `k`: it was written by something else than this version of Keyward.
+    /// Its `h` isn't the bucket of its `k`, so this version of Keyward didn't write it.
     #[error("a reservation's _id has h {found:?}, its key has {expected:?}")]
     Bucket {
-        /// What it says.
+        /// The bucket in the `_id`.
         found: Option<i64>,
-        /// What the key has.
+        /// The bucket of the key.
         expected: Option<i32>,
     },
 }
 
 impl Key {
-    /// How many buckets there are.
+    /// The number of buckets.
     pub const BUCKETS: usize = 1 << 16;
 
-    /// Bytes that are equal for two keys exactly where the server calls the keys equal.
+    /// Bytes that are equal for two keys exactly if the server calls the keys equal.
     ///
-    /// For a key over [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`]: a zero and a SHA-256.
+    /// A key held as a digest (see [`Key::reservation_id`]) has a zero and a SHA-256.
     pub fn canonical(&self) -> &[u8] {
         &self.canonical
     }
 
-    /// The values, as a document with the constraint's paths as names; nothing for a key read from a reservation if it is
-    /// large or under a collation.
+    /// The values, as a document with the constraint's paths as names.
+    ///
+    /// `None` if the key was read from a reservation and is held as a digest or under a collation.
     pub fn values(&self) -> Option<Doc<'_>> {
         self.values.as_deref().and_then(|bytes| Doc::new(bytes).ok())
     }
@@ -100,19 +100,21 @@ impl Key {
         }
     }
 
-    /// Where the key lies in a proxy collection that is spread by hash: 0 to 65,535.
+    /// The key's position in a proxy collection that is spread by hash: 0 to 65,535.
     ///
-    /// A hash of the canonical form, and so equal for all keys that are equal: no two equal keys can end up on two
-    /// shards. (A hash by whole parts of numbers, like the server's, would do that, too, but prices from 9.00 to 9.99
-    /// would all lie together.) It is stored, so neither the canonical form nor the hash may ever change for a format
-    /// of definition that is in use; see [`Constraint::definition`].
+    /// It is a hash of the canonical form, so equal keys have equal buckets, and two equal keys are never on two
+    /// shards. The server's own hash has this property, too. But it hashes only the whole parts of numbers, so prices
+    /// from 9.00 to 9.99 would share one bucket.
+    ///
+    /// The bucket is stored. So neither the canonical form nor the hash may ever change for a format of definition that
+    /// is in use; see [`Constraint::definition`].
     pub fn bucket(&self) -> i32 {
         // The top 16 bits: they fit any int32.
         (xxh3_64(&self.canonical) >> 48) as i32
     }
 
-    /// How far from the first reservation the key's lies, roughly: keys near each other are written faster one after the
-    /// other. Its bucket, or 0 where the proxy collection is a plain range.
+    /// The rough position of the key's reservation in the proxy collection, so that neighbouring keys can be written
+    /// one after the other, which is faster. It is the bucket, or 0 if the proxy collection is spread by ranges.
     pub fn rough_place(&self) -> i32 {
         match self.sharding {
             Sharding::Hashed => self.bucket(),
@@ -120,13 +122,13 @@ impl Key {
         }
     }
 
-    /// The `_id` of the key's reservation: `{h: <bucket>, k: {<path>: <value>, …}}`, without `h` where the proxy
-    /// collection is a plain range.
+    /// The `_id` of the key's reservation: `{h: <bucket>, k: {<path>: <value>, …}}`. If the proxy collection is spread
+    /// by ranges, `h` is absent.
     ///
     /// - Names inside the values that start with `$` or `%` get a `%` before them.
-    /// - Instead of the document, `k` is a binary with the SHA-256 of the canonical form for a key over
-    ///   [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`], or with text that the server would break in an error: no
-    ///   driver could read the reply.
+    /// - Some keys are held as a digest: `k` is then a binary with the SHA-256 of the canonical form. These are keys
+    ///   over [`MAX_VERBATIM_BYTES`] or [`MAX_VERBATIM_DEPTH`], and keys with text that the server would break in an
+    ///   error. No driver could read a reply with such an error.
     pub fn reservation_id(&self) -> RawDocumentBuf {
         let mut builder = Builder::new();
         self.append_reservation_id(&mut builder);
@@ -154,7 +156,7 @@ impl Key {
         }
     }
 
-    /// The key that `id`, a reservation's `_id`, stands for.
+    /// The key that `id`, a reservation's `_id`, represents.
     ///
     /// # Errors
     /// [`ReservationIdError`] if [`Key::reservation_id`] can't have made it for this constraint.
@@ -196,7 +198,7 @@ impl Key {
             Uncomparable::Uncollatable(_) => ReservationIdError::Shape,
         });
         let key = key?.finish();
-        // A large key's values don't belong there: the same key would then have two `_id`s.
+        // Such a key must be held as a digest: with its values it would have a second `_id`.
         match key.canonical[0] == DIGEST {
             true => Err(ReservationIdError::Shape),
             false => Ok(key),
@@ -261,7 +263,7 @@ impl Draft {
         &self.key.canonical
     }
 
-    /// Without the memory that it has to spare, which is most of what a small key takes.
+    /// Frees its spare memory, which is most of the memory of a small key.
     pub(super) fn shrink(&mut self) {
         let Key {
             canonical,
@@ -275,7 +277,7 @@ impl Draft {
         }
     }
 
-    /// The key, its canonical form replaced by a digest if it is large or the server couldn't name it in an error.
+    /// The key. A digest replaces its canonical form if the key is large or the server couldn't name it in an error.
     pub(super) fn finish(self) -> Key {
         let mut key = self.key;
         let is_large = self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES;
@@ -286,7 +288,7 @@ impl Draft {
     }
 }
 
-/// `values` with sort keys in hexadecimal in the place of strings.
+/// `values` with sort keys in hexadecimal in place of strings.
 fn with_sort_keys(icu: &Icu, values: Doc<'_>) -> Result<Vec<u8>, Uncomparable> {
     let mut refused = Ok(());
     let mut copy = Builder::new();

@@ -1,8 +1,9 @@
-//! Constraints: what a key is, and when two are the same.
+//! Defines constraints: which keys a document has, and when two keys are equal.
 //!
-//! It turns an index specification into a checked [`Constraint`], a document into the [`Key`]s that it holds, and a key
-//! into a reservation's `_id` or into the error that a client sees when the key is taken. All of it is what a native
-//! unique index of the server does, or it is refused when the constraint is made. Pure: no input, no output, no clock.
+//! It turns an index specification into a checked [`Constraint`], and a document into the [`Key`]s that it holds. It
+//! turns a key into a reservation's `_id`, or into the error that a client sees when the key is taken. A constraint
+//! acts as a native unique index of the server does. If Keyward can't ensure that, it refuses the constraint when it is
+//! made. The module is pure: no input, no output, no clock.
 
 mod canonical;
 mod collation;
@@ -38,16 +39,17 @@ pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
 use self::spec::{Field, ID_INDEX};
 
-/// Of a document with more keys than this each takes no more memory than it must: there may be a million.
+/// If a document has more keys than this, each further key's spare memory is freed: there may be a million keys.
 const FEW: usize = 16;
 
-/// What the names of proxy collections start with.
+/// The prefix of the names of proxy collections.
 pub const PROXY_PREFIX: &str = "keyward.";
 
-/// The version of everything that is stored: canonical form, bucket, escapes. A Keyward refuses another one's.
+/// The version of the stored format: canonical form, bucket, escapes. Keyward refuses any other version.
 const FORMAT: i32 = 1;
 
-/// The field of a definition with what made the sort keys; only a constraint with a collation has it.
+/// A definition's field with the versions of the libraries that made the sort keys. Only a constraint with a collation
+/// has it.
 pub const SORT_KEYS_FIELD: &str = "sortKeys";
 
 /// A unique key on one collection, checked.
@@ -74,7 +76,7 @@ pub enum KeyError {
     ParallelArrays {
         /// The array that the later field of the index leads through.
         later: Vec<u8>,
-        /// The array that an earlier one does.
+        /// The array that an earlier field leads through.
         earlier: Vec<u8>,
     },
     /// A numeric path component could be a position or a name.
@@ -85,14 +87,15 @@ pub enum KeyError {
         /// The array, as the server prints it.
         array: Vec<u8>,
     },
-    /// The server would put its own time in the place of `Timestamp(0, 0)`, so the key isn't known ahead. Keyward's own
-    /// refusal: a native index takes the time.
+    /// The server would replace `Timestamp(0, 0)` by its own time, so Keyward can't know the key before the write.
+    /// This is Keyward's own refusal: a native index accepts the document and indexes the time.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     FilledIn {
         /// The constraint's name.
         constraint: String,
     },
-    /// The server may compare a string of the key otherwise than Keyward. Keyward's own refusal: a native index takes it.
+    /// The server may compare a string of the key differently from Keyward. This is Keyward's own refusal: a native
+    /// index accepts the string.
     #[error("{}", String::from_utf8_lossy(&self.errmsg()))]
     Uncollatable {
         /// The constraint's name.
@@ -100,20 +103,20 @@ pub enum KeyError {
         /// Why.
         reason: Uncollatable,
     },
-    /// The document isn't BSON, or nests deeper than any that the server takes.
+    /// The document isn't BSON, or is nested deeper than the server allows.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
 impl Constraint {
-    /// Checks `spec` as the server checks an index specification, and that Keyward can keep it.
+    /// Checks `spec` as the server checks an index specification, and checks that Keyward can enforce it.
     ///
     /// # Errors
     /// [`SpecError`], with the server's code and text where the server refuses it, too.
     pub fn new(namespace: Namespace, mut spec: IndexSpec) -> Result<Self, SpecError> {
         check_namespace(&namespace)?;
         if spec.is_on_id() {
-            // However it is written, the server has this one.
+            // The server's index on `_id` has this key pattern, however the operator wrote it.
             spec.key = doc! { "_id": 1 };
         }
         let key_pattern = raw_document(&spec.key)?;
@@ -146,17 +149,17 @@ impl Constraint {
         &self.namespace
     }
 
-    /// The index's name, by which clients know it from errors.
+    /// The index's name, which clients see in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is the index that every collection has.
+    /// Whether it is the index on `_id`, which every collection has.
     pub fn is_on_id(&self) -> bool {
         self.name == ID_INDEX
     }
 
-    /// The key pattern as it was written, its number types included.
+    /// The key pattern as the operator wrote it, including its number types.
     pub fn key_pattern(&self) -> &RawDocument {
         &self.key_pattern
     }
@@ -166,7 +169,7 @@ impl Constraint {
         self.sharding
     }
 
-    /// How writes are made one with their reservations, if the operator chose.
+    /// How a write is made consistent with its reservations, if the operator chose.
     pub fn strategy(&self) -> Option<Strategy> {
         self.strategy
     }
@@ -176,13 +179,13 @@ impl Constraint {
         proxy_collection(&self.namespace, &self.name)
     }
 
-    /// Every path whose change can change a document's keys: the key's fields, then those of the partial filter.
+    /// Every path whose change can change a document's keys: first the key's fields, then the partial filter's.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         let of_filter = self.filter.iter().flat_map(Filter::paths);
         self.fields.iter().map(|field| field.path.as_str()).chain(of_filter)
     }
 
-    /// The partial filter's tests of types, each with whether `document` meets it: equal values may differ in them.
+    /// The partial filter's tests of types, each with whether `document` meets it. Two equal values may differ in this.
     ///
     /// # Errors
     /// [`Malformed`] if `document` is.
@@ -193,10 +196,11 @@ impl Constraint {
         }
     }
 
-    /// The keys that `document` holds, in index order, no two of them equal; none if the index leaves it out.
+    /// The keys that `document` holds, in index order and without equal keys; none if the index leaves the document
+    /// out.
     ///
     /// # Errors
-    /// [`KeyError`] if the server would refuse the document, whatever else the collection holds.
+    /// [`KeyError`] if the server would refuse the document whatever the collection holds, or if Keyward refuses it.
     pub fn keys(&self, document: Doc<'_>) -> Result<Vec<Key>, KeyError> {
         if let Some(filter) = &self.filter
             && !filter.matches(document).map_err(|error| self.unkeyable(error))?
@@ -213,14 +217,16 @@ impl Constraint {
             drafts.push(draft);
             Ok(())
         })?;
-        // Of equal keys the first in the document stays: the one that the server's set keeps.
+        // If keys are equal, the first in the document stays, as in the server's set.
         drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
         drafts.dedup_by(|a, b| a.canonical() == b.canonical());
         Ok(drafts.into_iter().map(Draft::finish).collect())
     }
 
-    /// Whether the server would fill in a value that decides over `document`'s keys when it is inserted or replaces
-    /// another: it puts its time in the place of `Timestamp(0, 0)` in a top-level field. Then the keys aren't known yet.
+    /// Whether the server would fill in a value that affects `document`'s keys, so that the keys aren't known yet.
+    ///
+    /// When a document is inserted or replaces another, the server replaces `Timestamp(0, 0)` in a top-level field by
+    /// its time.
     ///
     /// # Errors
     /// [`Malformed`] if `document` is.
@@ -228,7 +234,7 @@ impl Constraint {
         for element in document.elements() {
             let element = element?;
             let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
-            // A path with a dot leads into a document, never to a field that has the dot in its name.
+            // A path with a dot leads into a document, never to a field with a dot in its name.
             let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
             if is_zero && may_decide && self.paths().any(|path| path.as_bytes() == element.name) {
                 return Ok(true);
@@ -237,21 +243,22 @@ impl Constraint {
         Ok(false)
     }
 
-    /// What this constraint is, to be stored in the cluster and compared between Keywards: equal for two constraints
-    /// exactly if they may share a proxy collection.
+    /// The constraint's definition, which is stored in the cluster and compared between Keywards.
+    ///
+    /// Two constraints have equal definitions exactly if they may share a proxy collection.
     pub fn definition(&self) -> Document {
         self.definition.clone()
     }
 
     /// The error of a document whose `key` is taken.
     ///
-    /// `key` is one that [`Constraint::keys`] gave, so that it has its values. Under a collation it shows sort keys of
-    /// ICU4X in the place of the server's, which only the server can tell: see [`Constraint::duplicate_showing`].
+    /// `key` comes from [`Constraint::keys`], so it has its values. Under a collation the error shows sort keys of
+    /// ICU4X, because only the server knows its own: see [`Constraint::duplicate_showing`].
     pub fn duplicate(&self, key: &Key) -> DuplicateKey {
         self.duplicate_showing(key, &HashMap::new())
     }
 
-    /// The same with the server's own `sort_keys` of the key's strings.
+    /// As [`Constraint::duplicate`], but with the server's own `sort_keys` of the key's strings.
     pub fn duplicate_showing(&self, key: &Key, sort_keys: &HashMap<Vec<u8>, Vec<u8>>) -> DuplicateKey {
         DuplicateKey::new(
             self,
@@ -264,7 +271,7 @@ impl Constraint {
         )
     }
 
-    /// The strings in `key` that an error shows the sort keys of; none without a collation.
+    /// The strings in `key` whose sort keys an error shows; none without a collation.
     pub fn collated_strings(&self, key: &Key) -> Vec<Vec<u8>> {
         let mut strings: Vec<Vec<u8>> = Vec::new();
         DuplicateKey::new(self, key, &mut |string| {
@@ -276,7 +283,8 @@ impl Constraint {
         strings
     }
 
-    /// The same constraint with `collation`, where the operator chose none: an index without one has its collection's.
+    /// The same constraint with its collection's `collation`, which an index without a collation inherits. `None` if
+    /// the operator stated a collation, or if the collection has none.
     ///
     /// # Errors
     /// [`SpecError`] if a constraint can't have that collation.
@@ -291,12 +299,12 @@ impl Constraint {
         Self::new(self.namespace.clone(), spec).map(Some)
     }
 
-    /// Whether the operator stated a collation, be it the simple one: without, that of the collection counts.
+    /// Whether the operator stated a collation, including the simple one. If not, the collection's collation applies.
     pub fn states_collation(&self) -> bool {
         self.spec.collation.is_some()
     }
 
-    /// Its collation, all fields as the server shows them; none for the simple one.
+    /// All fields of its collation, as the server shows them; none for the simple collation.
     pub fn collation(&self) -> Option<&RawDocument> {
         self.collation.resolved().map(|resolved| &**resolved)
     }
@@ -326,7 +334,7 @@ impl Constraint {
 }
 
 impl KeyError {
-    /// The code of the server's error; none for what isn't BSON, which the server refuses before it is a document.
+    /// The code of the server's error; none for malformed BSON, which the server refuses earlier.
     pub fn code(&self) -> Option<i32> {
         match self {
             KeyError::ParallelArrays { .. } => Some(171),
@@ -336,7 +344,7 @@ impl KeyError {
         }
     }
 
-    /// The name that a command error gives the code.
+    /// The code's name in a command error.
     pub fn code_name(&self) -> Option<&'static str> {
         match self {
             KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
@@ -346,7 +354,7 @@ impl KeyError {
         }
     }
 
-    /// The server's text, which need not be UTF-8.
+    /// The server's text, which may be invalid UTF-8.
     pub fn errmsg(&self) -> Vec<u8> {
         match self {
             KeyError::ParallelArrays { later, earlier } => {
@@ -372,8 +380,9 @@ impl KeyError {
     }
 }
 
-/// The collection of the reservations of the constraint `name` on the collection `namespace`. As both names may have dots in them,
-/// another constraint's may be the same.
+/// The collection of the reservations of the constraint `name` on the collection `namespace`.
+///
+/// Two constraints can have the same proxy collection name, because both parts of it may contain dots.
 pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
     let collection = format!("{PROXY_PREFIX}{}.{name}", namespace.collection);
     Namespace::new(namespace.database.clone(), collection)
@@ -422,7 +431,7 @@ fn not_bson(malformed: Malformed) -> SpecError {
     SpecError::refused(2, malformed.to_string())
 }
 
-/// The server's name of a type, as `$type` takes it.
+/// The server's name of a type, as in `$type`.
 fn type_name(kind: ElementType) -> &'static str {
     match kind {
         ElementType::Double => "double",

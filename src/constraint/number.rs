@@ -1,12 +1,15 @@
-//! BSON's four kinds of numbers as bytes that compare as the server compares the numbers.
+//! Turns BSON's four kinds of numbers into bytes that compare as the server compares the numbers.
 //!
-//! Equal numbers give equal bytes whatever their types, and the comparison is exact: a double stands for the binary
-//! fraction that it is, a Decimal128 for its decimal one, so 0.1 and Decimal128 0.1 differ while 0.5 and Decimal128
-//! 0.50 don't. Nothing is rounded to be compared.
+//! Equal numbers give equal bytes whatever their types. The comparison is exact: no number is rounded. A double stands
+//! for its binary fraction, a Decimal128 for its decimal fraction. So 0.1 and Decimal128 0.1 differ, while 0.5 and
+//! Decimal128 0.50 are equal.
 //!
-//! The bytes: a class (NaN < negative < zero < positive); for a number other than zero the greatest double that is not
-//! above its magnitude, big-endian; then 0 if that double is the magnitude itself, or 1 and the magnitude as a decimal
-//! (exponent, then 34 digits). All but the class inverted for negative numbers.
+//! The bytes are:
+//! 1. The class: NaN < negative < zero < positive. NaN and zero have no other bytes.
+//! 2. The greatest double that is not above the number's magnitude, big-endian.
+//! 3. 0 if that double equals the magnitude; otherwise 1 and the magnitude as a decimal (exponent, then 34 digits).
+//!
+//! For a negative number, all bytes except the class are inverted.
 
 use std::cmp::Ordering;
 
@@ -20,7 +23,7 @@ const NEGATIVE: u8 = 2;
 const ZERO: u8 = 3;
 const POSITIVE: u8 = 4;
 
-/// What a number is, its type aside.
+/// A number, independent of its BSON type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Number {
     Nan,
@@ -35,7 +38,7 @@ pub(super) enum Number {
 }
 
 impl Number {
-    /// The number that `element` is, if it is one.
+    /// The number in `element`, if it holds one.
     pub(super) fn of(element: &Element<'_>) -> Option<Number> {
         Some(match element.kind {
             ElementType::Double => match f64::from_le_bytes(*element.value.first_chunk()?) {
@@ -76,7 +79,7 @@ impl Number {
         }
     }
 
-    /// Appends the bytes that this module's head describes.
+    /// Appends the bytes that the module's documentation describes.
     pub(super) fn append_ordered(self, out: &mut Vec<u8>) {
         let (negative, magnitude) = match self {
             Number::Nan => return out.push(NAN),
@@ -100,7 +103,7 @@ impl Number {
     }
 }
 
-/// The number that a Decimal128's bits stand for. An encoding with a coefficient of more than 34 digits is a zero.
+/// The number that a Decimal128's bits encode. An encoding with a coefficient of more than 34 digits is a zero.
 fn decimal(bits: u128) -> Number {
     let negative = bits >> 127 == 1;
     match (decimal_coefficient(bits), (bits >> 122) & 0x1f) {
@@ -115,8 +118,8 @@ fn decimal(bits: u128) -> Number {
     }
 }
 
-/// The Decimal128 that the server makes of these bits when it stores a key: one NaN, one of each infinity, and zero for
-/// an encoding with more than 34 digits.
+/// The Decimal128 that the server makes of these bits when it stores a key. It has one NaN and one of each infinity. An
+/// encoding with more than 34 digits becomes zero.
 pub(super) fn plain_decimal(bits: u128) -> u128 {
     let sign = bits & (1 << 127);
     match (bits >> 122) & 0x1f {
@@ -128,11 +131,11 @@ pub(super) fn plain_decimal(bits: u128) -> u128 {
     }
 }
 
-/// A number without its sign: the greatest double not above it and, unless that is the number itself, its digits.
+/// A number without its sign: the greatest double not above it and, unless they are equal, the number's digits.
 #[derive(Debug, Clone, Copy)]
 struct Magnitude {
     floor: f64,
-    /// The coefficient filled up to 34 digits, and the exponent that goes with it.
+    /// The coefficient padded to 34 digits, and its exponent.
     beyond: Option<(u128, i32)>,
 }
 
@@ -171,7 +174,7 @@ impl Magnitude {
             None => out.push(0),
             Some((coefficient, exponent)) => {
                 out.push(1);
-                // Exponents lie between -6209 and 6144: shifted, they are positive and order as bytes do.
+                // Exponents lie between -6209 and 6144. Shifted, they are positive, so their bytes have the same order.
                 out.extend_from_slice(&((exponent + 0x4000) as u16).to_be_bytes());
                 out.extend_from_slice(&coefficient.to_be_bytes());
             }
@@ -179,8 +182,8 @@ impl Magnitude {
     }
 }
 
-/// The same number with an exponent of zero if it is whole and below 10^34, else with no zero at the end of its
-/// coefficient: so that equal numbers have equal parts.
+/// The same number in one form, so that equal numbers have equal parts. A whole number below 10^34 has the exponent
+/// zero. A larger one has 34 digits. A fraction's coefficient has no zero at its end.
 fn without_trailing_zeros(mut coefficient: u128, mut exponent: i32) -> (u128, i32) {
     if coefficient == 0 {
         return (0, 0);
@@ -225,7 +228,7 @@ fn compare(double: f64, coefficient: u128, exponent: i32) -> Ordering {
         0 => (bits, -1074),
         biased => (bits & ((1 << 52) - 1) | 1 << 52, biased - 1075),
     };
-    // A double below 1e-323 decides by itself: no power of ten far below the doubles needs to be built.
+    // The double is zero: the result is known without building the power of ten, which could be huge.
     if mantissa == 0 {
         return 0.cmp(&coefficient);
     }

@@ -1,9 +1,13 @@
-//! Copies values with the names inside them changed, and with the details gone that an index doesn't keep.
+//! Copies values, changes the names inside them, and drops the details that an index doesn't keep.
 //!
-//! An index of the server stores a value so that it can be told what it was, but for a few details: the names inside an
-//! array become positions, every NaN becomes the plain one, a Decimal128 of more than 34 digits a zero, and a DBPointer's
-//! namespace ends at its first zero byte. What the server reports of a key, and what a reservation holds, is that. A copy of
-//! a copy is the same.
+//! The server can restore a value from its index entry, except for these details:
+//! - The names inside an array become positions.
+//! - Every NaN becomes the plain NaN.
+//! - A Decimal128 of more than 34 digits becomes a zero.
+//! - A DBPointer's namespace ends at its first zero byte.
+//!
+//! The server's errors and Keyward's reservations show values without these details. Copying a copy changes nothing
+//! more.
 
 use std::borrow::Cow;
 
@@ -12,18 +16,19 @@ use bson::spec::ElementType;
 use super::canonical::{code_with_scope, db_pointer, string_bytes};
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// What a copy does to the names of the fields inside documents.
+/// How a copy changes the names of the fields inside documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Names {
-    /// Leaves them.
+    /// Keeps them.
     Keep,
-    /// Puts a `%` before each name that starts with `$` or `%`: the server takes no `$` there inside an `_id`.
+    /// Puts a `%` before each name that starts with `$` or `%`: inside an `_id` the server refuses names that start
+    /// with `$`.
     Escape,
-    /// Takes that `%` off again.
+    /// Removes that `%`.
     Unescape,
 }
 
-/// What a copy does to the strings among the values, those in a scope aside: gives the bytes to put in their place.
+/// Gives the bytes that replace a string among the values. Strings in a scope are kept.
 pub(super) type Replace<'f> = &'f mut dyn FnMut(&[u8]) -> Vec<u8>;
 
 const ESCAPE: u8 = b'%';
@@ -38,7 +43,7 @@ impl Names {
     }
 }
 
-/// Appends a copy of `element` to `builder` under `name`, which itself stays as it is.
+/// Appends a copy of `element` to `builder` under `name`, which isn't changed itself.
 ///
 /// # Errors
 /// [`Malformed`] if a nested part is.
@@ -91,7 +96,7 @@ fn append_fields(builder: &mut Builder, document: Doc<'_>, names: Names) -> Resu
     Ok(())
 }
 
-/// A value without parts as an index gives it back.
+/// A value without parts, as the server restores it from an index.
 fn plain<'a>(element: &Element<'a>) -> Cow<'a, [u8]> {
     match (element.kind, element.value.len()) {
         (ElementType::Double, 8) => {
@@ -116,7 +121,7 @@ fn length_field(size: usize) -> [u8; 4] {
         .to_le_bytes()
 }
 
-/// The names of an array's elements: 0, 1, 2 and so on, without an allocation each.
+/// The names of an array's elements: 0, 1, 2 and so on. They share one allocation.
 #[derive(Debug, Default)]
 struct PositionName {
     next: usize,
@@ -133,7 +138,7 @@ impl PositionName {
     }
 }
 
-/// Appends a copy of `element` as [`append`] does with [`Names::Keep`], its strings replaced.
+/// Appends a copy of `element` with its names kept and its strings replaced.
 ///
 /// # Errors
 /// [`Malformed`] if a nested part is.

@@ -1,8 +1,8 @@
-//! What an operator asks for: an index specification as `createIndex({unique: true})` takes it.
+//! Checks an operator's index specification, which has the form that `createIndex({unique: true})` reads.
 //!
-//! It checks the parts that need no document: the key pattern, the name, how options go together. What the server
-//! refuses is refused here with the server's code and text; what the server takes but Keyward can't keep unique across
-//! shards is refused with a reason of its own, never let by.
+//! It checks the key pattern, the name, and whether the options are compatible. If the server refuses a specification,
+//! Keyward refuses it with the server's code and text. If the server accepts it but Keyward can't keep it unique across
+//! shards, Keyward refuses it with its own reason.
 
 use bson::{Bson, Document};
 
@@ -21,17 +21,17 @@ pub enum Sharding {
     Ranged,
 }
 
-/// How a write to the protected collection and its reservations are made one.
+/// How a write to the protected collection is made consistent with its reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Reserve, write, and take the reservation back if the write failed.
+    /// Reserve, write, and release the reservation if the write failed.
     Compensating,
-    /// One transaction of both.
+    /// Reserve and write in one transaction.
     Transaction,
 }
 
 impl Strategy {
-    /// As the configuration has it.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Compensating => "compensating",
@@ -40,22 +40,22 @@ impl Strategy {
     }
 }
 
-/// An index specification as the operator wrote it; unchecked.
+/// An index specification as the operator wrote it, not checked yet.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IndexSpec {
     /// The key pattern: `{email: 1}`.
     pub key: Document,
-    /// The index's name; without one, the one that `createIndex` would give it.
+    /// The index's name; if absent, the name that `createIndex` would give it.
     pub name: Option<String>,
-    /// Documents that have none of the fields are left alone.
+    /// Whether documents that have none of the fields are left out.
     pub sparse: bool,
-    /// Documents that don't match are left alone.
+    /// Documents that don't match it are left out.
     pub partial_filter_expression: Option<Document>,
     /// How strings are compared.
     pub collation: Option<Document>,
     /// How the proxy collection is spread.
     pub sharding: Sharding,
-    /// How writes are made one with their reservations; without one, what suits the deployment.
+    /// How a write is made consistent with its reservations; if absent, Keyward chooses what suits the deployment.
     pub strategy: Option<Strategy>,
 }
 
@@ -70,13 +70,13 @@ pub enum SpecError {
         /// The server's text, without the `Error in specification … :: caused by ::` before it.
         message: String,
     },
-    /// A kind of index that Keyward doesn't know how to keep unique.
+    /// Keyward can't keep this kind of index unique.
     #[error("an index of type '{index_type}' can't be made unique across shards; use an ascending or descending key")]
     IndexType {
         /// The type in the key pattern: `text`, `2d`, `2dsphere`.
         index_type: String,
     },
-    /// A collation under which Keyward can't tell what the server calls equal.
+    /// Keyward can't tell which strings the server calls equal under this collation.
     #[error(
         "the collation with locale '{locale}' is unknown to the server, or one whose strings Keyward can't be sure to \
          compare as the server does; docs/configuration.md lists the locales"
@@ -85,19 +85,19 @@ pub enum SpecError {
         /// The locale asked for.
         locale: String,
     },
-    /// A partial filter that the server takes but Keyward can't evaluate exactly as the server does.
+    /// The server accepts the partial filter, but Keyward can't evaluate it exactly as the server does.
     #[error("{what} in partialFilterExpression is not supported")]
     FilterUnsupported {
         /// Which part of it.
         what: String,
     },
-    /// No constraint can be on this collection.
+    /// This collection can't have a constraint.
     #[error("{0} can't have a constraint: it belongs to MongoDB or to Keyward itself")]
     ReservedNamespace(String),
     /// The collection's name, or that of the proxy collection, is invalid.
     #[error(transparent)]
     Namespace(#[from] InvalidNamespace),
-    /// The index on `_id` has one name only.
+    /// The index on `_id` can have only one name.
     #[error("the index on _id is always named _id_, not '{name}'; leave the name out")]
     NameOfId {
         /// The name asked for.
@@ -108,7 +108,7 @@ pub enum SpecError {
     Name {
         /// The index's name.
         name: String,
-        /// What is wrong with it.
+        /// Why it can't be used.
         reason: &'static str,
     },
 }
@@ -122,7 +122,7 @@ impl SpecError {
     }
 }
 
-/// The name of the index that every collection has.
+/// The name of the index on `_id`, which every collection has.
 pub(super) const ID_INDEX: &str = "_id_";
 
 /// One field of a key pattern.
@@ -133,7 +133,7 @@ pub(super) struct Field {
 }
 
 impl IndexSpec {
-    /// The name that it has or that `createIndex` gives it.
+    /// Its name, or the name that `createIndex` would give it.
     pub(super) fn index_name(&self) -> Result<String, SpecError> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -161,7 +161,7 @@ impl IndexSpec {
         }
     }
 
-    /// Checks that the options go together.
+    /// Checks that the options are compatible.
     pub(super) fn check_options(&self) -> Result<(), SpecError> {
         let partial = self.partial_filter_expression.is_some();
         if self.is_on_id() && (self.sparse || partial) {
@@ -180,7 +180,7 @@ impl IndexSpec {
         Ok(())
     }
 
-    /// Whether it means the index that every collection has.
+    /// Whether it means the index on `_id`, which every collection has.
     pub(super) fn is_on_id(&self) -> bool {
         let direction = match self.key.get("_id") {
             Some(Bson::Int32(number)) => f64::from(*number),
@@ -205,7 +205,7 @@ fn default_name(key: &Document) -> String {
     parts.join("_")
 }
 
-/// The fields of a key pattern, checked in the order in which the server checks them.
+/// The fields of a key pattern. They are checked in the server's order, so that the same fault is reported.
 pub(super) fn fields(key: Doc<'_>) -> Result<Vec<Field>, SpecError> {
     let refused = |message: &str| Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
     if key.bytes().len() > 2048 {

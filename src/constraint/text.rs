@@ -1,7 +1,7 @@
-//! Values as the server prints them in an error message.
+//! Prints values as the server prints them in an error message.
 //!
-//! It turns BSON into the text of the server's `BSONObj::toString`: no escaping, long strings cut by bytes, so the
-//! result need not be UTF-8. It is not a format that could be read back.
+//! It turns BSON into the text of the server's `BSONObj::toString`. The text isn't escaped, and long strings are cut by
+//! bytes, so the result may be invalid UTF-8. It can't be parsed back into values.
 //! Source: mongodb/mongo `src/mongo/bson/bsonelement.cpp`, `bsonobj.cpp`; measured on 6.0.5.
 
 use std::io::Write;
@@ -24,7 +24,7 @@ pub(super) fn document(document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     Ok(text)
 }
 
-/// Appends the elements of a document or, not `named`, of an array; they stand `depth` documents below the outermost.
+/// Appends the elements of a document (`named`) or of an array, which is `depth` documents below the outermost one.
 fn append_document(out: &mut Vec<u8>, document: Doc<'_>, named: bool, depth: usize) -> Result<(), Malformed> {
     let [open, close] = if named { [b"{", b"}"] } else { [b"[", b"]"] };
     out.extend_from_slice(open);
@@ -48,7 +48,7 @@ fn append_document(out: &mut Vec<u8>, document: Doc<'_>, named: bool, depth: usi
     Ok(())
 }
 
-/// Appends the value of `element`, which stands `depth` documents below the outermost one.
+/// Appends the value of `element`, which is `depth` documents below the outermost one.
 fn append_value(out: &mut Vec<u8>, element: &Element<'_>, depth: usize) -> Result<(), Malformed> {
     let value = element.value;
     let long = || value.first_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes));
@@ -107,7 +107,7 @@ fn append_value(out: &mut Vec<u8>, element: &Element<'_>, depth: usize) -> Resul
     Ok(())
 }
 
-/// `printf`'s `%.16g`, and `.0` if that holds neither a dot nor an `E` (it never holds one: exponents are small `e`s).
+/// `printf`'s `%.16g`, and `.0` if the text has no dot and no `E`. It never has an `E`: exponents are small `e`s.
 fn double(number: f64) -> String {
     let mut text = match number {
         _ if number.is_nan() => if number.is_sign_negative() { "-nan" } else { "nan" }.to_owned(),
@@ -192,15 +192,16 @@ fn print(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
     out.write_fmt(text).expect("writing to memory doesn't fail");
 }
 
-/// The bytes that `digits` stand for, two of them for each.
+/// The bytes of the hexadecimal `digits`, two digits for each byte.
 pub(crate) fn bytes_of_hex(digits: &[u8]) -> Option<Vec<u8>> {
     let nibble = |digit: u8| char::from(digit).to_digit(16);
     let byte = |pair: &[u8]| u8::try_from(nibble(*pair.first()?)? << 4 | nibble(*pair.get(1)?)?).ok();
     digits.chunks(2).map(byte).collect()
 }
 
-/// Whether the server takes `text` for UTF-8: it counts the bytes of each character, and lets by encodings of surrogates,
-/// longer ones than need be, and characters past the last one.
+/// Whether the server accepts `text` as UTF-8. The server only counts the bytes of each character. So it also accepts
+/// encoded surrogates, encodings longer than necessary, and characters past the last one.
+///
 /// Source: mongodb/mongo `src/mongo/util/text.cpp`; measured on 6.0.5.
 pub(super) fn is_utf_8_to_the_server(text: &[u8]) -> bool {
     let mut left = 0;

@@ -1,41 +1,41 @@
-//! What ICU 57.1, the server's, makes of a string, told to an ICU of today: the string is changed so that equal stays equal
-//! and different stays different.
+//! Changes a string so that today's ICU4X calls the same strings equal as ICU 57.1, the server's version.
 //!
-//! - A character that Unicode 8 doesn't have is unassigned to ICU 57.1: a letter of its own, without case, accents or
-//!   digits. It is replaced by a code point that is unassigned to this day.
-//! - Quotation marks were letters of their own at strength 1, and are variants of `'` and `"` today. Each is replaced by a
-//!   punctuation mark that Unicode 8 doesn't have.
-//! - A few rare characters have moved in other ways. A string that holds one is refused.
-//! - With `normalization: false`, the default of most locales, ICU 57.1 doesn't put combining marks in order first; ICU4X
-//!   always does. A string in which they are out of order is refused. (Text from a keyboard never is: NFC and NFD aren't.)
+//! - ICU 57.1 treats a character that is not in Unicode 8 as unassigned: a letter of its own, without case, accents or
+//!   digits. Keyward replaces it by a code point that is still unassigned.
+//! - At strength 1, ICU 57.1 treats quotation marks as letters of their own; ICU4X treats them as variants of `'` and
+//!   `"`. Keyward replaces each by a punctuation mark that is not in Unicode 8.
+//! - A few rare characters differ in other ways. Keyward refuses a string that holds one.
+//! - With `normalization: false`, the default of most locales, ICU 57.1 doesn't reorder combining marks; ICU4X always
+//!   does. Keyward refuses a string whose marks are out of order. Text from a keyboard is always in order, as are NFC
+//!   and NFD.
 //!
-//! All of it is what comparing every code point, their decompositions and all pairs within most scripts' blocks with a
-//! server showed. `tests/native_index` goes on comparing.
+//! These differences were measured against a server: every code point, the decompositions, and all pairs within most
+//! scripts' blocks. `tests/native_index` repeats comparisons.
 
 use std::borrow::Cow;
 
 use icu_normalizer::properties::{CanonicalCombiningClassMapBorrowed, CanonicalDecompositionBorrowed, Decomposed};
 
-/// Why the server may compare a string otherwise than Keyward would.
+/// Why the server may compare a string differently from Keyward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Uncollatable {
-    /// The server replaces what isn't UTF-8, not as others do.
+    /// The string isn't UTF-8. The server replaces the invalid bytes in a way of its own.
     #[error("a string isn't UTF-8")]
     NotUtf8,
-    /// Combining marks out of order, in a collation without normalization.
+    /// Combining marks are out of order, in a collation without normalization.
     #[error(
         "the combining marks of a string aren't in canonical order; normalize it (NFC), or set normalization: true"
     )]
     Unordered,
-    /// A character of which ICU 57.1 and ICU4X think differently.
+    /// A character that ICU 57.1 and ICU4X sort differently.
     #[error("it sorts the character U+{:04X} in its own way", u32::from(*.0))]
     Character(char),
-    /// A symbol is compared with the sort keys of strings, byte by byte.
+    /// The server compares a symbol byte by byte with the sort keys of strings.
     #[error("a symbol can't be told from a string; store a string")]
     Symbol,
 }
 
-/// What has moved since ICU 57.1 in a way that no stand-in can undo.
+/// Characters whose sorting has changed since ICU 57.1 in a way that no stand-in can undo.
 const MOVED: [char; 19] = [
     '\u{344}',
     '\u{675}',
@@ -58,7 +58,8 @@ const MOVED: [char; 19] = [
     '\u{111c9}',
 ];
 
-/// Quotation marks with their stand-ins: punctuation of Unicode 9 and later, so no text has it once it is replaced itself.
+/// Quotation marks with their stand-ins, which are punctuation of Unicode 9 and later. No text still holds such
+/// punctuation when a stand-in is used, because it is replaced itself.
 const QUOTATION_MARKS: [(char, char); 14] = [
     ('\u{5f3}', '\u{2e43}'),
     ('\u{5f4}', '\u{2e44}'),
@@ -76,11 +77,12 @@ const QUOTATION_MARKS: [(char, char); 14] = [
     ('\u{301f}', '\u{2e52}'),
 ];
 
-/// From an unassigned code point of planes 0 to 3 to its stand-in in planes 4 to 7; plane 14 has its own in plane 8.
+/// The distance from an unassigned code point of planes 0 to 3 to its stand-in in planes 4 to 7. Stand-ins for plane 14
+/// are in plane 8.
 const STAND_IN: u32 = 0x4_0000;
 const STAND_IN_OF_PLANE_14: u32 = 0x6_0000;
 
-/// `text` as ICU4X must see it to find it equal to what ICU 57.1 finds it equal to.
+/// Changes `text` so that ICU4X calls it equal to the same strings as ICU 57.1 does.
 pub(super) fn as_icu_57_reads(text: &[u8], normalizes: bool) -> Result<Cow<'_, str>, Uncollatable> {
     let text = std::str::from_utf8(text).map_err(|_| Uncollatable::NotUtf8)?;
     if text.is_ascii() {
@@ -111,7 +113,7 @@ fn as_read(character: char) -> Result<char, Uncollatable> {
         return Ok(QUOTATION_MARKS[index].1);
     }
     let stand_in = match code_point {
-        // Unassigned to this day, and taken as stand-ins.
+        // Still unassigned, and used as stand-ins.
         0x4_0000..0xe_0000 => return refused,
         _ if !is_unassigned_in_unicode_8(code_point) => return Ok(character),
         0..0x4_0000 => code_point + STAND_IN,
@@ -125,10 +127,10 @@ fn is_unassigned_in_unicode_8(code_point: u32) -> bool {
     after > 0 && code_point <= UNASSIGNED_IN_UNICODE_8[after - 1].1
 }
 
-/// Whether combining marks come in canonical order ("FCD", Unicode Technical Note 5), character after character.
+/// Checks, character by character, that combining marks are in canonical order ("FCD", Unicode Technical Note 5).
 #[derive(Default)]
 struct MarkOrder {
-    /// The combining class in which the text so far ends.
+    /// The combining class of the end of the text so far.
     last: u8,
 }
 

@@ -1,8 +1,11 @@
-//! The locales whose collation ICU4X has and sees as equal what the server's ICU 57.1 sees as equal.
+//! Lists the locales for which ICU4X calls the same strings equal as the server's ICU 57.1.
 //!
-//! Measured for each, at strengths 1 to 3, on every assigned character of the BMP (ideographs and syllables sampled), its
-//! decompositions, pairs and triples of Latin letters with marks, and all pairs within the locale's own script. Left out
-//! because they differ: `da`, `haw`, `he`, `hy`, `kl`, `lkt`, `ln`, `lt`, `lv`, `se`,
+//! Each locale was measured at strengths 1 to 3, on these strings:
+//! - Every assigned character of the BMP (ideographs and syllables sampled), and its decompositions.
+//! - Pairs and triples of Latin letters with marks.
+//! - All pairs within the locale's own script.
+//!
+//! Left out because they differ: `da`, `haw`, `he`, `hy`, `kl`, `lkt`, `ln`, `lt`, `lv`, `se`,
 //! `smn`, `yi`, `sv@collation=standard`, `ln@collation=phonetic`, and all `search` collations.
 
 use super::settings::CaseFirst;
@@ -10,11 +13,11 @@ use super::settings::CaseFirst;
 /// A locale with a collation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Locale {
-    /// Its name, as the server has it.
+    /// The server's name for it.
     pub(super) name: &'static str,
 }
 
-/// By name.
+/// All supported locales, sorted by name.
 pub(super) const LOCALES: &[Locale] = &locales([
     "af",
     "am",
@@ -129,19 +132,19 @@ pub(super) const LOCALES: &[Locale] = &locales([
     "zu",
 ]);
 
-/// Those whose collation puts combining marks in order unless it is told not to.
+/// The locales whose collation has `normalization: true` by default: it puts combining marks in order.
 const NORMALIZING: [&str; 22] = [
     "as", "bn", "el", "fa", "fa_AF", "gu", "hi", "ig", "km", "kn", "kok", "mr", "my", "or", "pa", "ps", "si", "ta",
     "te", "th", "vi", "yo",
 ];
 
 impl Locale {
-    /// The locale that the server calls so.
+    /// The locale with this name on the server.
     pub(super) fn named(name: &str) -> Option<&'static Locale> {
         LOCALES.iter().find(|locale| locale.name == name)
     }
 
-    /// Its name as ICU4X takes it.
+    /// Its name in the form that ICU4X reads.
     pub(super) fn bcp_47(&self) -> String {
         let (locale, collation) = self.name.split_once("@collation=").unwrap_or((self.name, ""));
         let locale = match locale {

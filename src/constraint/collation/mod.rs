@@ -1,9 +1,9 @@
-//! How a constraint compares strings: byte by byte, or under a collation.
+//! Compares strings as a constraint does: byte by byte, or under a collation.
 //!
-//! It turns a collation as `createIndex` takes it into the sort key that a string contributes to a key: equal for two
-//! strings exactly where the server calls them equal. The server's ICU is 57.1, this one is ICU4X with the data of a later
-//! Unicode; where the two differ about equality was measured, and is evened out or refused (`icu_57.rs`). The order of
-//! strings isn't the server's: nothing here promises it.
+//! A collation, in the form that `createIndex` reads, gives each string a sort key. Two strings have equal sort keys
+//! exactly if the server calls them equal. The server uses ICU 57.1. Keyward uses ICU4X, with the data of a later
+//! Unicode. Their differences about equality were measured: `icu_57.rs` compensates for them or refuses the string. The
+//! order of the sort keys isn't the server's order of strings.
 
 mod icu_57;
 mod locale;
@@ -21,8 +21,8 @@ use super::SpecError;
 
 pub use self::icu_57::Uncollatable;
 
-/// What makes the sort keys, with its data: reservations made by another one may not be mixed with this one's. A test
-/// holds it against `Cargo.lock`.
+/// The libraries that make the sort keys, and their data. Reservations made with other versions must not be mixed with
+/// these. A test compares the versions with `Cargo.lock`.
 pub(super) const SORT_KEYS: &str = "icu_collator 2.4.0, icu_collator_data 2.4.0, icu_normalizer_data 2.4.0";
 
 /// How strings are compared.
@@ -45,7 +45,8 @@ pub(super) struct Icu {
 /// All fields of the collation that `specification` asks for, as the server shows them; none for the simple one.
 ///
 /// # Errors
-/// [`SpecError`] if the server refuses it, or Keyward doesn't know it: it can't be compared with another then.
+/// [`SpecError`] if the server refuses it, or if Keyward doesn't know it and so can't compare it with another
+/// collation.
 pub fn resolved_collation(specification: Option<&Document>) -> Result<Option<RawDocumentBuf>, SpecError> {
     let settings = specification.map(Settings::of).transpose()?.flatten();
     settings.map(|settings| settings.to_raw()).transpose()
@@ -118,7 +119,8 @@ impl Settings {
             true => options::MaxVariable::Space,
             false => options::MaxVariable::Punctuation,
         });
-        // `backwards` turns the order of accents round, never whether they are equal; ICU4X has no such option.
+        // ICU4X has no `backwards` option. It isn't needed: `backwards` reverses the order of accents, not their
+        // equality.
         chosen
     }
 }
@@ -134,7 +136,7 @@ impl Icu {
     /// The bytes by which `text` is compared.
     ///
     /// # Errors
-    /// [`Uncollatable`] if the server might compare the text otherwise.
+    /// [`Uncollatable`] if the server might compare the text differently.
     pub(super) fn sort_key(&self, text: &[u8]) -> Result<Vec<u8>, Uncollatable> {
         let text = icu_57::as_icu_57_reads(text, self.normalizes)?;
         let mut key = Vec::with_capacity(text.len() + 8);

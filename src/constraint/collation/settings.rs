@@ -1,4 +1,4 @@
-//! The fields of a collation: checked as the server checks them, and filled up with the locale's defaults.
+//! Checks the fields of a collation as the server checks them, and adds the locale's defaults.
 //!
 //! Source: mongodb/mongo `src/mongo/db/basic_types.idl` (Collation), `collator_factory_icu.cpp`; measured on 6.0.5.
 
@@ -12,7 +12,7 @@ use crate::server::code::{BAD_VALUE, TYPE_MISMATCH};
 /// The server's ICU; every version of MongoDB has had this one.
 const ICU_VERSION: &str = "57.1";
 
-/// Which case comes first; it decides whether case counts by itself, too.
+/// Which case comes first. It also decides whether case counts by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CaseFirst {
     Off,
@@ -20,7 +20,7 @@ pub(super) enum CaseFirst {
     Lower,
 }
 
-/// A collation that isn't simple, with everything decided.
+/// A collation that isn't simple, with all its defaults.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) locale: &'static Locale,
@@ -53,7 +53,7 @@ struct Written {
 }
 
 impl Settings {
-    /// What `specification` asks for; nothing for the simple collation.
+    /// The settings that `specification` asks for; `None` for the simple collation.
     pub(super) fn of(specification: &Document) -> Result<Option<Settings>, SpecError> {
         if specification.is_empty() {
             let message = "The field 'collation' cannot be an empty object.";
@@ -132,7 +132,7 @@ impl Written {
     fn of(specification: &Document) -> Result<Written, SpecError> {
         let mut written = Written::default();
         for (name, value) in specification {
-            // The server takes null for a field that isn't there, but for this one.
+            // The server reads null as an absent field, except for this field.
             if name == "backwards" {
                 let Bson::Boolean(flag) = value else {
                     let message = format!(
@@ -209,7 +209,7 @@ fn invalid(name: &str, value: &str) -> SpecError {
     SpecError::refused(BAD_VALUE, message)
 }
 
-/// Numbers of every type, cut to whole ones.
+/// Reads a number of any type, cut to a whole number.
 fn strength(value: &Bson) -> Result<i32, SpecError> {
     let number = match value {
         Bson::Int32(number) => f64::from(*number),
@@ -218,7 +218,7 @@ fn strength(value: &Bson) -> Result<i32, SpecError> {
         Bson::Decimal128(number) => number.to_string().parse().unwrap_or(f64::NAN),
         _ => return Err(wrong_type("strength", value, "types '[long, int, decimal, double']")),
     };
-    // A cast saturates, as the server's does; of what isn't a number it makes 0.
+    // The cast saturates and turns NaN into 0, as the server's does.
     let whole = number as i32;
     match whole {
         1..=5 => Ok(whole),

@@ -1,7 +1,8 @@
 //! Applies a filter to a document's bytes.
 //!
-//! It answers as the server's matcher does: a test holds if it holds for any element that the path leads to, through
-//! arrays and for each element of a final array and for that array itself; comparisons stay within a type's bracket.
+//! It answers as the server's matcher does. A test holds if it holds for any element that the path leads to, also
+//! through arrays. For a final array, the test is tried on each element and on the array itself. Comparisons stay
+//! within a type bracket, except with null, MinKey and MaxKey.
 //! Source: mongodb/mongo `src/mongo/db/matcher/path.cpp`, `expression_leaf.cpp`; measured on 6.0.5.
 
 use std::cmp::Ordering;
@@ -57,7 +58,7 @@ fn any_in_document(mut document: Doc<'_>, mut path: &[&str], test: &Test) -> Res
     test.holds(None)
 }
 
-/// The same from an array on the way, where `path` is what comes after it.
+/// Whether `test` holds for anything that `path` leads to from `array`, an array on the way.
 fn any_in_array(array: &Element<'_>, path: &[&str], test: &Test) -> Result<bool, Uncomparable> {
     for element in Doc::new(array.value)?.elements() {
         let element = element?;

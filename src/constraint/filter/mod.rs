@@ -1,8 +1,8 @@
-//! Partial filters: which documents an index holds.
+//! Evaluates partial filters, which decide which documents an index holds.
 //!
 //! It turns a `partialFilterExpression` into a tree of tests and applies it to documents, as the server's
-//! `MatchExpression` does. Only what the server allows in an index is here; what of that can't be evaluated exactly
-//! (regular expressions, geometry) is refused when the filter is made, so that evaluating it never guesses.
+//! `MatchExpression` does. It supports only operators that the server allows in an index. Keyward can't evaluate some
+//! of these exactly (regular expressions, geometry), and refuses such a filter when the constraint is made.
 
 mod matching;
 mod parse;
@@ -23,15 +23,15 @@ pub(super) struct Filter {
 /// A node of the tree.
 #[derive(Debug, Clone)]
 enum Expression {
-    /// All of them; true without any.
+    /// All of these hold; true if there are none.
     And(Vec<Expression>),
-    /// At least one of them.
+    /// At least one of these holds.
     Or(Vec<Expression>),
-    /// A test of what a path leads to.
+    /// A test of the elements that a path leads to.
     Test(String, Test),
 }
 
-/// What is asked of an element: of any of those that a path leads to.
+/// A condition that at least one of the elements at the end of a path must meet.
 #[derive(Debug, Clone)]
 enum Test {
     Compare(Operator, Operand),
@@ -56,7 +56,7 @@ enum Operator {
 struct Operand {
     kind: ElementType,
     canonical: Vec<u8>,
-    /// How the strings in it are compared: as those of the index are.
+    /// How its strings are compared: as the index compares strings.
     collation: Collation,
     is_nan: bool,
 }
@@ -67,7 +67,7 @@ struct Types {
     kinds: Vec<ElementType>,
 }
 
-/// A filter's test of types, and what it says of one document.
+/// A filter's test of types, and its result for one document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeTest {
     /// The test as a query.
@@ -77,7 +77,7 @@ pub struct TypeTest {
 }
 
 impl Filter {
-    /// Checks and takes a `partialFilterExpression` of an index with this collation.
+    /// Checks and parses a `partialFilterExpression` of an index with this collation.
     ///
     /// # Errors
     /// [`SpecError`], with the server's code and text where the server refuses it, too.
@@ -89,15 +89,17 @@ impl Filter {
         Ok(Filter { root })
     }
 
-    /// The paths that it looks at; one may come up more than once.
+    /// The paths that it tests; a path may occur more than once.
     pub(super) fn paths(&self) -> Vec<&str> {
         let mut paths = Vec::new();
         self.root.collect_paths(&mut paths);
         paths
     }
 
-    /// The tests of types, each with whether `document` meets it. Everything else that a filter asks has the same answer for
-    /// values that are equal; these tell 1 from 1.0, and a string from a symbol.
+    /// The tests of types, each with whether `document` meets it.
+    ///
+    /// Every other test has the same result for equal values. A test of types can differ between 1 and 1.0, and between
+    /// a string and a symbol.
     ///
     /// # Errors
     /// [`Malformed`] if `document` is.
@@ -131,7 +133,7 @@ impl Expression {
             Expression::Test(path, Test::Type(types)) => {
                 let is_met = match self.matches(document) {
                     Err(Uncomparable::Malformed(malformed)) => return Err(malformed),
-                    // A type is found out without comparing anything.
+                    // A test of types compares no strings, so it can't fail for them.
                     met => met.unwrap_or_default(),
                 };
                 let query = types.query(path);
@@ -144,7 +146,7 @@ impl Expression {
 }
 
 impl Types {
-    /// The test of what `path` leads to.
+    /// The test of the elements that `path` leads to, as a query.
     fn query(&self, path: &str) -> Vec<u8> {
         let mut query = Builder::new();
         query.open(ElementType::EmbeddedDocument, path.as_bytes());

@@ -1,8 +1,8 @@
-//! Takes a `partialFilterExpression` apart.
+//! Parses a `partialFilterExpression`.
 //!
-//! It accepts what the server accepts in an index and nothing else: equality, comparisons, `$type`, `$in`, `$all`,
-//! `$exists: true`, `$and`, `$or`. The rest is refused with the server's code and text, or, where the server would take
-//! it and Keyward can't evaluate it exactly, with a reason of its own.
+//! It accepts only operators that the server accepts in an index: equality, comparisons, `$type`, `$in`, `$all`,
+//! `$exists: true`, `$and`, `$or`. Keyward refuses every other operator with the server's code and text. If the server
+//! would accept the filter, but Keyward can't evaluate it exactly, the refusal gives Keyward's own reason.
 //! Source: mongodb/mongo `src/mongo/db/matcher/expression_parser.cpp`; measured on 6.0.5.
 
 use bson::spec::ElementType;
@@ -40,7 +40,7 @@ fn check_depth(expression: &Expression, depth: usize) -> Result<(), SpecError> {
 
 /// A document of conditions that must all hold.
 fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<Expression, SpecError> {
-    // The tree would be refused anyway: a bound on the recursion of whoever reads it.
+    // A bound on the recursion. A tree this deep would be refused anyway.
     if depth > 100 {
         return Err(SpecError::refused(BAD_VALUE, "exceeded maximum query tree depth"));
     }
@@ -56,7 +56,7 @@ fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<
             _ => field(name, &element, collation, &mut parts)?,
         }
     }
-    // The server, too, has no `and` around a single condition: it counts in the depth.
+    // As in the server, a single condition has no `and` around it, because the `and` would count in the depth.
     match parts.len() {
         1 => Ok(parts.remove(0)),
         _ => Ok(Expression::And(parts)),
@@ -113,7 +113,7 @@ fn field(
     collation: &Collation,
     parts: &mut Vec<Expression>,
 ) -> Result<(), SpecError> {
-    // How the server reads such a path differs from one place to the next.
+    // The server doesn't read such a path in the same way everywhere.
     if path.split('.').any(str::is_empty) {
         return Err(SpecError::FilterUnsupported {
             what: format!("the path '{path}' with an empty component"),
@@ -135,7 +135,7 @@ fn field(
     Ok(())
 }
 
-/// The operators on a field, or nothing if the value is one to be equal to.
+/// The operators on a field; `None` if the value itself is to be compared for equality.
 fn operators<'a>(element: &Element<'a>) -> Result<Option<Doc<'a>>, SpecError> {
     if element.kind != ElementType::EmbeddedDocument {
         return Ok(None);
@@ -186,7 +186,7 @@ fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<
     Ok(Expression::Test(path.to_owned(), test?))
 }
 
-/// Refuses a regular expression where only an equality may have one, and a bound whose order isn't known for sure.
+/// Refuses a regular expression in a comparison other than equality, and a bound whose order isn't definitely known.
 fn bounded(path: &str, element: &Element<'_>, collation: &Collation) -> Result<(), SpecError> {
     if element.kind == ElementType::RegularExpression {
         let message = format!("Can't have RegEx as arg to predicate over field '{path}'.");
@@ -216,7 +216,7 @@ fn operand(path: &str, element: &Element<'_>, collation: &Collation) -> Result<O
                 what: format!("code with a scope (on '{path}')"),
             });
         }
-        // A query compares code, too, under its collation.
+        // A query also compares code under its collation.
         ElementType::JavaScriptCode if matches!(collation, Collation::Icu(_)) => {
             return Err(SpecError::FilterUnsupported {
                 what: format!("code under a collation (on '{path}')"),

@@ -1,4 +1,4 @@
-//! Laws that hold for all values, tried on generated ones.
+//! Tests on generated values the laws that hold for all values.
 
 use bson::spec::BinarySubtype;
 use bson::{Binary, Decimal128, Regex};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Bson, Constraint, Doc, Element, ElementType, IndexSpec, Key, RawDocument, canonical, constraint, doc, on};
 
-/// Few distinct values, so that pairs are often equal, nested and with names that need escaping.
+/// Generates few distinct values, so that pairs are often equal. They are nested and have names that need escaping.
 fn value() -> impl Strategy<Value = Bson> {
     let decimal = |text: &str| Bson::Decimal128(text.parse::<Decimal128>().unwrap());
     let scalar = prop_oneof![
@@ -43,12 +43,12 @@ fn value() -> impl Strategy<Value = Bson> {
 }
 
 fn key(constraint: &Constraint, value: &Bson) -> Key {
-    // One level down, where no array is expanded.
+    // Put the value one level down, where no array is expanded.
     let bytes = doc! { "v": { "x": value.clone() } }.to_vec().unwrap();
     constraint.keys(Doc::new(&bytes).unwrap()).unwrap().remove(0)
 }
 
-/// How the server compares `_id`s: as it compares any two values.
+/// Bytes that compare as the server compares `_id`s, which is how it compares any two values.
 fn as_the_server_sees(id: &RawDocument) -> Vec<u8> {
     let mut bytes = Vec::new();
     let element = Element {

@@ -1,4 +1,4 @@
-//! What the rest of Keyward relies on, from facts measured on a real server.
+//! Tests the properties of keys that the rest of Keyward relies on, against facts measured on a real server.
 
 mod laws;
 

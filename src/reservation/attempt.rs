@@ -1,9 +1,11 @@
-//! One document's attempt at its keys: claim them all, let the write through, give back what a refused write left.
+//! One document's attempt at its keys: claim them all, let the write through, release the keys of a refused write.
 //!
-//! It first reserves all keys at once. If a rival turns out to be in flight, it gives everything back, waits, and
-//! claims again one key at a time in the order of the list, holding what comes before: whoever waits holds only keys
-//! that sort before the one waited for, so no two attempts can wait for each other. What a crash leaves at each
-//! point is said at the state; recovery is always the same: whoever meets a reservation looks for its owner.
+//! The attempt first reserves all keys at once. If a conflicting reservation is in flight, it releases all its keys and
+//! waits. Then it claims the keys one at a time, in the order of the list. If it waits for a key again, it holds only
+//! keys that sort before that key. So no two attempts can wait for each other.
+//!
+//! Each state documents what a crash leaves behind. Recovery is always the same: an attempt that meets a reservation
+//! looks for its owner.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +16,17 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 pub struct Attempt {
     token: Token,
     pace: Pace,
-    /// The keys that it took, or tried to take, from an earlier try of the same operation, or from itself after it might have been
-    /// forwarded. It never gives them back: that try's write may still be on its way under the same statement number, and its
-    /// document needs the reservation; the lease settles it. What it finds of itself before, it wrote without hearing of it.
+    /// The keys that the attempt took over, or tried to, from an earlier try of the same operation. They include its
+    /// own keys that it took over after it might have been forwarded.
+    ///
+    /// It never releases them. The earlier try's write may still be on its way under the same statement number, and its
+    /// document needs the reservation; the lease settles it. A reservation under the attempt's own token that it finds
+    /// before it was forwarded isn't inherited: the attempt wrote it and got no answer.
     inherited: BTreeSet<usize>,
     /// Whether it might have been forwarded, now or at an earlier start.
     let_through: bool,
-    /// A key about which no sure answer came, of a release perhaps. That may still come, and would hit whatever stands there
-    /// under the same token: the attempt doesn't begin again.
+    /// A key without a sure answer from the cluster, perhaps to a release. Such a release may still arrive, and would
+    /// delete a newer reservation under the same token. So the attempt doesn't begin again.
     failed: Option<usize>,
     state: State,
 }
@@ -31,9 +36,9 @@ pub struct Attempt {
 pub enum Ended {
     /// The write took effect; its keys stay reserved.
     Applied,
-    /// The write was refused by the server; its keys are given back.
+    /// The server refused the write; its keys are released.
     NotApplied,
-    /// Unknown; its keys stay reserved until somebody settles them.
+    /// The outcome is unknown; its keys stay reserved until a takeover or a sweep settles them.
     InDoubt,
     /// It was never forwarded.
     NotHeld(NotHeld),
@@ -56,28 +61,30 @@ enum Pace {
     OneByOne,
 }
 
-/// One variant for each point at which an attempt waits.
+/// The points at which an attempt waits, one variant each.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum State {
     /// A crash leaves reservations without an owner; they are taken over after their lease.
     Claiming(Vec<Claim>),
     /// As above, for the keys before the contested one; usually none.
     Waiting(Vec<Claim>),
-    /// A crash leaves reservations, and perhaps their owner: a conflict finds out which.
+    /// A crash leaves reservations, and perhaps their owner. A later conflict finds out whether the owner exists.
     Forwarding(Vec<Claim>),
     /// A crash before the releases arrive leaves reservations without an owner, as above.
     Ended(Ended),
 }
 
 impl Attempt {
-    /// Begins an attempt at `keys` keys (positions `0..keys` of a list that the driver keeps sorted, so that every
-    /// attempt takes keys in one order). Without keys the write may be forwarded at once.
+    /// Begins an attempt at `keys` keys. Without keys the write may be forwarded at once.
+    ///
+    /// A key is a position in `0..keys` of a list. The driver keeps the list sorted, so that all attempts take keys in
+    /// one order.
     pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
         Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).settled()
     }
 
-    /// As [`Attempt::begin`], but reads what stands in the way first: cheaper where a key is probably taken. What it finds it
-    /// treats as it would after a reservation that was refused.
+    /// As [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
+    /// The attempt treats them as after a refused reservation.
     pub fn begin_looking(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
         match keys {
             0 => Attempt::begin(token, 0),
@@ -88,8 +95,10 @@ impl Attempt {
         }
     }
 
-    /// As [`Attempt::begin`], but first looks whether the document that was found to hold the first key a while ago still does:
-    /// cheaper where the same key is refused again. Only the first key's violation is the one to report, whatever the others'.
+    /// As [`Attempt::begin`], but first checks whether the first key's recent owner still holds it.
+    ///
+    /// This is cheaper if the same key is refused again. It checks only the first key, because its violation is
+    /// reported whatever the other keys' results are.
     pub fn begin_recalling(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
         let mut claims = vec![Claim::Unclaimed; keys];
         let Some(first) = claims.first_mut() else {
@@ -103,9 +112,9 @@ impl Attempt {
         (Attempt::claiming(token, BTreeSet::new(), claims), vec![look])
     }
 
-    /// Gives everything back and begins anew, under the same token, at the same `keys` keys; the releases come first.
+    /// Releases all keys and begins again, under the same token, at the same `keys` keys; the releases come first.
     ///
-    /// Of those that have ended only one that met a duplicate does; and none does of which something failed.
+    /// If the attempt has ended, it begins again only if it ended with a duplicate. If an effect failed, it gives up.
     pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
         match self.state {
             State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))) => {}
@@ -146,17 +155,17 @@ impl Attempt {
         matches!(self.state, State::Forwarding(_))
     }
 
-    /// Whether it waits for a rival's outcome.
+    /// Whether it waits for the outcome of a conflicting reservation.
     pub fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting(_))
     }
 
-    /// Whether it waits for a rival's outcome without holding anything that others may wait for.
+    /// Whether it waits for the outcome of a conflicting reservation, and holds no key that others may wait for.
     pub fn waits_with_nothing(&self) -> bool {
         matches!(&self.state, State::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
     }
 
-    /// How it ended, once it has.
+    /// How it ended; `None` if it hasn't.
     pub fn ended(&self) -> Option<Ended> {
         match self.state {
             State::Ended(ended) => Some(ended),
@@ -164,7 +173,7 @@ impl Attempt {
         }
     }
 
-    /// Gives back every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
+    /// Releases every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
     pub fn withdraw(self) -> Vec<Effect> {
         match &self.state {
             State::Claiming(claims) | State::Waiting(claims) | State::Forwarding(claims) => self.releases(claims),
@@ -172,7 +181,7 @@ impl Attempt {
         }
     }
 
-    /// Takes in what happened; gives the effects that it asks for next.
+    /// Applies `event`, and returns the next effects.
     pub fn step(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
         if let Event::Failed(key) = event {
             self.failed = Some(*key);
@@ -226,7 +235,7 @@ impl Attempt {
         }
     }
 
-    /// Decides what comes next once no claim is busy any more.
+    /// Decides the next effects once no claim is busy any more.
     fn settled(mut self) -> (Attempt, Vec<Effect>) {
         let State::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
@@ -258,8 +267,8 @@ impl Attempt {
         (self.with(State::Ended(Ended::NotHeld(why))), releases)
     }
 
-    /// Waits for `rival`. The first time everything else is given back; one by one, what is held comes before the
-    /// contested key, and is kept.
+    /// Waits for `conflicting`. The first time, the attempt releases all its keys. After that it claims keys one by
+    /// one: the keys that it holds sort before the contested key, and it keeps them.
     fn wait_for(self, conflicting: Token) -> (Attempt, Vec<Effect>) {
         let State::Claiming(claims) = &self.state else {
             return (self, Vec::new());
@@ -282,7 +291,7 @@ impl Attempt {
         (waiting, effects)
     }
 
-    /// Reserves what isn't claimed yet, or lets the write through.
+    /// Reserves keys that aren't claimed yet, or lets the write through.
     fn claim_more(mut self) -> (Attempt, Vec<Effect>) {
         let State::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
@@ -311,7 +320,7 @@ impl Attempt {
         (self, effects)
     }
 
-    /// Releases for every key that is the attempt's, or may be, and isn't adopted.
+    /// A release of every key that the attempt holds, or may hold, and hasn't inherited.
     fn releases(&self, claims: &[Claim]) -> Vec<Effect> {
         let is_ours = |claim: &Claim| {
             matches!(
@@ -342,8 +351,10 @@ impl Event {
     }
 }
 
-/// The document before this one in the same command that contests a key, if there is one: it is decided first, and what is
-/// reported is the first violation in order. For anybody else's outcome an attempt that is lost anyway doesn't wait.
+/// An earlier document of the same command that contests a key, if there is one.
+///
+/// That document must be decided first, because the first violation in order is reported. The attempt itself has
+/// already met a duplicate, so it doesn't wait for any other outcome.
 fn contested_by_earlier_sibling(claims: &[Claim], me: Token) -> Option<Token> {
     claims.iter().find_map(|claim| match claim {
         Claim::Contested { conflicting } if conflicting.attempt == me.attempt && conflicting.position < me.position => {

@@ -1,19 +1,19 @@
-//! One key of an attempt: from "reserve it" to "held", "a document holds it" or "somebody else is at it".
+//! One key of an attempt: from "reserve it" to "held", "a document holds it" or "another attempt contests it".
 //!
-//! A claim never concludes that an owner is gone from a look that could have missed it: a miss on the owner's own shard
-//! is confirmed on all shards, and before a takeover by a read that a deposed primary can't answer. It never takes a
-//! key from a rival whose lease may still run.
+//! A look can miss an owner that exists, so a claim confirms each miss. If the owner isn't on its own shard, the claim
+//! asks all shards. Before a takeover it uses a read that a deposed primary can't answer. It never takes over a
+//! conflicting reservation whose lease may still run.
 
 use super::{Effect, Event, Token};
 
 /// A reservation that stands in an attempt's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConflictingReservation {
-    /// Who wrote it.
+    /// The token of the attempt that wrote it.
     pub token: Token,
-    /// Whether its owner is the very document that the attempt is about (`_id` and route alike).
+    /// Whether its owner is the attempt's own document (same `_id` and same route).
     pub same_owner: bool,
-    /// Whether it says where its owner lives, so that one shard can be asked first.
+    /// Whether it has its owner's route, so that the owner's shard can be asked first.
     pub has_route: bool,
     /// Whether its lease may still run.
     pub age: Age,
@@ -22,16 +22,16 @@ pub struct ConflictingReservation {
 /// How old a reservation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Age {
-    /// Its lease may still run: an owner that isn't there may yet come.
+    /// Its lease may still run: if the owner doesn't exist, it may still be written.
     InLease,
-    /// Its lease has run out: an owner that isn't there won't come.
+    /// Its lease has run out: if the owner doesn't exist, it won't be written any more.
     Expired,
 }
 
 /// How far a look for an owner reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// The shard that the owner's route names: finding it there is proof, missing it isn't.
+    /// The shard that the owner's route names. An owner found there is proof; a miss proves nothing.
     Route,
     /// Every shard.
     Everywhere,
@@ -39,31 +39,31 @@ pub enum Scope {
     Linearizable,
 }
 
-/// Where one key stands.
+/// The state of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Claim {
     /// Nothing is written and nothing is under way.
     Unclaimed,
-    /// Whoever held it when it was refused before is being looked for.
+    /// The key's recent owner is being looked up.
     Recalling,
     /// The reservation is being written.
     Reserving,
     /// The key is taken; the reservation that has it is being read.
     Reading,
-    /// The rival's owner is being looked for.
+    /// The owner of the conflicting reservation is being looked up.
     LookingUp {
         conflicting: ConflictingReservation,
         scope: Scope,
     },
-    /// The rival's reservation is being replaced.
+    /// The conflicting reservation is being replaced.
     TakingOver { conflicting: Token },
     /// The reservation is the attempt's.
     Held,
-    /// The rival may still be at it.
+    /// The conflicting reservation's write may still take effect.
     Contested { conflicting: Token },
     /// A document holds the key.
     Duplicate,
-    /// The cluster gave no sure answer; the reservation may be there under the attempt's token.
+    /// The cluster gave no sure answer; a reservation may exist under the attempt's token.
     Unsure,
 }
 
@@ -76,8 +76,8 @@ impl Claim {
         )
     }
 
-    /// The next state and what to do, after `event` about the key at position `key`. An event that this state doesn't
-    /// wait for (a late duplicate) changes nothing.
+    /// The next state and effect, after `event` about the key at position `key`. An event that this state doesn't wait
+    /// for (a late duplicate) changes nothing.
     pub(super) fn step(self, key: usize, me: Token, event: &Event) -> (Claim, Option<Effect>) {
         match (self, event) {
             (Claim::Reserving, Event::Reserved(_)) => (Claim::Held, None),
@@ -91,7 +91,7 @@ impl Claim {
             (Claim::Reading, Event::Vacant(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::Reading, Event::Found(_, conflicting)) => Self::confront(key, me, *conflicting),
             (Claim::Recalling | Claim::LookingUp { .. }, Event::OwnerHolds(_)) => (Claim::Duplicate, None),
-            // Of the reservation nothing is known: there may be none by now, or anybody's.
+            // The reservation isn't known: it may be gone by now, or be another attempt's.
             (Claim::Recalling, Event::OwnerAbsent(_)) => (Claim::Reserving, Some(Effect::Reserve(key))),
             (Claim::LookingUp { conflicting, scope }, Event::OwnerAbsent(_)) => {
                 Self::owner_missed(key, conflicting, scope)
@@ -106,8 +106,8 @@ impl Claim {
     }
 
     fn confront(key: usize, me: Token, conflicting: ConflictingReservation) -> (Claim, Option<Effect>) {
-        // Under the attempt's own token it may be old, and a release of it may still be on its way: written anew it has
-        // its whole lease.
+        // A reservation under the attempt's own token may be old, and its release may still be on its way. A takeover
+        // writes it anew, with a whole lease.
         if conflicting.token == me || conflicting.same_owner && me.is_retry_of(conflicting.token) {
             return Self::take_over(key, conflicting.token, false);
         }

@@ -1,21 +1,21 @@
-//! Tokens: which attempt wrote a reservation, and for which of a driver's operations.
+//! Defines tokens, which identify the attempt that wrote a reservation, and the driver's operation.
 //!
-//! Every attempt has an id of its own, so a change that names a token can only hit what that attempt wrote. A token also
-//! carries the driver's retryable operation where there is one, so that a retry, through any Keyward, recognises the
-//! reservation that its first try left behind.
+//! Every attempt has its own id, so a change that names a token affects only that attempt's reservations. If the
+//! driver's operation is retryable, the token holds it, too. A retry through any Keyward then recognises the
+//! reservation of its first try.
 
 /// One attempt at one client command: random, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttemptId(pub [u8; 16]);
 
-/// A statement of a retryable write: what the server itself knows a retry by.
+/// A statement of a retryable write. The server itself recognises a retry by these fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Operation {
     /// `lsid.id`.
     pub session: [u8; 16],
     /// `txnNumber`.
     pub txn_number: i64,
-    /// The statement's number: its position in the driver's command unless the driver said otherwise.
+    /// The statement's number: its position in the driver's command, unless the driver gave another.
     pub statement: i32,
 }
 
@@ -24,7 +24,7 @@ pub struct Operation {
 pub struct Token {
     /// The attempt.
     pub attempt: AttemptId,
-    /// Which document of the command, so that two documents of one command are rivals like any others.
+    /// The document's position in the command, so that two documents of one command conflict like any others.
     pub position: u32,
     /// The driver's operation, if it can be retried.
     pub operation: Option<Operation>,
@@ -34,10 +34,10 @@ const PLAIN: usize = 16 + 4;
 const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
-    /// Stands for whoever has written in a transaction that is still open.
+    /// Represents an unknown attempt that has written in a transaction that is still open.
     pub const UNSEEN: Token = Token::of(AttemptId([0; 16]));
 
-    /// The token of an attempt at one thing, which no driver tries again.
+    /// The token of an attempt at position 0, without a retryable operation.
     pub const fn of(attempt: AttemptId) -> Token {
         Token {
             attempt,
@@ -59,7 +59,7 @@ impl Token {
         bytes
     }
 
-    /// The way back; `None` for anything that [`Token::to_bytes`] doesn't write.
+    /// Reads a token from `bytes`; `None` if [`Token::to_bytes`] can't have written them.
     pub fn from_bytes(bytes: &[u8]) -> Option<Token> {
         let (attempt, rest) = bytes.split_first_chunk::<16>()?;
         let (position, rest) = rest.split_first_chunk::<4>()?;

@@ -1,4 +1,4 @@
-//! An attempt at keys, event by event.
+//! Tests an attempt at keys, event by event.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn conflicting(age: Age) -> ConflictingReservation {
     }
 }
 
-/// Feeds `events` to a new attempt at `keys` keys; gives it with the effects of the last step.
+/// Feeds `events` to a new attempt at `keys` keys; returns it with the effects of the last step.
 fn run(keys: usize, events: &[Event]) -> (Attempt, Vec<Effect>) {
     let mut state = Attempt::begin(token(1), keys);
     for event in events {
@@ -160,7 +160,7 @@ fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
     let (attempt, effects) = run(2, &events);
     assert_eq!(effects, [Effect::Release(0), Effect::Wait { conflicting: token(9) }]);
     assert!(attempt.is_waiting());
-    // Afterwards: in order, one by one, keeping what is held.
+    // After the wait it claims keys in order, one by one, and keeps those that it holds.
     events.push(Event::WaitOver);
     assert_eq!(run(2, &events).1, [Effect::Reserve(0)]);
     events.extend([Event::Reserved(0)]);
@@ -198,7 +198,7 @@ fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
     let and = |event| [events.as_slice(), &[event]].concat();
     assert_eq!(run(1, &and(Event::Changed(0))).1, [Effect::Read(0)]);
     assert_eq!(run(1, &and(Event::TookOver(0))).1, [Effect::Forward]);
-    // The owner has come since the look, or is just coming.
+    // The owner was written after the look, or is being written now.
     assert_eq!(
         run(1, &and(Event::OwnerHolds(0))).0.ended(),
         Some(Ended::NotHeld(NotHeld::Duplicate(0)))
@@ -266,7 +266,7 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
     };
     assert_eq!(effects, [adopt]);
     assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
-    // Carried out twice, a takeover may be answered wrongly: what it adopted stays all the same.
+    // If a takeover is carried out twice, its answer may be wrong. The inherited key stays reserved anyway.
     let (changed, _) = attempt.clone().step(&Event::Changed(0));
     assert_eq!(changed.step(&Event::Failed(0)).1, []);
     let (attempt, effects) = attempt.step(&Event::TookOver(0));
@@ -280,13 +280,13 @@ fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
         token: token(1),
         ..conflicting(Age::InLease)
     };
-    // It might have been forwarded before.
+    // The attempt might have been forwarded before.
     let (lost, _) = run(1, &[Event::Reserved(0), Event::Lost]);
     let found = [Event::Taken(0), Event::Found(0, own), Event::TookOver(0)];
     let inherited = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
     let (anew, effects) = inherited.clone().begin_again(1);
     assert_eq!(effects, [Effect::Reserve(0)]);
-    // Whether the reservation that nobody answered for is the new one or the adopted one isn't known.
+    // The reservation without an answer may be the new one or the inherited one, so it isn't released.
     assert_eq!(anew.clone().step(&Event::Failed(0)).1, []);
     assert_eq!(anew.step(&Event::Reserved(0)).0.withdraw(), []);
     let (anew, effects) = inherited.step(&Event::Lost);
@@ -388,7 +388,7 @@ fn who_is_not_sure_of_what_it_gave_back_does_not_begin_again() {
         &[&[Event::Reserved(0)], &contested[..], &waiting, &[Event::Failed(0)]].concat(),
     );
     assert_eq!(unsure.clone().begin_again(2), (unsure, vec![]));
-    // A duplicate begins again in an ordered command, whose earlier documents are decided first.
+    // An attempt with a duplicate begins again in an ordered command, because earlier documents are decided first.
     let (duplicate, effects) = run(
         2,
         &[&[Event::Reserved(0)], &contested[..], &[Event::OwnerHolds(1)]].concat(),
@@ -404,7 +404,7 @@ fn who_is_not_sure_of_what_it_gave_back_does_not_begin_again() {
     );
 }
 
-/// What may come back for an effect.
+/// The possible answers to an effect.
 fn answers(effect: &Effect) -> Vec<Event> {
     match *effect {
         Effect::Reserve(key) => vec![
@@ -428,11 +428,11 @@ fn answers(effect: &Effect) -> Vec<Event> {
 }
 
 proptest! {
-    // Few of them come where it matters, and they cost little.
+    // Many cases are needed, because few reach the states that matter. Each costs little.
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// Whatever comes back, and however often it is begun again: nothing is let through on a token under which a release
-    /// is still on its way.
+    /// While a release under a token may still be on its way, no write is let through with that token. This holds for
+    /// all answers, and however often the attempt begins again.
     #[test]
     fn no_write_is_let_through_after_a_release_that_was_not_answered(
         keys in 1..4_usize,
@@ -448,7 +448,7 @@ proptest! {
                 attempt = anew;
                 asked.extend(effects);
             }
-            // Releases come first; every third one stays without an answer.
+            // Releases come first; every third one gets no answer.
             if let Some(next) = asked.iter().position(|effect| matches!(effect, Effect::Release(_))) {
                 let Effect::Release(key) = asked.remove(next) else { unreachable!() };
                 if chosen % 3 == 0 {

@@ -1,7 +1,7 @@
-//! What the settings mean together: a `RawConfig` into a [`Config`], with the defaults filled in.
+//! Checks the settings of a `RawConfig` together and turns them into a [`Config`] with all defaults.
 //!
-//! Every setting is looked at even where another one is wrong already, so that all problems are found. Nothing is read
-//! but the files that settings name.
+//! It checks every setting even after a problem, so that all problems are found. It reads only the files that settings
+//! name.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -26,7 +26,7 @@ const DEFAULT_SWEEP: Duration = Duration::from_secs(60);
 const DEFAULT_LEVEL: &str = "info";
 const DEFAULT_RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shorter, and a slow majority write would outlive it; longer, and a crash would hold a key hostage.
+/// With a shorter lease, a slow majority write could outlive it. With a longer one, a crash would block a key too long.
 const LEASE_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const SWEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
@@ -42,7 +42,7 @@ pub struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// None yet, in the file with this `text`.
+    /// No problems yet, in the file with this `text`.
     pub fn new(text: &'a str) -> Self {
         Found {
             positions: Positions::new(text),
@@ -50,9 +50,9 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Notes that the setting at `path` is refused; of several reasons for one setting, the first stays.
+    /// Records that the setting at `path` is refused. If a setting has several problems, the first is kept.
     pub fn refuse(&mut self, path: SettingPath, reason: impl ToString) {
-        // What couldn't be read isn't missing, too.
+        // A setting that couldn't be read must not be reported as missing, too.
         if !self.problems.iter().any(|known| known.path == path) {
             self.problems.push(Problem {
                 position: self.positions.find(&path),
@@ -69,7 +69,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Everything is looked at even where something is wrong already; `None` only where a `Config` can't be made.
+/// Checks all settings even after a problem. Returns `None` only if a `Config` can't be made.
 pub fn config(
     raw: RawConfig,
     directory: &Path,
@@ -121,7 +121,7 @@ pub fn config(
     })
 }
 
-/// The connection string, which must stand in just one of the three places, and the setting to blame if it is wrong.
+/// The connection string, which must be in exactly one of the three places, and the setting to blame if it is wrong.
 fn written_uri(
     raw: &RawConfig,
     directory: &Path,
@@ -157,14 +157,14 @@ fn written_uri(
     }
 }
 
-/// The connection string with the user and the password that stand in files of their own, if they do.
+/// The connection string with the user and the password from their own files, if these are given.
 fn with_credentials(uri: String, raw: &RawConfig, directory: &Path, found: &mut Found<'_>) -> Option<String> {
     let mut read = |file: &Option<PathBuf>, setting| match file {
         None => Some(None),
         Some(file) => {
             let path = SettingPath::top().field(setting);
             let content = content(file, &path, directory, found)?;
-            // What an editor or `echo` puts at the end is no part of it; a blank may be.
+            // A final newline comes from an editor or `echo`, and is dropped. A final blank may belong to the secret.
             Some(Some(content.trim_end_matches(['\n', '\r']).to_owned()))
         }
     };
@@ -187,7 +187,8 @@ fn content(file: &Path, setting: &SettingPath, directory: &Path, found: &mut Fou
     match std::fs::read_to_string(directory.join(file)) {
         Ok(content) => Some(content),
         Err(error) => {
-            // Not its name: whoever writes here what should stand in the file would read it in the log.
+            // The message omits the file's name. If the operator wrote the secret itself in its place, the log would
+            // show it.
             found.refuse(setting.clone(), format!("the file cannot be read: {error}"));
             None
         }
@@ -231,7 +232,7 @@ fn is_same(host: &Host, listen: SocketAddr) -> bool {
     address.is_ok_and(is_it) && host.port == listen.port()
 }
 
-/// Whether the two can't be bound side by side; port 0 stands for any free one.
+/// Whether the two addresses can't both be bound; port 0 means any free port.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let shares_ip = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && one.port() != 0 && shares_ip
@@ -269,7 +270,10 @@ fn checked_log(raw: RawLog, found: &mut Found<'_>) -> Log {
     Log { format, level }
 }
 
-/// A lone word that is no level would pass as the name of a module: more likely it is a level misspelt.
+/// Whether `level` is a log level or a list of directives.
+///
+/// A single word that isn't a level is refused. `tracing` would accept it as a module's name, but more likely it is a
+/// misspelt level.
 pub fn is_log_filter(level: &str) -> bool {
     let words_are_levels = level
         .split(',')
@@ -289,12 +293,12 @@ mod tests {
         Config::from_text(Path::new("keyward.yaml"), text, None)
     }
 
-    /// `text` with the two settings that must be there.
+    /// `text` with the two required settings.
     fn with_required(text: &str) -> String {
         format!("upstream: mongodb://db.example:27017\nconstraints: []\n{text}")
     }
 
-    /// The one problem of `text`, without the place.
+    /// The only problem of `text`, without its position.
     fn refusal(text: &str) -> String {
         let problems = read(text).unwrap_err().problems;
         let [problem] = problems.as_slice() else {

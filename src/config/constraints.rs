@@ -1,7 +1,8 @@
-//! The `constraints` of the file: each checked by itself, then against the others.
+//! Checks the `constraints` of the file: each by itself, then against the others.
 //!
-//! What one constraint may be is for [`Constraint::new`] to say; what is added here is the place in the file, and that
-//! no two of a collection have the same name or mean the same.
+//! [`Constraint::new`] checks one constraint. This module adds the position in the file. It also refuses two
+//! constraints on one collection with the same name or the same meaning, and two constraints that would share a proxy
+//! collection.
 
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use super::raw::{RawConstraint, RawSharding, RawStrategy};
 use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError, Strategy};
 use crate::namespace::Namespace;
 
-/// A constraint that is right by itself, and what was asked for.
+/// A constraint that is valid by itself, and the operator's specification.
 struct Accepted {
     path: SettingPath,
     constraint: Constraint,
     spec: IndexSpec,
 }
 
-/// Checks `raw`; what is wrong goes to `found`, what is right into the result, in the file's order.
+/// Checks `raw`. Adds the problems to `found`, and returns the valid constraints in the file's order.
 pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut Found<'_>) -> Vec<Arc<Constraint>> {
     let list = SettingPath::top().field("constraints");
     let mut accepted: Vec<Accepted> = Vec::new();
@@ -89,7 +90,7 @@ fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
     }
 }
 
-/// Whether two constraints get in each other's way: the setting to blame, and the reason.
+/// The conflict between two constraints, if there is one: the setting to blame, and the reason.
 fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
     if one.constraint.namespace() != other.constraint.namespace() {
         let proxy_collection = one.constraint.proxy_collection();
@@ -107,7 +108,8 @@ fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
             format!("the same name on the same collection as {}", other.path),
         ));
     }
-    // Documents are compared without regard to the order of their fields, but a key's order is part of it.
+    // Two `Document`s are equal whatever the order of their fields. A key's order counts, so the raw patterns are
+    // compared.
     let same_key = one.constraint.key_pattern() == other.constraint.key_pattern();
     let options = |spec: &IndexSpec| {
         (
@@ -131,7 +133,7 @@ mod tests {
     use crate::config::Config;
     use crate::constraint::Strategy;
 
-    /// The problems of a file with these constraints, one a line.
+    /// The problems of a file with these constraints, one on each line.
     fn problems(constraints: &str) -> String {
         let text = format!("upstream: mongodb://db\nconstraints:\n{constraints}");
         match Config::from_text(Path::new("f"), &text, None) {

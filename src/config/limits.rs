@@ -1,4 +1,4 @@
-//! The settings below `limits`: their ranges, and the defaults of [`Limits`] for what isn't given.
+//! Checks the settings below `limits`: their ranges, and the defaults of [`Limits`] for absent settings.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -11,15 +11,15 @@ use crate::limits::Limits;
 use crate::wire::MESSAGE_BYTES_MAX;
 
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
-/// Smaller, and a handshake with a long list of client metadata wouldn't fit.
+/// With a smaller limit, a handshake with much client metadata wouldn't fit.
 const UNAUTHENTICATED: RangeInclusive<usize> = 16_384..=MESSAGE_BYTES_MAX;
-/// Smaller, and a single message might never fit: its buffer may be twice as large.
+/// With a smaller limit, a single message might never fit: its buffer may be twice as large as the message.
 const BUFFERED: RangeInclusive<usize> = 128 * 1024 * 1024..=1024 * 1024 * 1024 * 1024;
 const DOCUMENTS: RangeInclusive<usize> = 1..=1_000_000;
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 const IDLE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(7 * 24 * 3600);
 
-/// The limits that `raw` and the defaults say.
+/// The limits of `raw`, with the defaults for the others.
 pub fn check(raw: &RawLimits, found: &mut Found<'_>) -> Limits {
     let default = Limits::default();
     let mut number = |name, given: Option<usize>, default, range: RangeInclusive<usize>| {
@@ -91,7 +91,7 @@ fn numbers(range: &RangeInclusive<usize>) -> String {
     format!("{} to {}", range.start(), range.end())
 }
 
-/// What the example says of each.
+/// The example file's comment on each limit.
 #[cfg(test)]
 pub fn defaults_and_ranges() -> Vec<String> {
     let default = Limits::default();

@@ -1,7 +1,7 @@
-//! What the operator wants, checked: a YAML file into a [`Config`], or into every [`Problem`] found in it.
+//! Reads and checks a YAML file: it gives a [`Config`], or every [`Problem`] found in the file.
 //!
-//! A `Config` that exists is one that can be run: unknown, contradictory and unsafe settings are refused here, with
-//! their place in the file and the reason, never warned about. Nothing is connected to and no port is bound.
+//! Keyward can run with every `Config` that this module gives. It refuses unknown, contradictory and unsafe settings,
+//! with their position in the file and the reason; it never only warns. It opens no connections and binds no ports.
 
 mod check;
 mod constraints;
@@ -26,50 +26,50 @@ use crate::limits::Limits;
 
 /// The environment variable that may hold the connection string in place of the file.
 pub const UPSTREAM_VARIABLE: &str = "KEYWARD_UPSTREAM";
-/// The environment variable that goes before `log.level`.
+/// The environment variable that overrides `log.level`.
 pub const LOG_VARIABLE: &str = "KEYWARD_LOG";
 
-/// Everything that `keyward run` needs to know.
+/// The checked settings of `keyward run`.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where clients connect to.
     pub listen: SocketAddr,
-    /// The deployment whose constraints are kept.
+    /// The deployment whose constraints Keyward enforces.
     pub upstream: UpstreamUri,
-    /// How clients' connections are encrypted, if they are.
+    /// How clients' connections are encrypted; `None` if they aren't.
     pub tls: Option<crate::tls::Settings>,
     /// Where `/metrics`, `/livez` and `/readyz` are answered.
     pub admin: SocketAddr,
-    /// How long a reservation whose owner isn't there yet is presumed in flight; 1 s to 10 min.
+    /// How long a reservation is presumed in flight while its owner doesn't exist; 1 s to 10 min.
     pub lease: Duration,
-    /// How long to leave each constraint between two sweeps; 1 s to 1 d.
+    /// The time between two sweeps of each constraint; 1 s to 1 d.
     pub sweep: Duration,
-    /// How long clients are served as ever after the first signal to stop, while readiness says no; up to 1 h.
+    /// How long clients are served as before after the first signal to stop, while `/readyz` fails; up to 1 h.
     pub drain_delay: Duration,
-    /// How long connections may go on after that; up to 1 h.
+    /// How long connections may continue after that; up to 1 h.
     pub drain: Duration,
-    /// How often to look whether the file has changed; zero is never.
+    /// How often to check whether the file has changed; zero means never.
     pub reload_interval: Duration,
-    /// What is logged, and how.
+    /// The log's level and format.
     pub log: Log,
-    /// Where traces go, if they are made.
+    /// Where traces are sent; `None` if there are no traces.
     pub traces: Option<crate::traces::Settings>,
-    /// What clients can use up at most.
+    /// The most that clients can use.
     pub limits: Limits,
     /// The constraints, in the order of the file.
     pub constraints: Vec<Arc<Constraint>>,
 }
 
-/// What is logged, and how.
+/// The log's level and format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
-    /// How a line looks.
+    /// The format of a line.
     pub format: LogFormat,
     /// A level (`info`) or directives of `tracing` (`keyward=debug,mongodb=warn`).
     pub level: String,
 }
 
-/// How a line of the log looks.
+/// The format of a line of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
@@ -79,10 +79,10 @@ pub enum LogFormat {
 }
 
 impl Config {
-    /// Reads `file`, and what the environment has in place of it.
+    /// Reads `file`, and the environment variables that replace its settings.
     ///
     /// # Errors
-    /// [`Problems`] with everything that is wrong, also when the file can't be read.
+    /// [`Problems`] with every problem, also if the file can't be read.
     pub fn load(file: &Path) -> Result<Self, Problems> {
         let text = std::fs::read_to_string(file).map_err(|error| Problems {
             file: file.to_owned(),
@@ -117,7 +117,7 @@ impl Config {
     /// Checks `text`, the content of `file`; `upstream_variable` is the value of [`UPSTREAM_VARIABLE`], if it is set.
     ///
     /// # Errors
-    /// [`Problems`] with everything that is wrong.
+    /// [`Problems`] with every problem.
     pub fn from_text(file: &Path, text: &str, upstream_variable: Option<&str>) -> Result<Self, Problems> {
         // Some editors put a byte order mark at the beginning.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -145,7 +145,8 @@ impl Config {
     }
 }
 
-/// An environment variable; an empty one is none. One that isn't UTF-8 is a mistake to be told, not one that isn't there.
+/// An environment variable; an empty one counts as absent. Invalid UTF-8 is replaced, so that it is reported as a
+/// problem and isn't ignored as absent.
 fn variable(name: &str) -> Option<String> {
     let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
     Some(value.to_string_lossy().into_owned())

@@ -1,7 +1,7 @@
-//! Where each setting stands in the file: turns the path of a setting into a line and a column.
+//! Finds a setting in the file: turns the setting's path into a line and a column.
 //!
-//! `serde_yaml` reads the values but forgets where they stood, so the text is parsed a second time by a parser that
-//! keeps positions. Nothing is ever read from this second parse but positions.
+//! `serde_yaml` reads the values but keeps no positions, so another parser parses the text a second time. Only
+//! positions are read from this second parse.
 
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
 
@@ -9,7 +9,7 @@ use super::problem::{Position, SettingPath, Step};
 
 /// The positions of one file's settings.
 pub struct Positions<'a> {
-    /// Missing when the file is empty, or when this parser refuses what the other one takes.
+    /// Absent if the file is empty, or if this parser refuses text that the other one accepts.
     root: Option<MarkedYaml<'a>>,
 }
 
@@ -22,8 +22,8 @@ impl<'a> Positions<'a> {
         Positions { root }
     }
 
-    /// Where `path` stands: the name of a field, the first character of a list's item. What isn't in the file stands
-    /// where the innermost thing around it does.
+    /// The position of `path`: of a field's name, or of the first character of a list's item. If `path` isn't in the
+    /// file, it is the position of the innermost existing setting around it.
     pub fn find(&self, path: &SettingPath) -> Option<Position> {
         let mut node = self.root.as_ref()?;
         let mut position = start(node);

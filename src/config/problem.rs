@@ -1,7 +1,7 @@
-//! What is wrong with a configuration file: where, which setting, and why.
+//! Describes the problems of a configuration file: the position, the setting and the reason.
 //!
-//! Problems are collected, not thrown one by one, so that one run of `keyward check` shows all of them. They never
-//! quote a setting's value where that could be a secret.
+//! Problems are collected, so that one run of `keyward check` shows all of them. They never quote a setting's value
+//! that could be a secret.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub enum Step {
     Item(usize),
 }
 
-/// The way from the top of the file to a setting, as in `constraints[0].key`.
+/// The path from the top of the file to a setting, as in `constraints[0].key`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SettingPath(Vec<Step>);
 
@@ -73,18 +73,18 @@ pub struct Position {
     pub column: usize,
 }
 
-/// One thing that is wrong.
+/// One problem of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where in the file, if it is there at all.
+    /// The position in the file, if the setting or one around it is there.
     pub position: Option<Position>,
-    /// Which setting; the top of the file for what concerns no single one.
+    /// The setting; the top of the file if the problem concerns no single setting.
     pub path: SettingPath,
     /// Why it is refused.
     pub reason: String,
 }
 
-/// All that is wrong with one file, in the file's order; printed as `file:line:column: setting: reason`, one a line.
+/// All problems of one file, in the file's order; printed one on each line, as `file:line:column: setting: reason`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Problems {
     /// The file as the user named it.

@@ -1,4 +1,5 @@
-//! `tls`: the certificates for clients' connections, read and held together, so that what is accepted can be served.
+//! Checks the `tls` section. It loads the certificates for clients' connections, so that an accepted section can be
+//! used.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use super::problem::SettingPath;
 use super::raw::{RawClientCertificate, RawTls, RawTlsMode};
 use crate::tls::{Acceptor, ClientCertificate, Mode, Settings};
 
-/// Checks the section; files are relative to `directory`.
+/// Checks the section; its file names are relative to `directory`.
 pub fn check(raw: RawTls, directory: &Path, found: &mut Found<'_>) -> Option<Settings> {
     let path = SettingPath::top().field("tls");
     let mode = match raw.mode {
@@ -50,7 +51,7 @@ pub fn check(raw: RawTls, directory: &Path, found: &mut Found<'_>) -> Option<Set
 mod tests {
     use crate::config::Config;
 
-    /// What is said of `tls`, with a self-signed certificate in `both.pem`, and in `other.pem` the key of another.
+    /// The problem with `tls`. `both.pem` holds a self-signed certificate and its key, `other.pem` another key.
     fn refusal(tls: &str) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();

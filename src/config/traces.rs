@@ -1,4 +1,4 @@
-//! `traces`: where they go, and how many.
+//! Checks the `traces` section: where traces are sent, and how many.
 
 use std::ops::RangeInclusive;
 
@@ -12,7 +12,7 @@ use crate::traces::Settings;
 const RATIO: RangeInclusive<f64> = 0.0..=1.0;
 const DEFAULT_RATIO: f64 = 1.0;
 
-/// Checks the section; the collector isn't asked.
+/// Checks the section without contacting the collector.
 pub fn check(raw: RawTraces, found: &mut Found<'_>) -> Option<Settings> {
     let path = SettingPath::top().field("traces");
     let sampling_ratio = raw.sampling_ratio.unwrap_or(DEFAULT_RATIO);
@@ -37,7 +37,7 @@ pub fn check(raw: RawTraces, found: &mut Found<'_>) -> Option<Settings> {
     })
 }
 
-/// Doesn't quote what it refuses: it may hold a password.
+/// Checks the endpoint. The error doesn't quote it, because it may hold a password.
 fn check_endpoint(endpoint: &str) -> Result<(), &'static str> {
     let not_a_url = "not a URL such as http://127.0.0.1:4318/v1/traces";
     let uri: Uri = endpoint.parse().map_err(|_| not_a_url)?;

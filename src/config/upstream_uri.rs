@@ -1,7 +1,8 @@
-//! The connection string of the deployment behind Keyward: checked, and never shown with its password.
+//! Checks the connection string of the deployment behind Keyward, and never shows its password.
 //!
-//! It serves Keyward's own driver as it stands; of it, clients' connections take the addresses and the encryption.
-//! Options that Keyward decides itself are refused where they contradict it, for they would be ignored in silence.
+//! Keyward's own driver uses the whole string. Clients' connections use only its addresses and its encryption. Keyward
+//! decides some options itself. It refuses a string that contradicts them, because it would silently ignore its
+//! options.
 
 use std::fmt;
 
@@ -12,16 +13,16 @@ use mongodb::options::{
 
 use crate::tls::Connector;
 
-/// Options whose values are nobody's business, in lower case.
+/// Options whose values are secret, in lower case.
 const SECRET_OPTIONS: [&str; 3] = [
     "authmechanismproperties",
     "tlscertificatekeyfilepassword",
     "proxypassword",
 ];
-/// The port of a host that names none.
+/// The port of a host without one.
 const DEFAULT_PORT: u16 = 27017;
 
-/// Where the deployment is and how Keyward logs in there; `Display` and `Debug` leave the password out.
+/// The deployment's addresses and Keyward's login there; `Display` and `Debug` omit the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UpstreamUri {
     uri: String,
@@ -47,26 +48,26 @@ pub enum UpstreamUriError {
     /// The driver can't read it.
     #[error("not a MongoDB connection string: {0}")]
     Malformed(String),
-    /// It asks for what Keyward can't do.
+    /// It asks for something that Keyward can't do.
     #[error("{0} is not supported yet")]
     NotSupported(&'static str),
     /// A file that it names can't be used.
     #[error("asks for TLS: {0}")]
     Tls(String),
-    /// It holds what stands elsewhere, too.
+    /// It holds a user or a password that is also given elsewhere.
     #[error("the connection string has a {0} already")]
     Twice(&'static str),
-    /// A password stands elsewhere, and nobody whose it is.
+    /// A password is given elsewhere, but no user.
     #[error("whose password is it? Give upstream_username_file, or put the user into the connection string")]
     Nobody,
-    /// It sets what Keyward sets itself.
+    /// It sets an option that Keyward sets itself.
     #[error("{option} must be left out or be {instead}: {because}")]
     Contradictory {
         /// The option's name in the connection string.
         option: &'static str,
-        /// The one value that does no harm.
+        /// The only value that is allowed.
         instead: &'static str,
-        /// Why no other will do.
+        /// Why other values are refused.
         because: &'static str,
     },
 }
@@ -75,7 +76,7 @@ impl UpstreamUri {
     /// Checks a MongoDB connection string.
     ///
     /// # Errors
-    /// [`UpstreamUriError`] with the first thing that is wrong with it.
+    /// [`UpstreamUriError`] with its first problem.
     pub fn new(uri: &str) -> Result<Self, UpstreamUriError> {
         let parsed = ConnectionString::parse(uri).map_err(|error| malformed(uri, &error))?;
         refuse_unsupported(&parsed)?;
@@ -101,12 +102,12 @@ impl UpstreamUri {
         &self.uri
     }
 
-    /// The addresses in the order in which they are written; none with `mongodb+srv`, whose name stands for them.
+    /// The addresses in the order of the string; none with `mongodb+srv`, which has a name in their place.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// `replicaSet`, if it is given: then the hosts are members of it rather than `mongos` processes.
+    /// `replicaSet`, if it is given: the hosts are then the members of that replica set, not `mongos` processes.
     pub fn replica_set(&self) -> Option<&str> {
         self.replica_set.as_deref()
     }
@@ -150,15 +151,15 @@ impl fmt::Display for Host {
     }
 }
 
-/// The connection string `uri` with a user and a password that stand elsewhere.
+/// The connection string `uri` with a user and a password that are given elsewhere.
 ///
 /// # Errors
-/// [`UpstreamUriError`] if it has its own, or a password is nobody's.
+/// [`UpstreamUriError`] if it has its own, or if there is a password without a user.
 pub fn with_credentials(uri: &str, username: Option<&str>, password: Option<&str>) -> Result<String, UpstreamUriError> {
     if username.is_none() && password.is_none() {
         return Ok(uri.to_owned());
     }
-    // What is no connection string is told by whoever reads it.
+    // If it isn't a connection string, `UpstreamUri::new` reports that.
     let Some((scheme, rest)) = uri.split_once("://") else {
         return Ok(uri.to_owned());
     };
@@ -249,7 +250,7 @@ fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamUriError> {
         .collect()
 }
 
-/// The driver's own words, unless they could repeat a part of what stands before the `@`.
+/// The driver's own text, unless that could repeat a part of the credentials before the `@` or of a secret option.
 fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamUriError {
     let reason = match &*error.kind {
         ErrorKind::InvalidArgument { message, .. } => message.clone(),
@@ -270,7 +271,7 @@ fn malformed(uri: &str, error: &mongodb::error::Error) -> UpstreamUriError {
         Some((credentials, _)) if repeats(credentials) => {
             "its user name or password is not written as a URI wants it (percent-encoded)".to_owned()
         }
-        // It may end before its `@`.
+        // The string may be cut off before its `@`.
         None if is_secret(authority.split_once("://").map_or(authority, |(_, hosts)| hosts)) => {
             "an address is not written as host:port".to_owned()
         }

@@ -1,13 +1,13 @@
-//! A YAML mapping into the BSON document that the same text would mean in the shell.
+//! Turns a YAML mapping into the BSON document that the same text would mean in the shell.
 //!
-//! Whole numbers become int32 where they fit, else int64; numbers with a point become doubles; extended JSON
-//! (`{$date: …}`, `{$numberLong: …}`, …) becomes the type it names. The order of fields is kept.
+//! Whole numbers become int32 if they fit, otherwise int64. Numbers with a point become doubles. Extended JSON
+//! (`{$date: …}`, `{$numberLong: …}`, …) becomes the type that it names. The order of fields is kept.
 
 use bson::{Bson, Document};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_yaml::{Mapping, Value};
 
-/// The wrappers of extended JSON that stand for one value of a type that YAML doesn't have.
+/// The wrappers of extended JSON for one value of a type that YAML doesn't have.
 const EXTENDED_JSON: [&str; 14] = [
     "$oid",
     "$date",
@@ -95,7 +95,7 @@ fn extended(name: &str, mapping: &Mapping) -> Result<Bson, NotBson> {
     Bson::deserialize(&Value::Mapping(mapping.clone())).map_err(|error: serde_yaml::Error| refused(error.to_string()))
 }
 
-/// A value that stands where text should, as short text for a message.
+/// A value in the place of text, as short text for a message.
 fn plain(value: &Value) -> String {
     serde_yaml::to_string(value).map_or_else(|_| "them".to_owned(), |text| text.trim_end().to_owned())
 }

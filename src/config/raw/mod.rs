@@ -1,8 +1,8 @@
-//! The configuration file as it is written: YAML text into `RawConfig`, which mirrors it field by field.
+//! Reads YAML text into `RawConfig`, which mirrors the configuration file field by field.
 //!
-//! Settings that don't exist and values of the wrong type are refused here, all of them in one go; what the values mean
-//! together is for [`super`] to say. Every field is optional here, so that one that is wrong can be set aside and the
-//! rest still be read. Nothing outside this folder knows `serde_yaml`.
+//! It refuses unknown settings and values of the wrong type, all of them in one run. [`super`] checks the values
+//! together. Every field is optional here, so that a wrong one can be set aside and the rest can still be read. Only
+//! this folder uses `serde_yaml`.
 
 mod document;
 
@@ -115,7 +115,7 @@ pub struct RawLimits {
     pub upstream_timeout: Option<Duration>,
 }
 
-/// One item of `constraints`; the fields that `createIndex` has are named as `createIndex` names them.
+/// One item of `constraints`. Fields that `createIndex` also has are named as in `createIndex`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RawConstraint {
@@ -148,14 +148,14 @@ pub enum RawStrategy {
     Transaction,
 }
 
-/// Text that is no YAML document at all.
+/// Text that isn't a YAML document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SyntaxError {
     pub position: Option<Position>,
     pub reason: String,
 }
 
-/// Reads `text`; gives what could be read and why the rest could not.
+/// Reads `text`; returns the settings that could be read, and the problems of the others.
 ///
 /// # Errors
 /// [`SyntaxError`] if `text` is not one YAML document without duplicate fields.
@@ -186,7 +186,7 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
     Ok((raw.unwrap_or_default(), problems))
 }
 
-/// What is said of a value, and not the value where that may be a connection string in the wrong place.
+/// `reason` without the value that it quotes, if that may be a connection string in the wrong place.
 pub(super) fn without_secrets(reason: &str) -> String {
     match (reason.find('"'), reason.rfind('"')) {
         (Some(first), Some(last)) if first < last && reason.contains("://") => {
@@ -196,15 +196,15 @@ pub(super) fn without_secrets(reason: &str) -> String {
     }
 }
 
-/// Keeps what was said of a setting first: what follows on from it would only confuse.
+/// Adds a problem, unless its setting already has one: a consequence of the first problem would only confuse.
 fn add_once(problems: &mut Vec<(SettingPath, String)>, path: SettingPath, reason: String) {
     if !problems.iter().any(|(known, _)| *known == path) {
         problems.push((path, reason));
     }
 }
 
-/// Takes the value at `steps` out of the way of the next try: empties it, or removes it with its name if it is empty
-/// already (then it is the name that was refused). Each call makes the document smaller, so the tries come to an end.
+/// Removes the value at `steps` for the next try: empties it, or removes it with its name if it is empty already (then
+/// the name was refused). Each call makes the document smaller, so the tries come to an end.
 fn set_aside(value: &mut Value, steps: &[Step]) -> bool {
     match (steps, value) {
         ([], value) if !value.is_null() => {
@@ -224,7 +224,7 @@ fn set_aside(value: &mut Value, steps: &[Step]) -> bool {
     }
 }
 
-/// The settings with a name and no value: they would be read as absent, though whoever wrote them meant something.
+/// The settings with a name and no value. They would be read as absent, but the operator meant to set them.
 fn empty_settings(top: &Value) -> Vec<SettingPath> {
     let mut empty = Vec::new();
     let mut unseen = match top {
@@ -236,7 +236,7 @@ fn empty_settings(top: &Value) -> Vec<SettingPath> {
             Value::Null => empty.push(path),
             Value::Mapping(fields) => unseen.extend(fields.iter().filter_map(|(name, field)| {
                 let name = name.as_str()?;
-                // Inside a document of MongoDB's, null is a value like any other.
+                // Inside a MongoDB document, null is a value like any other.
                 let holds_nulls = ["key", "partialFilterExpression", "collation"].contains(&name) && !field.is_null();
                 (!holds_nulls).then(|| (path.field(name), field))
             })),
@@ -270,7 +270,7 @@ fn syntax_error(error: serde_yaml::Error) -> SyntaxError {
     }
 }
 
-// The two readers below don't quote what they refuse: a connection string that got into the wrong line holds a password.
+// The two readers below don't quote the refused text: a connection string on the wrong line may hold a password.
 
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
     match Option::<String>::deserialize(deserializer)? {
@@ -372,7 +372,7 @@ mod tests {
         assert!(!found.is_empty() && !found.concat().contains("s3cret"), "{found:?}");
     }
 
-    /// The names under which a struct's fields are read.
+    /// Collects the names under which a struct's fields are read.
     struct FieldNames<'a>(&'a mut Vec<&'static str>);
 
     impl<'de> Deserializer<'de> for FieldNames<'_> {

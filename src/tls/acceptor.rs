@@ -1,6 +1,6 @@
-//! Clients' connections: which of them speak TLS, the handshake, and the certificates that it is done with.
+//! Accepts clients' connections: detects TLS and does the handshake with the current certificates.
 //!
-//! The certificates are one snapshot, swapped as a whole; connections that are there keep theirs.
+//! The certificates are one snapshot, which is replaced as a whole. Existing connections keep their snapshot.
 
 use std::fmt;
 use std::io;
@@ -15,12 +15,12 @@ use tokio_rustls::TlsAcceptor;
 use super::files::{Files, TlsError};
 use super::{Mode, Settings};
 
-/// So many bytes tell a handshake from a message.
+/// The number of bytes that distinguish a handshake from a message.
 const TELLING: usize = 12;
-/// How long to leave a client whose first bytes begin like a handshake and aren't enough to tell.
+/// The delay before the next look at first bytes that begin like a handshake but are too few to decide.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A client's connection, as it turned out.
+/// A client's connection, after its encryption is known.
 #[derive(Debug)]
 pub enum Client {
     /// Encrypted.
@@ -31,7 +31,7 @@ pub enum Client {
     Refused(TcpStream),
 }
 
-/// Certificates that are good, and not in use yet.
+/// Certificates that are valid, and not in use yet.
 pub struct Prepared(Current);
 
 /// Accepts encrypted connections.
@@ -67,7 +67,7 @@ impl Prepared {
 }
 
 impl Acceptor {
-    /// With the certificates that `settings` names.
+    /// Makes an acceptor with the certificates that `settings` names.
     ///
     /// # Errors
     /// [`TlsError`] if they can't be used.
@@ -77,25 +77,25 @@ impl Acceptor {
         })
     }
 
-    /// What it does now.
+    /// The current settings.
     pub fn settings(&self) -> Settings {
         self.current.load().settings.clone()
     }
 
-    /// Goes on with what was prepared, for new connections.
+    /// Uses the prepared certificates for new connections.
     pub fn replace(&self, prepared: Prepared) {
         self.current.store(Arc::new(prepared.0));
     }
 
-    /// Tells the files in use from those that lie there now.
+    /// The fingerprint of the files in use, to compare with the files on disk.
     pub(super) fn fingerprint(&self) -> u128 {
         self.current.load().fingerprint
     }
 
-    /// Finds out what the client speaks, and shakes hands if it is TLS.
+    /// Finds out whether the client speaks TLS, and does the handshake if it does.
     ///
     /// # Errors
-    /// What the system says, or what is wrong with the handshake.
+    /// The error of the system or of the handshake.
     pub async fn accept(&self, socket: TcpStream) -> io::Result<Client> {
         let current = self.current.load_full();
         if !speaks_tls(&socket).await? {
@@ -115,7 +115,7 @@ impl fmt::Debug for Acceptor {
     }
 }
 
-/// Looks at the first bytes without taking them.
+/// Whether the first bytes begin a TLS handshake. It leaves them in the socket.
 async fn speaks_tls(socket: &TcpStream) -> io::Result<bool> {
     let mut first = [0; TELLING];
     loop {
@@ -129,8 +129,10 @@ async fn speaks_tls(socket: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Whether the bytes begin a TLS handshake. Read as a header they could state a length within the limits, but as the
-/// server knows, a first message that answers another one is none.
+/// Whether the bytes begin a TLS handshake.
+///
+/// The same bytes could be a message header with an allowed length. But as a header, they would answer an earlier
+/// message, and a first message never does. The server decides in the same way.
 pub fn is_handshake(bytes: &[u8]) -> bool {
     let answers = bytes.get(8..12);
     bytes.starts_with(&[0x16, 0x03]) && answers.is_some_and(|answers| answers != [0; 4] && answers != [0xff; 4])

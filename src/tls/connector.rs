@@ -1,5 +1,4 @@
-//! Connections to the deployment, encrypted as the connection string asks: with the same options, and to the same end,
-//! as the driver's.
+//! Encrypts connections to the deployment as the connection string asks: with the driver's options and meaning.
 
 use std::fmt;
 use std::io;
@@ -20,7 +19,7 @@ use super::files::{TlsError, authorities, certificates, private_key, provider, r
 pub struct Connector(TlsConnector);
 
 impl Connector {
-    /// As `options` say; without `tlsCAFile`, with the authorities that Mozilla trusts.
+    /// Makes a connector for `options`; without `tlsCAFile`, it trusts the authorities that Mozilla trusts.
     ///
     /// # Errors
     /// [`TlsError`] if a file can't be used.
@@ -60,10 +59,10 @@ impl Connector {
         Ok(Connector(TlsConnector::from(Arc::new(config))))
     }
 
-    /// Shakes hands with the server that `host` names.
+    /// Does the handshake with the server that `host` names.
     ///
     /// # Errors
-    /// What the system says, or what is wrong with the server's certificate.
+    /// The error of the system, or the fault of the server's certificate.
     pub async fn connect(
         &self,
         host: &str,
@@ -82,7 +81,7 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// `tlsAllowInvalidCertificates`: whoever answers is believed; only that it has the key of its certificate is checked.
+/// `tlsAllowInvalidCertificates`: every certificate is accepted. The verifier only checks that the server has its key.
 #[derive(Debug)]
 struct Unverified(Arc<WebPkiServerVerifier>);
 

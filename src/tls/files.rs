@@ -1,4 +1,4 @@
-//! PEM files into certificates, keys and authorities, or what is wrong with them.
+//! Reads certificates, keys and authorities from PEM files, and reports their faults.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ pub enum TlsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// A file doesn't hold what it should.
+    /// A file doesn't hold the expected certificate or key.
     #[error("{} holds no {what} in PEM form", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
     },
-    /// What the files hold doesn't go together, or is of a kind that isn't spoken.
+    /// A key or certificate doesn't match the others, or is of a kind that isn't supported.
     #[error("{} can't be used: {reason}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What rustls says.
+        /// The error of rustls.
         reason: String,
     },
 }
@@ -50,7 +50,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads them, each once, so that what is checked is what is used.
+    /// Reads each file once, so that the checked content is the content in use.
     ///
     /// # Errors
     /// [`TlsError::Unreadable`].
@@ -62,16 +62,16 @@ impl Files {
         })
     }
 
-    /// Tells them from any others.
+    /// A hash that identifies the content of the files.
     pub fn fingerprint(&self) -> u128 {
         let ca = self.client_ca.as_deref().unwrap_or_default();
         xxh3_128(&[&self.certificate[..], &self.key, ca].join(&b"\0"[..]))
     }
 
-    /// What clients' connections are accepted with.
+    /// The rustls configuration for clients' connections.
     ///
     /// # Errors
-    /// [`TlsError`] if the files don't hold what they should, or key and certificate don't go together.
+    /// [`TlsError`] if a file doesn't hold the expected content, or if key and certificate don't match.
     pub fn server_config(&self, settings: &Settings) -> Result<ServerConfig, TlsError> {
         let unusable = |path: &Path, reason: String| TlsError::Unusable {
             path: path.to_owned(),
@@ -101,7 +101,7 @@ impl Files {
     }
 }
 
-/// The cryptography: the one that the driver has, too.
+/// The provider of cryptography, which the driver also uses.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
@@ -120,7 +120,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 /// The certificates in `content`, at least one.
 ///
 /// # Errors
-/// [`TlsError`] if there is none, or one is no PEM.
+/// [`TlsError`] if there is none, or if one isn't PEM.
 pub fn certificates(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let empty = || TlsError::Empty {
         path: path.to_owned(),
@@ -136,7 +136,7 @@ pub fn certificates(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'s
 /// The private key in `content`.
 ///
 /// # Errors
-/// [`TlsError::Empty`] if there is none; an encrypted one can't be read either.
+/// [`TlsError::Empty`] if there is none, or if it is encrypted.
 pub fn private_key(path: &Path, content: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(content).map_err(|_| TlsError::Empty {
         path: path.to_owned(),
@@ -147,7 +147,7 @@ pub fn private_key(path: &Path, content: &[u8]) -> Result<PrivateKeyDer<'static>
 /// The authorities in `content`.
 ///
 /// # Errors
-/// [`TlsError`] if there is none, or one is no certificate.
+/// [`TlsError`] if there is none, or if one isn't a certificate.
 pub fn authorities(path: &Path, content: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path, content)? {

@@ -1,7 +1,8 @@
-//! Looks after the certificates' files and goes on with new ones, without a restart.
+//! Watches the certificates' files and uses new ones without a restart.
 //!
-//! The contents are looked at, not their times: whatever renews them may replace a file, write into it, or turn a link.
-//! They are few and small. A set that is tried and refused is said once, and not tried again before it changes.
+//! It compares the files' contents, not their times, because a renewal may replace a file, write into it, or change a
+//! link. The files are few and small, so this is cheap. If a set of files is refused, it is logged once, and not tried
+//! again until it changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +11,11 @@ use super::files::Files;
 use super::{Acceptor, Prepared};
 use crate::metrics::Certificates;
 
-/// How long to leave the files between two looks. Only what two looks have seen alike is tried: certificate and key are
-/// rarely written in one moment.
+/// The time between two looks at the files. A new set is tried only if two looks in a row find the same content,
+/// because certificate and key are rarely written at the same moment.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Follows the files for as long as it runs.
+/// Watches the files for as long as it runs.
 pub async fn follow(acceptor: Arc<Acceptor>, reloads: Certificates) {
     let mut refused = None;
     let mut before = None;

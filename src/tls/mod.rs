@@ -1,7 +1,7 @@
-//! Encryption with rustls on both sides: of clients' connections to Keyward, and of Keyward's to the deployment.
+//! Encrypts both sides with rustls: clients' connections to Keyward, and Keyward's connections to the deployment.
 //!
-//! Certificates are read whole and checked before they are used; a set of files that doesn't go together changes nothing.
-//! Protocols and ciphers are rustls' own choice: TLS 1.2 and 1.3.
+//! Certificates are read and checked as a whole before they are used. If a set of files doesn't match, the old one
+//! stays in use. Protocols and ciphers are rustls' own choice: TLS 1.2 and 1.3.
 
 mod acceptor;
 mod connector;
@@ -18,32 +18,32 @@ pub use follow::follow;
 /// How clients' connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether clients may do without.
+    /// Whether clients may connect without encryption.
     pub mode: Mode,
-    /// The certificate that Keyward shows, with those that lead to its authority; PEM.
+    /// The certificate that Keyward shows, with the chain to its authority; PEM.
     pub certificate: PathBuf,
-    /// Its private key; PEM, and may be the same file.
+    /// Its private key; PEM. It may be in the same file.
     pub key: PathBuf,
-    /// The authorities of clients' certificates; PEM. Without it, clients are asked for none.
+    /// The authorities of clients' certificates; PEM. If absent, Keyward asks clients for no certificate.
     pub client_ca: Option<PathBuf>,
-    /// Whether clients may do without a certificate where there are authorities for it.
+    /// Whether clients may connect without a certificate, if `client_ca` is given.
     pub client_certificate: ClientCertificate,
 }
 
-/// Whether clients may speak without encryption.
+/// Whether clients may connect without encryption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Who doesn't speak TLS is told to, and closed.
+    /// Keyward answers a client without TLS with an error, and closes its connection.
     Required,
-    /// Both are spoken at one port.
+    /// Clients may connect with and without TLS at the same port.
     Preferred,
 }
 
-/// Whether a client may do without a certificate.
+/// Whether a client may connect without a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientCertificate {
-    /// The handshake fails without one.
+    /// Without a certificate, the handshake fails.
     Required,
-    /// One that is shown must be good.
+    /// A client may omit its certificate; a certificate that it shows must be valid.
     Optional,
 }

@@ -1,15 +1,16 @@
-//! Edits upstream's reply to a handshake, as little as possible, so that a driver takes Keyward for a `mongos`.
+//! Edits upstream's reply to a handshake, as little as possible, so that a driver treats Keyward as a `mongos`.
 //!
-//! Of a real `mongos`, only `compression` is touched: what Keyward can't read mustn't be negotiated. A replica set's
-//! member loses everything by which a driver would find the members themselves, and gains `msg: "isdbgrid"`. Everything
-//! else (limits, wire versions, `topologyVersion`, `speculativeAuthenticate`, cluster time) stays as it came.
+//! In a real `mongos`'s reply, Keyward changes only `compression`, so that no compressor is negotiated that it can't
+//! read. From a replica set member's reply it also removes every field by which a driver would find the members, and
+//! adds `msg: "isdbgrid"`. All other fields (limits, wire versions, `topologyVersion`, `speculativeAuthenticate`,
+//! cluster time) stay unchanged.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::wire::{Compressor, Draft, Flags, Header, OpCode, OpMsg, OpReply, Rejection, decompress};
 
-/// The fields that only a replica set's member has, or that name other members.
+/// The fields that only a replica set's member sends, or that name other members.
 const MEMBER_FIELDS: [&str; 22] = [
     "hosts",
     "passives",
@@ -38,18 +39,18 @@ const MEMBER_FIELDS: [&str; 22] = [
 /// A handshake's reply for the client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Edited {
-    /// The whole message, ids and flags as upstream's; not compressed.
+    /// The whole message, not compressed, with upstream's ids and flags.
     pub message: Vec<u8>,
-    /// Whether upstream can take writes: a replica set's member that isn't primary can't.
+    /// Whether upstream accepts writes: a replica set's member that isn't primary doesn't.
     pub takes_writes: bool,
     /// Whether another reply will follow unasked.
     pub more_to_come: bool,
 }
 
-/// Edits a reply, given as the whole message that came from upstream.
+/// Edits a reply, given as upstream's whole message.
 ///
 /// # Errors
-/// A [`Rejection`] if it is no reply.
+/// A [`Rejection`] if it isn't a reply.
 pub fn edit(message: &[u8]) -> Result<Edited, Rejection> {
     let mut unpacked = Vec::new();
     let outer = Header::read(message)?.ok_or(Rejection::TooShort)?;
@@ -98,7 +99,7 @@ struct Body {
 
 impl Body {
     fn edit(body: Doc<'_>) -> Result<Self, Malformed> {
-        // A member that isn't in a set yet says `isreplicaset` instead of `setName`.
+        // A member that isn't in a set yet sends `isreplicaset` instead of `setName`.
         let is_member = body.get("setName")?.is_some() || body.get("isreplicaset")?.is_some();
         let mut edited = Builder::new();
         let mut takes_writes = !is_member;
@@ -123,7 +124,7 @@ impl Body {
     }
 }
 
-/// Appends the compressors that Keyward can read, too; nothing if there are none, as the server does.
+/// Appends the compressors that Keyward can also read. If there are none, it appends nothing, as the server does.
 fn append_common(edited: &mut Builder, compression: &Element<'_>) -> Result<(), Malformed> {
     let mut common = Vec::new();
     if let Some(offered) = compression.as_document_or_array()? {

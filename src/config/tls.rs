@@ -1,5 +1,6 @@
-//! Checks the `tls` section. It loads the certificates for clients' connections, so that an accepted section can be
-//! used.
+//! Checks the `tls` section.
+//!
+//! It loads the certificates for clients' connections, so that an accepted section can be used.
 
 use std::path::Path;
 

@@ -112,7 +112,7 @@ impl Constraint {
     /// Checks `spec` as the server checks an index specification, and checks that Keyward can enforce it.
     ///
     /// # Errors
-    /// [`SpecError`], with the server's code and text where the server refuses it, too.
+    /// [`SpecError`], with the server's code and text if the server also refuses it.
     pub fn new(namespace: Namespace, mut spec: IndexSpec) -> Result<Self, SpecError> {
         check_namespace(&namespace)?;
         if spec.is_on_id() {

@@ -1,4 +1,4 @@
-//! One document's attempt at its keys: claim them all, let the write through, release the keys of a refused write.
+//! Runs one document's attempt at its keys: claim them all, let the write through, release them if it is refused.
 //!
 //! The attempt first reserves all keys at once. If a conflicting reservation is in flight, it releases all its keys and
 //! waits. Then it claims the keys one at a time, in the order of the list. If it waits for a key again, it holds only

@@ -1,4 +1,4 @@
-//! One key of an attempt: from "reserve it" to "held", "a document holds it" or "another attempt contests it".
+//! Follows one key of an attempt: from "reserve it" to "held", "a document holds it" or "another attempt contests it".
 //!
 //! A look can miss an owner that exists, so a claim confirms each miss. If the owner isn't on its own shard, the claim
 //! asks all shards. Before a takeover it uses a read that a deposed primary can't answer. It never takes over a
@@ -6,7 +6,7 @@
 
 use super::{Effect, Event, Token};
 
-/// A reservation that stands in an attempt's way.
+/// A reservation that conflicts with an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConflictingReservation {
     /// The token of the attempt that wrote it.

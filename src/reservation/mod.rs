@@ -1,4 +1,4 @@
-//! The uniqueness protocol as pure functions: events in, effects out.
+//! Implements the uniqueness protocol as pure functions: events in, effects out.
 //!
 //! An [`Attempt`] reserves one document's keys. It lets the write through once it holds all of them, and releases them
 //! if the write definitely didn't happen. It uses no BSON, no clock and no socket: a key is a position in a list. A

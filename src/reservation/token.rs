@@ -46,7 +46,7 @@ impl Token {
         }
     }
 
-    /// The token as it stands in a reservation: 20 bytes, or 48 with an operation; numbers little-endian.
+    /// The token as a reservation holds it: 20 bytes, or 48 with an operation; numbers little-endian.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(RETRYABLE);
         bytes.extend_from_slice(&self.attempt.0);

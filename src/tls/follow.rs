@@ -11,8 +11,10 @@ use super::files::Files;
 use super::{Acceptor, Prepared};
 use crate::metrics::Certificates;
 
-/// The time between two looks at the files. A new set is tried only if two looks in a row find the same content,
-/// because certificate and key are rarely written at the same moment.
+/// The time between two looks at the files.
+///
+/// Certificate and key are rarely written at the same moment. So a new set is tried only if two looks in a row find the
+/// same content.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Watches the files for as long as it runs.

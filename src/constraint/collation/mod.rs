@@ -56,7 +56,7 @@ impl Collation {
     /// The collation that `specification` asks for.
     ///
     /// # Errors
-    /// [`SpecError`], with the server's code and text where the server refuses it, too.
+    /// [`SpecError`], with the server's code and text if the server also refuses it.
     pub(super) fn new(specification: Option<&Document>) -> Result<Self, SpecError> {
         let Some(settings) = specification.map(Settings::of).transpose()?.flatten() else {
             return Ok(Collation::Simple);

@@ -80,7 +80,7 @@ impl Filter {
     /// Checks and parses a `partialFilterExpression` of an index with this collation.
     ///
     /// # Errors
-    /// [`SpecError`], with the server's code and text where the server refuses it, too.
+    /// [`SpecError`], with the server's code and text if the server also refuses it.
     pub(super) fn new(expression: &Document, collation: &Collation) -> Result<Self, SpecError> {
         let bytes = expression
             .to_vec()

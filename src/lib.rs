@@ -2,6 +2,9 @@
 //!
 //! The modules stand in the order in which a message passes through them; what is about the process comes last.
 
+// A function's length is limited (clippy.toml); a test may be a long list of cases.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
 pub mod limits;
 pub mod namespace;
 pub mod raw;

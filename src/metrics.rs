@@ -161,79 +161,109 @@ impl Drop for OpenConnection {
     }
 }
 
+impl Connections {
+    fn new(make: &Maker) -> Self {
+        Connections {
+            opened: make.counter("client_connections_opened_total", "Clients' connections accepted."),
+            closed: make.counter("client_connections_closed_total", "Clients' connections ended."),
+            refused: make.counter(
+                "client_connections_refused_total",
+                "Clients' connections closed at once because limits.max_connections were open.",
+            ),
+            handshakes_failed: make.counter(
+                "client_tls_handshakes_failed_total",
+                "Clients' connections ended because their TLS handshake failed or was missing.",
+            ),
+        }
+    }
+}
+
+impl Certificates {
+    fn new(make: &Maker) -> Self {
+        Certificates {
+            done: make.counter("tls_reloads_total", "New certificates taken into use."),
+            failed: make.counter("tls_reloads_failed_total", "New certificates that can't be used."),
+        }
+    }
+}
+
+impl Commands {
+    fn new(make: &Maker) -> Self {
+        Commands {
+            forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
+            refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
+            turned_away: make.counter(
+                "client_commands_turned_away_total",
+                "Commands answered with ShutdownInProgress while Keyward stops.",
+            ),
+            unauthorized: make.counter(
+                "client_writes_unauthorized_total",
+                "Protected writes refused by the server for want of rights, before anything was reserved.",
+            ),
+            protected_seconds: make.histogram(
+                "client_protected_writes_seconds",
+                "Time from a protected write's turn to its reply.",
+                &SECONDS_BUCKETS,
+            ),
+            protected_proxy_seconds: make.histogram(
+                "client_protected_write_proxy_seconds",
+                "What of a protected write's time Keyward worked itself; the rest it waited for others.",
+                &OWN_SECONDS_BUCKETS,
+            ),
+        }
+    }
+}
+
+impl Reloads {
+    fn new(make: &Maker) -> Self {
+        Reloads {
+            generation: make.gauge(
+                "config_generation",
+                "Which configuration holds; 1 is that of the start.",
+            ),
+            applied: make.counter("config_reloads_applied_total", "Configurations loaded again that hold."),
+            refused: make.counter(
+                "config_reloads_refused_total",
+                "Configurations loaded again and refused.",
+            ),
+            is_refused: make.gauge("config_refused", "1 while the file, as last loaded, is refused."),
+        }
+    }
+}
+
+impl GroupCommit {
+    fn new(make: &Maker) -> Self {
+        GroupCommit {
+            transactions: make.counter(
+                "group_commit_transactions_total",
+                "Transactions that took effect with strict inserts of several clients.",
+            ),
+            inserts: make.counter(
+                "group_commit_inserts_total",
+                "Clients' strict inserts that took effect in them.",
+            ),
+            failed: make.counter(
+                "group_commit_failed_total",
+                "Transactions with strict inserts of several clients that came to nothing.",
+            ),
+            lost: make.counter(
+                "group_commit_lost_total",
+                "Transactions with strict inserts of several clients of which nobody knows what became.",
+            ),
+        }
+    }
+}
+
 impl Metrics {
     /// All metrics at zero, those of `constraints` included, so that a rate can be taken from the first event on.
     pub fn new(constraints: &[Arc<Constraint>]) -> Self {
         let make = Maker::default();
         let metrics = Metrics {
-            connections: Connections {
-                opened: make.counter("client_connections_opened_total", "Clients' connections accepted."),
-                closed: make.counter("client_connections_closed_total", "Clients' connections ended."),
-                refused: make.counter(
-                    "client_connections_refused_total",
-                    "Clients' connections closed at once because limits.max_connections were open.",
-                ),
-                handshakes_failed: make.counter(
-                    "client_tls_handshakes_failed_total",
-                    "Clients' connections ended because their TLS handshake failed or was missing.",
-                ),
-            },
-            certificates: Certificates {
-                done: make.counter("tls_reloads_total", "New certificates taken into use."),
-                failed: make.counter("tls_reloads_failed_total", "New certificates that can't be used."),
-            },
-            commands: Commands {
-                forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
-                refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
-                turned_away: make.counter(
-                    "client_commands_turned_away_total",
-                    "Commands answered with ShutdownInProgress while Keyward stops.",
-                ),
-                unauthorized: make.counter(
-                    "client_writes_unauthorized_total",
-                    "Protected writes refused by the server for want of rights, before anything was reserved.",
-                ),
-                protected_seconds: make.histogram(
-                    "client_protected_writes_seconds",
-                    "Time from a protected write's turn to its reply.",
-                    &SECONDS_BUCKETS,
-                ),
-                protected_proxy_seconds: make.histogram(
-                    "client_protected_write_proxy_seconds",
-                    "What of a protected write's time Keyward worked itself; the rest it waited for others.",
-                    &OWN_SECONDS_BUCKETS,
-                ),
-            },
-            config: Reloads {
-                generation: make.gauge(
-                    "config_generation",
-                    "Which configuration holds; 1 is that of the start.",
-                ),
-                applied: make.counter("config_reloads_applied_total", "Configurations loaded again that hold."),
-                refused: make.counter(
-                    "config_reloads_refused_total",
-                    "Configurations loaded again and refused.",
-                ),
-                is_refused: make.gauge("config_refused", "1 while the file, as last loaded, is refused."),
-            },
-            group_commit: GroupCommit {
-                transactions: make.counter(
-                    "group_commit_transactions_total",
-                    "Transactions that took effect with strict inserts of several clients.",
-                ),
-                inserts: make.counter(
-                    "group_commit_inserts_total",
-                    "Clients' strict inserts that took effect in them.",
-                ),
-                failed: make.counter(
-                    "group_commit_failed_total",
-                    "Transactions with strict inserts of several clients that came to nothing.",
-                ),
-                lost: make.counter(
-                    "group_commit_lost_total",
-                    "Transactions with strict inserts of several clients of which nobody knows what became.",
-                ),
-            },
+            connections: Connections::new(&make),
+            certificates: Certificates::new(&make),
+            commands: Commands::new(&make),
+            config: Reloads::new(&make),
+            group_commit: GroupCommit::new(&make),
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),
             released: make.of_constraint("released_total", "Reservations given back."),

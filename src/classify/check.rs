@@ -16,15 +16,6 @@ use crate::wire::Documents;
 
 /// Applies `rule` to a command that it is the rule for.
 pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
-    let named = || Target::in_database(command.database, &command.first);
-    let refuse_known = |targets: &mut dyn Iterator<Item = Target<'a>>| {
-        Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-            Verdict::Refuse(Refusal::of(command.name, target, kind))
-        })
-    };
-    let refuse_proxy = |targets: &mut dyn Iterator<Item = Target<'a>>| {
-        refuse_known(&mut targets.filter(|target| target.kind(protection) == Some(Kind::ProxyCollection)))
-    };
     Ok(match rule {
         Rule::Hello | Rule::Authenticate | Rule::Harmless => Verdict::Forward,
         Rule::Write(kind) => write(kind, command, protection),
@@ -34,54 +25,84 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             Some(out) => output(command, b"mapReduce", &out, protection)?,
             None => Verdict::Forward,
         },
-        // It would take the register of Keywards along.
-        Rule::DropDatabase if protection.is_proxy_collection(command.database, fleet::COLLECTION.as_bytes()) => {
-            let register = Target {
-                database: command.database,
-                collection: fleet::COLLECTION.as_bytes(),
-            };
-            Verdict::Refuse(Refusal::of(command.name, register, Kind::ProxyCollection))
-        }
-        Rule::DropDatabase if protection.protects_any_in(command.database) => Verdict::Write(Write::DropDatabase {
-            database: command.database,
-        }),
-        Rule::DropDatabase => Verdict::Forward,
-        Rule::Create => {
-            let body = command.message.body;
-            let changes_kind = body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some();
-            if changes_kind {
-                return Ok(refuse_known(&mut named()));
-            }
-            match create(command, protection)?.or(encrypts(command, protection)?) {
-                Some(refusal) => Verdict::Refuse(refusal),
-                None => refuse_proxy(&mut named()),
-            }
-        }
-        Rule::Definition => match encrypts(command, protection)? {
-            Some(refusal) => Verdict::Refuse(refusal),
-            None => refuse_proxy(&mut named()),
-        },
-        // It would make the collection a view of buckets, of which each holds many documents.
-        Rule::ShardKeyChange if command.message.body.get("timeseries")?.is_some() => {
-            refuse_known(&mut Target::whole(&command.first))
-        }
-        Rule::ShardKeyChange => match Target::find(Target::whole(&command.first), protection) {
-            None => Verdict::Forward,
-            Some((_, Kind::Protected)) => Verdict::Write(Write::ShardKeyChange),
-            Some((target, kind)) => Verdict::Refuse(Refusal::of(command.name, target, kind)),
-        },
+        Rule::DropDatabase => drop_database(command, protection),
+        Rule::Create => create(command, protection)?,
+        Rule::Definition => define(encrypts(command, protection)?, command, protection),
+        Rule::ShardKeyChange => shard_key_change(command, protection)?,
         Rule::Rewrite => {
             let to = command.message.body.get("toCollection")?;
             let to = to.iter().flat_map(|to| Target::in_database(command.database, to));
-            refuse_known(&mut named().chain(to))
+            let named = Target::in_database(command.database, &command.first);
+            refuse_known(named.chain(to), command, protection)
         }
         Rule::RewriteOfWhole => {
             let to = command.message.body.get("to")?;
-            refuse_known(&mut Target::whole(&command.first).chain(to.iter().flat_map(Target::whole)))
+            let targets = Target::whole(&command.first).chain(to.iter().flat_map(Target::whole));
+            refuse_known(targets, command, protection)
         }
         Rule::Anywhere => Verdict::Refuse(Refusal::Anywhere {
             command: String::from_utf8_lossy(command.name).into_owned(),
         }),
+    })
+}
+
+/// Refuses the command if one of `targets` is a protected or a proxy collection.
+fn refuse_known<'a>(
+    targets: impl Iterator<Item = Target<'a>>,
+    command: &Command<'a>,
+    protection: &impl Protection,
+) -> Verdict<'a> {
+    Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
+        Verdict::Refuse(Refusal::of(command.name, target, kind))
+    })
+}
+
+fn drop_database<'a>(command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+    let register = Target {
+        database: command.database,
+        collection: fleet::COLLECTION.as_bytes(),
+    };
+    // It would delete the register of Keywards, too.
+    if register.kind(protection) == Some(Kind::ProxyCollection) {
+        return Verdict::Refuse(Refusal::of(command.name, register, Kind::ProxyCollection));
+    }
+    match protection.protects_any_in(command.database) {
+        true => Verdict::Write(Write::DropDatabase {
+            database: command.database,
+        }),
+        false => Verdict::Forward,
+    }
+}
+
+fn create<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let body = command.message.body;
+    if body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some() {
+        let named = Target::in_database(command.database, &command.first);
+        return Ok(refuse_known(named, command, protection));
+    }
+    let refusal = collates(command, protection)?.or(encrypts(command, protection)?);
+    Ok(define(refusal, command, protection))
+}
+
+/// Refuses a definition for `refusal`, or because it is that of a proxy collection.
+fn define<'a>(refusal: Option<Refusal>, command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+    if let Some(refusal) = refusal {
+        return Verdict::Refuse(refusal);
+    }
+    let named = Target::in_database(command.database, &command.first);
+    let proxies = named.filter(|target| target.kind(protection) == Some(Kind::ProxyCollection));
+    refuse_known(proxies, command, protection)
+}
+
+fn shard_key_change<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let targets = || Target::whole(&command.first);
+    // It would make the collection a view of buckets, of which each holds many documents.
+    if command.message.body.get("timeseries")?.is_some() {
+        return Ok(refuse_known(targets(), command, protection));
+    }
+    Ok(match Target::find(targets(), protection) {
+        Some((_, Kind::Protected)) => Verdict::Write(Write::ShardKeyChange),
+        _ => refuse_known(targets(), command, protection),
     })
 }
 
@@ -116,7 +137,7 @@ fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Optio
 }
 
 /// Why a protected collection can't be created so. Where `collation` stands several times, which no server takes, each counts.
-fn create(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
+fn collates(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
     let mut collations = Vec::new();
     for field in command.message.body.elements() {
         let field = field?;

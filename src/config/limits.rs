@@ -1,4 +1,4 @@
-//! Checks the settings below `limits`: their ranges, and the defaults of [`Limits`] for absent settings.
+//! The settings below `limits`: their ranges, and the defaults of [`Limits`] for what isn't given.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,93 +10,71 @@ use super::raw::RawLimits;
 use crate::limits::Limits;
 use crate::wire::MESSAGE_BYTES_MAX;
 
-const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
-/// With a smaller limit, a handshake with much client metadata wouldn't fit.
-const UNAUTHENTICATED: RangeInclusive<usize> = 16_384..=MESSAGE_BYTES_MAX;
-/// With a smaller limit, a single message might never fit: its buffer may be twice as large as the message.
-const BUFFERED: RangeInclusive<usize> = 128 * 1024 * 1024..=1024 * 1024 * 1024 * 1024;
-const DOCUMENTS: RangeInclusive<usize> = 1..=1_000_000;
+/// The name of a setting, and the values that it can have.
+type Setting<T> = (&'static str, RangeInclusive<T>);
+
+const CONNECTIONS: Setting<usize> = ("max_connections", 1..=1_000_000);
+/// Smaller, and a handshake with a long list of client metadata wouldn't fit.
+const UNAUTHENTICATED: Setting<usize> = ("max_unauthenticated_message_bytes", 16_384..=MESSAGE_BYTES_MAX);
+/// Smaller, and a single message might never fit: its buffer may be twice as large.
+const BUFFERED: Setting<usize> = ("max_buffered_bytes", 128 * 1024 * 1024..=1024 * 1024 * 1024 * 1024);
+const DOCUMENTS: Setting<usize> = ("max_documents_per_statement", 1..=1_000_000);
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
-const IDLE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(7 * 24 * 3600);
+const HANDSHAKE: Setting<Duration> = ("handshake_timeout", TIMEOUT);
+const MESSAGE: Setting<Duration> = ("message_timeout", TIMEOUT);
+const IDLE: Setting<Duration> = ("idle_timeout", Duration::ZERO..=Duration::from_secs(7 * 24 * 3600));
+const UPSTREAM: Setting<Duration> = ("upstream_timeout", TIMEOUT);
 
-/// The limits of `raw`, with the defaults for the others.
+/// The limits that `raw` and the defaults say.
 pub fn check(raw: &RawLimits, found: &mut Found<'_>) -> Limits {
-    let default = Limits::default();
-    let mut number = |name, given: Option<usize>, default, range: RangeInclusive<usize>| {
-        let number = given.unwrap_or(default);
-        if !range.contains(&number) {
-            refuse(name, &numbers(&range), found);
-        }
-        number
+    let mut limits = Limits::default();
+    let mut set = |limit: &mut usize, given: Option<usize>, setting: Setting<usize>| {
+        check_one(limit, given, setting, numbers, found);
     };
-    let max_connections = number(
-        "max_connections",
-        raw.max_connections,
-        default.max_connections,
-        CONNECTIONS,
-    );
-    let max_unauthenticated_message_bytes = number(
-        "max_unauthenticated_message_bytes",
-        raw.max_unauthenticated_message_bytes,
-        default.max_unauthenticated_message_bytes,
-        UNAUTHENTICATED,
-    );
-    let max_buffered_bytes = number(
-        "max_buffered_bytes",
-        raw.max_buffered_bytes,
-        default.max_buffered_bytes,
-        BUFFERED,
-    );
-    let max_documents_per_statement = number(
-        "max_documents_per_statement",
-        raw.max_documents_per_statement,
-        default.max_documents_per_statement,
-        DOCUMENTS,
-    );
-    let mut duration = |name, given: Option<Duration>, default, range: RangeInclusive<Duration>| {
-        let duration = given.unwrap_or(default);
-        if !range.contains(&duration) {
-            refuse(name, &in_words(range), found);
-        }
-        duration
+    set(&mut limits.max_connections, raw.max_connections, CONNECTIONS);
+    let unauthenticated = &mut limits.max_unauthenticated_message_bytes;
+    set(unauthenticated, raw.max_unauthenticated_message_bytes, UNAUTHENTICATED);
+    set(&mut limits.max_buffered_bytes, raw.max_buffered_bytes, BUFFERED);
+    let documents = &mut limits.max_documents_per_statement;
+    set(documents, raw.max_documents_per_statement, DOCUMENTS);
+    let mut set = |limit: &mut Duration, given: Option<Duration>, setting: Setting<Duration>| {
+        check_one(limit, given, setting, in_words, found);
     };
-    Limits {
-        max_connections,
-        max_unauthenticated_message_bytes,
-        max_buffered_bytes,
-        max_documents_per_statement,
-        handshake_timeout: duration(
-            "handshake_timeout",
-            raw.handshake_timeout,
-            default.handshake_timeout,
-            TIMEOUT,
-        ),
-        message_timeout: duration("message_timeout", raw.message_timeout, default.message_timeout, TIMEOUT),
-        idle_timeout: duration("idle_timeout", raw.idle_timeout, default.idle_timeout, IDLE),
-        upstream_timeout: duration(
-            "upstream_timeout",
-            raw.upstream_timeout,
-            default.upstream_timeout,
-            TIMEOUT,
-        ),
+    set(&mut limits.handshake_timeout, raw.handshake_timeout, HANDSHAKE);
+    set(&mut limits.message_timeout, raw.message_timeout, MESSAGE);
+    set(&mut limits.idle_timeout, raw.idle_timeout, IDLE);
+    set(&mut limits.upstream_timeout, raw.upstream_timeout, UPSTREAM);
+    limits
+}
+
+/// Sets `limit` to the value that is `given`, and refuses one outside the setting's range.
+fn check_one<T: PartialOrd, W: Display>(
+    limit: &mut T,
+    given: Option<T>,
+    (name, range): Setting<T>,
+    in_words: impl Fn(RangeInclusive<T>) -> W,
+    found: &mut Found<'_>,
+) {
+    let Some(given) = given else {
+        return;
+    };
+    if !range.contains(&given) {
+        let path = SettingPath::top().field("limits").field(name);
+        found.refuse(path, format!("must be {}", in_words(range)));
     }
+    *limit = given;
 }
 
-fn refuse(name: &str, range: &impl Display, found: &mut Found<'_>) {
-    let path = SettingPath::top().field("limits").field(name);
-    found.refuse(path, format!("must be {range}"));
-}
-
-fn numbers(range: &RangeInclusive<usize>) -> String {
+fn numbers(range: RangeInclusive<usize>) -> String {
     format!("{} to {}", range.start(), range.end())
 }
 
-/// The example file's comment on each limit.
+/// What the example says of each.
 #[cfg(test)]
 pub fn defaults_and_ranges() -> Vec<String> {
     let default = Limits::default();
-    let number = |number: usize, range| format!("# Default: {number}; {}", numbers(&range));
-    let duration = |duration, range| {
+    let number = |number: usize, (_, range): Setting<usize>| format!("# Default: {number}; {}", numbers(range));
+    let duration = |duration, (_, range): Setting<Duration>| {
         let duration = humantime::format_duration(duration);
         format!("# Default: {duration}; {}", in_words(range))
     };
@@ -105,9 +83,9 @@ pub fn defaults_and_ranges() -> Vec<String> {
         number(default.max_unauthenticated_message_bytes, UNAUTHENTICATED),
         number(default.max_buffered_bytes, BUFFERED),
         number(default.max_documents_per_statement, DOCUMENTS),
-        duration(default.handshake_timeout, TIMEOUT),
-        duration(default.message_timeout, TIMEOUT),
+        duration(default.handshake_timeout, HANDSHAKE),
+        duration(default.message_timeout, MESSAGE),
         duration(default.idle_timeout, IDLE),
-        duration(default.upstream_timeout, TIMEOUT),
+        duration(default.upstream_timeout, UPSTREAM),
     ]
 }

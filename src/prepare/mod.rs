@@ -196,48 +196,60 @@ async fn look(
         .collect();
     let mut collections = Vec::with_capacity(namespaces.len());
     for namespace in namespaces {
-        let Existing {
-            collation: default,
-            uuid,
-            encrypted,
-        } = Existing::look(client, namespace).await?;
-        let of_collection = constraints
-            .iter()
-            .filter(|constraint| constraint.namespace() == namespace);
-        if let Some(Encrypted { constraint, field }) = encrypted.read_by(of_collection.map(|constraint| &**constraint))
-        {
-            return Err(PrepareError::Encrypted {
-                namespace: namespace.clone(),
-                name: constraint,
-                field,
-            });
-        }
-        let mut proxies = Vec::new();
-        for constraint in constraints {
-            if constraint.namespace() != namespace {
-                continue;
-            }
-            let metrics = metrics.constraint(constraint);
-            let constraint = inheriting(constraint, default.as_ref())?;
-            proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
-        }
-        // The server asks the index on `_id` before any other.
-        proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
-        let creatable_with = match uuid.is_some() {
-            true => DefaultCollations::of_existing(default.as_ref()),
-            false => DefaultCollations::of_absent(proxies.iter().map(|proxy| &*proxy.constraint)),
-        };
-        let protected = Protected {
-            namespace: namespace.clone(),
-            constraints: proxies,
-            shard_key: deployment.shard_key(client, namespace).await?,
-            is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
-            is_collated: default.is_some() || creatable_with.has_any(),
-            creatable_with,
-        };
-        collections.push((protected, uuid));
+        collections.push(look_at(&deployment, client, namespace, constraints, lease, metrics).await?);
     }
     Ok((deployment, collections))
+}
+
+/// Reads what the catalog needs to know of one collection: its options, its shard key, and its constraints with what they
+/// inherit.
+async fn look_at(
+    deployment: &Deployment,
+    client: &Client,
+    namespace: &Namespace,
+    constraints: &[Arc<Constraint>],
+    lease: Duration,
+    metrics: &Metrics,
+) -> Result<Collection, PrepareError> {
+    let Existing {
+        collation: default,
+        uuid,
+        encrypted,
+    } = Existing::look(client, namespace).await?;
+    let constraints = || {
+        constraints
+            .iter()
+            .filter(|constraint| constraint.namespace() == namespace)
+    };
+    let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
+    if let Some(Encrypted { constraint, field }) = encrypted {
+        return Err(PrepareError::Encrypted {
+            namespace: namespace.clone(),
+            name: constraint,
+            field,
+        });
+    }
+    let mut proxies = Vec::new();
+    for constraint in constraints() {
+        let metrics = metrics.constraint(constraint);
+        let constraint = inheriting(constraint, default.as_ref())?;
+        proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
+    }
+    // The server asks the index on `_id` before any other.
+    proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
+    let creatable_with = match uuid.is_some() {
+        true => DefaultCollations::of_existing(default.as_ref()),
+        false => DefaultCollations::of_absent(proxies.iter().map(|proxy| &*proxy.constraint)),
+    };
+    let protected = Protected {
+        namespace: namespace.clone(),
+        constraints: proxies,
+        shard_key: deployment.shard_key(client, namespace).await?,
+        is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
+        is_collated: default.is_some() || creatable_with.has_any(),
+        creatable_with,
+    };
+    Ok((protected, uuid))
 }
 
 /// How far each of `constraints` has come in the cluster; none of one that it doesn't know.

@@ -176,8 +176,12 @@ type Noticing<F> = Pin<Box<F>>;
 /// `id` names the connection in the logs.
 pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stage: watch::Receiver<Stage>) {
     let _open = service.metrics.connections.open();
-    let end = match Session::begin(client, service, stage.clone()).await {
-        Ok((session, epochs)) => session.pump(stage, epochs).await,
+    let limits = service.limits();
+    let end = match greet(client, &service, &limits, stage.clone()).await {
+        Ok(connections) => {
+            let (session, epochs) = Session::of(connections, service, limits);
+            session.pump(stage, epochs).await
+        }
         Err(end) => end,
     };
     match end.is_remarkable() {
@@ -186,39 +190,46 @@ pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stage: watch
     }
 }
 
+/// Accepts the client's connection, waits for its first message, and connects to upstream for it.
+async fn greet(
+    client: TcpStream,
+    service: &Service,
+    limits: &Limits,
+    mut stage: watch::Receiver<Stage>,
+) -> Result<(Incoming, Outgoing, Connection), End> {
+    let length_max = match service.upstream.has_credential() {
+        true => limits.max_unauthenticated_message_bytes,
+        false => MESSAGE_BYTES_MAX,
+    };
+    let accepted = tokio::select! {
+        biased;
+        () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
+        accepted = greeting::accept(client, service.tls.as_deref(), limits, length_max) => accepted,
+    };
+    let (mut client_in, mut client_out) = accepted.inspect_err(|end| {
+        if matches!(end, End::Handshake(_) | End::NotTls) {
+            service.metrics.connections.handshakes_failed.inc();
+        }
+    })?;
+    client_in.share = Share::of(service.memory.clone());
+    let greeting = greeting::connect(&mut client_in, &mut client_out, &service.upstream, limits, length_max);
+    let greeted = tokio::select! {
+        biased;
+        () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
+        greeted = greeting => greeted,
+    };
+    match greeted {
+        Ok(upstream) => Ok((client_in, client_out, upstream)),
+        Err(end) => Err(closing::part(end, &mut client_in, &mut client_out).await),
+    }
+}
+
 impl Session {
-    /// Waits for the client's first message and connects to upstream for it.
-    async fn begin(
-        client: TcpStream,
+    fn of(
+        (client_in, client_out, mut upstream): (Incoming, Outgoing, Connection),
         service: Arc<Service>,
-        mut stage: watch::Receiver<Stage>,
-    ) -> Result<(Self, watch::Receiver<CatalogEpoch>), End> {
-        let limits = service.limits();
-        let length_max = match service.upstream.has_credential() {
-            true => limits.max_unauthenticated_message_bytes,
-            false => MESSAGE_BYTES_MAX,
-        };
-        let accepted = tokio::select! {
-            biased;
-            () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
-            accepted = greeting::accept(client, service.tls.as_deref(), &limits, length_max) => accepted,
-        };
-        let (mut client_in, mut client_out) = accepted.inspect_err(|end| {
-            if matches!(end, End::Handshake(_) | End::NotTls) {
-                service.metrics.connections.handshakes_failed.inc();
-            }
-        })?;
-        client_in.share = Share::of(service.memory.clone());
-        let greeting = greeting::connect(&mut client_in, &mut client_out, &service.upstream, &limits, length_max);
-        let greeted = tokio::select! {
-            biased;
-            () = drain::nothing_came(&mut stage) => return Err(End::Stopping),
-            greeted = greeting => greeted,
-        };
-        let mut upstream = match greeted {
-            Ok(upstream) => upstream,
-            Err(end) => return Err(closing::part(end, &mut client_in, &mut client_out).await),
-        };
+        limits: Limits,
+    ) -> (Self, watch::Receiver<CatalogEpoch>) {
         if let Some(membership) = &service.membership {
             upstream.depend_on(membership.permit());
         }
@@ -248,7 +259,7 @@ impl Session {
             is_unanswered: false,
             steps: 0,
         };
-        Ok((session, epochs))
+        (session, epochs)
     }
 
     /// Passes messages on and serves those that need it, until something ends the connection.

@@ -2,12 +2,18 @@
 //!
 //! Runs only while no reply is pending, so the upstream connection is free for as long as it takes.
 
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
 use super::{Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, work_time};
 use crate::authorization::{Rights, Ruling};
-use crate::classify::{Verdict, classify};
+use crate::catalog::Catalog;
+use crate::classify::{Verdict, Write, classify};
 use crate::fleet::Guard;
 use crate::reply::{Refusal, Times};
 use crate::traces::note_outcome;
+use crate::upstream::Connection;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
 use crate::write::{self, Served};
@@ -73,7 +79,7 @@ impl Session {
     }
 }
 
-/// Deals with one message, by the constraints that hold now.
+/// Serves one message, by the constraints that hold now.
 async fn serve_one(
     request: &Request<'_>,
     reply_id: i32,
@@ -81,12 +87,15 @@ async fn serve_one(
     is_known: bool,
     drain: Option<&Drain>,
     rights: &mut Rights,
-    upstream: &mut crate::upstream::Connection,
+    upstream: &mut Connection,
 ) -> Result<Outcome, End> {
-    let envelope = &request.envelope;
+    let reply_to = ReplyTo {
+        envelope: &request.envelope,
+        reply_id,
+    };
     let message = match &request.parsed {
         Ok(message) => message,
-        Err(rejection) => return turn_down(envelope, rejection, reply_id),
+        Err(rejection) => return reply_to.turn_down(rejection),
     };
     let request_context = RequestContext::of(message);
     let commands = &service.metrics.commands;
@@ -94,59 +103,38 @@ async fn serve_one(
     let guard = Guard::new(&**catalog, service.membership.as_deref());
     let verdict = match classify(message, &guard) {
         Ok(verdict) => verdict,
-        Err(malformed) => return turn_down(envelope, &malformed.into(), reply_id),
+        Err(malformed) => return reply_to.turn_down(&malformed.into()),
     };
     if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &request_context)) {
         commands.turned_away.inc();
-        return answer(
-            envelope,
-            &drain.error(service.process, Some(&request_context)),
-            reply_id,
-        );
+        return reply_to.answer(&drain.error(service.process, Some(&request_context)));
     }
     // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
     if is_known && let Err(refusal) = registered(service, guard, &request_context).await {
         commands.turned_away.inc();
-        return answer(envelope, &refusal.body(&Times::default()), reply_id);
+        return reply_to.answer(&refusal.body(&Times::default()));
     }
     if request_context.commits()
         && let Message::Msg(commit) = message
         && let Some(reply) =
             write::refuse_commit(commit.body, request_context.transaction, &service.writes, upstream).await?
     {
-        return answer(envelope, &reply, reply_id);
+        return reply_to.answer(&reply);
     }
     match (verdict, message) {
         (Verdict::Refuse(refusal), _) => {
             commands.refused.inc();
-            answer(envelope, &refusal.error().body(), reply_id)
+            reply_to.answer(&refusal.error().body())
         }
         (Verdict::Write(write), Message::Msg(_)) => {
             // The server checks a message whole before it runs any of it; so does the write path.
             let parsed = match OpMsg::parse_whole(request.unpacked) {
                 Ok(parsed) => parsed,
-                Err(rejection) => return turn_down(envelope, &rejection, reply_id),
+                Err(rejection) => return reply_to.turn_down(&rejection),
             };
-            // Before anything is done as Keyward's own user, whose rights aren't the client's.
-            if let Ruling::Refused(body) = rights.rule(&write, &parsed, upstream).await? {
-                commands.unauthorized.inc();
-                return answer(envelope, &body, reply_id);
-            }
-            let timer = commands.protected_seconds.start_timer();
-            // By itself it takes more room than the rest of a connection, most of which never write here.
-            let plan = Plan::of(&write, &parsed, &catalog);
-            let served = Box::pin(write::serve(plan, &parsed, &service.writes, upstream));
-            let (served, own) = work_time::measured(served).await;
-            match served? {
-                Served::Reply(body) => {
-                    timer.observe_duration();
-                    commands.protected_proxy_seconds.observe(own.as_secs_f64());
-                    answer(envelope, &body, reply_id)
-                }
-                Served::Untouched => {
-                    timer.stop_and_discard();
-                    Ok(Outcome::Forward(pending(envelope, false, &request_context)))
-                }
+            match protected_write(&write, &parsed, &catalog, service, rights, upstream).await? {
+                Served::Reply(body) => reply_to.answer(&body),
+                Served::Untouched => Ok(Outcome::Forward(pending(&request.envelope, false, &request_context))),
             }
         }
         // The constraints have changed since the message arrived, and it needs no care any more.
@@ -162,10 +150,43 @@ async fn serve_one(
     }
 }
 
+/// Serves a write on a protected collection.
+async fn protected_write(
+    write: &Write<'_>,
+    message: &OpMsg<'_>,
+    catalog: &Arc<Catalog>,
+    service: &Service,
+    rights: &mut Rights,
+    upstream: &mut Connection,
+) -> Result<Served, End> {
+    let commands = &service.metrics.commands;
+    // Before anything is done as Keyward's own user, whose rights aren't the client's.
+    if let Ruling::Refused(body) = rights.rule(write, message, upstream).await? {
+        commands.unauthorized.inc();
+        return Ok(Served::Reply(body));
+    }
+    let timer = commands.protected_seconds.start_timer();
+    let plan = Plan::of(write, message, catalog);
+    // By itself it takes more room than the rest of a connection, most of which never write here.
+    let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &service.writes, upstream));
+    let (served, own) = work_time::measured(served).await;
+    let served = served?;
+    match served {
+        Served::Reply(_) => {
+            timer.observe_duration();
+            commands.protected_proxy_seconds.observe(own.as_secs_f64());
+        }
+        Served::Untouched => {
+            timer.stop_and_discard();
+        }
+    }
+    Ok(served)
+}
+
 /// Makes sure that what may write does so with the knowledge of the other Keywards.
 async fn registered(
     service: &Service,
-    guard: Guard<'_, crate::catalog::Catalog>,
+    guard: Guard<'_, Catalog>,
     request_context: &RequestContext,
 ) -> Result<(), Refusal> {
     let Some(membership) = &service.membership else {
@@ -186,22 +207,32 @@ async fn registered(
     }
 }
 
-fn answer(envelope: &Envelope, body: &[u8], reply_id: i32) -> Result<Outcome, End> {
-    note_outcome(body);
-    if !envelope.wants_reply() {
-        return Ok(Outcome::Silence);
-    }
-    let reply = envelope.reply(body, reply_id).map_err(Rejection::from)?;
-    Ok(Outcome::Answer(reply))
+/// The message that Keyward replies to, and the number of the reply.
+#[derive(Clone, Copy)]
+struct ReplyTo<'a> {
+    envelope: &'a Envelope,
+    reply_id: i32,
 }
 
-/// Does with a message that is turned down what the server does.
-fn turn_down(envelope: &Envelope, rejection: &Rejection, reply_id: i32) -> Result<Outcome, End> {
-    match rejection.treatment() {
-        Treatment::Close => Err(rejection.clone().into()),
-        Treatment::Answer(error) if envelope.wants_reply() => {
-            Ok(Outcome::Answer(envelope.error(rejection, &error, reply_id)))
+impl ReplyTo<'_> {
+    fn answer(self, body: &[u8]) -> Result<Outcome, End> {
+        note_outcome(body);
+        if !self.envelope.wants_reply() {
+            return Ok(Outcome::Silence);
         }
-        Treatment::Answer(_) | Treatment::Ignore => Ok(Outcome::Silence),
+        let reply = self.envelope.reply(body, self.reply_id).map_err(Rejection::from)?;
+        Ok(Outcome::Answer(reply))
+    }
+
+    /// Does with a message that is turned down what the server does.
+    fn turn_down(self, rejection: &Rejection) -> Result<Outcome, End> {
+        match rejection.treatment() {
+            Treatment::Close => Err(rejection.clone().into()),
+            Treatment::Answer(error) if self.envelope.wants_reply() => {
+                let reply = self.envelope.error(rejection, &error, self.reply_id);
+                Ok(Outcome::Answer(reply))
+            }
+            Treatment::Answer(_) | Treatment::Ignore => Ok(Outcome::Silence),
+        }
     }
 }

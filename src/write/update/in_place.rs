@@ -84,26 +84,9 @@ pub async fn update_in_place(
 }
 
 async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> Result<Tried, ForwardError> {
-    let seen = match document_keys::look(
-        run.op.protected,
-        run.statement.body,
-        &run.statement.selection()?,
-        run.op.upstream,
-    )
-    .await?
-    {
-        Ok(Some(seen)) => seen,
-        Ok(None) => return Ok(Tried::Ran(without_match(run).await?.into())),
-        Err(refused) => {
-            // If the statement is wrong, the server's own answer says so; otherwise the read was refused.
-            let nothing = without_match(run).await?;
-            return Ok(Tried::Ran(match nothing.outcome {
-                Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
-                // In the client's words, where it quotes the query.
-                Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
-                _ => nothing.into(),
-            }));
-        }
+    let seen = match look(run).await? {
+        Ok(seen) => seen,
+        Err(result) => return Ok(Tried::Ran(result)),
     };
     if let Some(result) = done_elsewhere(run).await? {
         return Ok(Tried::Ran(result));
@@ -146,6 +129,25 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
+}
+
+/// Reads the document that the statement matches. Without one, the error is the statement's result.
+async fn look(run: &mut StatementRun<'_, '_>) -> Result<Result<DocumentSnapshot, StatementResult>, ForwardError> {
+    let selection = run.statement.selection()?;
+    let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+    let refused = match looked {
+        Ok(Some(seen)) => return Ok(Ok(seen)),
+        Ok(None) => return Ok(Err(without_match(run).await?.into())),
+        Err(refused) => refused,
+    };
+    // If the statement is wrong, the server's own answer says so; otherwise the read was refused.
+    let nothing = without_match(run).await?;
+    Ok(Err(match nothing.outcome {
+        Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
+        // In the client's words, where it quotes the query.
+        Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
+        _ => nothing.into(),
+    }))
 }
 
 /// Sends the statement on, now that its keys are held.

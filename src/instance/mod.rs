@@ -3,45 +3,41 @@
 //! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for everything that
 //! is there already. Several instances may live in one process; nothing here is global.
 
+mod deployment;
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 use tokio::net::TcpSocket;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use deployment::{await_answer, await_privileges, follow_privileges, joined, prepared, resolved};
+
 use crate::admin::Admin;
-use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::config::Problems;
-use crate::constraint::Constraint;
-use crate::fleet::{self, Kept, Membership, Terms};
+use crate::fleet::{self, Kept, Membership};
 use crate::listener;
 use crate::metrics::Metrics;
-use crate::prepare::{self, PrepareError, Waiting};
+use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, ReloadError, Reloads};
-use crate::server::certain;
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
 use crate::telemetry::Telemetry;
 use crate::tls;
-use crate::upstream::{SetupError, Upstream};
+use crate::upstream::SetupError;
 use crate::write;
 
-/// How long to leave a deployment that gave no answer.
-const RETRY: Duration = Duration::from_secs(1);
 /// How long, at the end, what upstream is at work on is waited for.
 const AT_WORK: Duration = Duration::from_secs(1);
-/// How long to leave it between two looks at the privileges of Keyward's own user.
-const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -133,19 +129,7 @@ impl Instance {
         let writes = writes.with_users(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
-        let following = tokio::spawn({
-            let service = service.clone();
-            async move { service.writes.follow_shard_keys().await }
-        });
-        let renewing = tokio::spawn({
-            let (tls, metrics) = (service.tls.clone(), service.metrics.certificates.clone());
-            async move {
-                if let Some(acceptor) = tls {
-                    tls::follow(acceptor, metrics).await;
-                }
-            }
-        });
-        let registering = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
+        let following = following(&service, &membership, &readiness);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -162,7 +146,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [following, renewing, registering].map(Background),
+            following,
             pages,
         })
     }
@@ -287,6 +271,24 @@ impl Keeping {
     }
 }
 
+/// What runs as long as Keyward does: it follows shard keys and certificates, and renews the entry in the register.
+fn following(service: &Arc<Service>, membership: &Arc<Membership>, readiness: &Readiness) -> [Background; 3] {
+    let shard_keys = tokio::spawn({
+        let service = service.clone();
+        async move { service.writes.follow_shard_keys().await }
+    });
+    let certificates = tokio::spawn({
+        let (tls, metrics) = (service.tls.clone(), service.metrics.certificates.clone());
+        async move {
+            if let Some(acceptor) = tls {
+                tls::follow(acceptor, metrics).await;
+            }
+        }
+    });
+    let register = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
+    [shard_keys, certificates, register].map(Background)
+}
+
 fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
     let (client, service) = (service.upstream.client().clone(), service.clone());
     let current = move || service.writes.catalog().clone();
@@ -350,155 +352,5 @@ fn not_listening(setting: &'static str, address: SocketAddr) -> impl Fn(io::Erro
         setting,
         address,
         cause,
-    }
-}
-
-/// Looks the deployment up: with `mongodb+srv`, until it is found.
-async fn resolved(config: &Config, readiness: &Readiness) -> Result<Upstream, StartError> {
-    loop {
-        match Upstream::new(config.upstream.uri()).await {
-            Err(SetupError::Uri(error)) if matches!(*error.kind, ErrorKind::DnsResolve { .. }) => {
-                wait_after(&error.into(), config, readiness).await;
-            }
-            result => return Ok(result?),
-        }
-    }
-}
-
-/// Asks until the deployment answers. It may come up after Keyward; only a refusal is final.
-async fn await_answer(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<(), StartError> {
-    readiness.block(Obstacle::Upstream, format!("no answer from {} yet", config.upstream));
-    loop {
-        match prepare::ping(upstream.client()).await {
-            Ok(()) => {
-                readiness.unblock(&Obstacle::Upstream);
-                return Ok(());
-            }
-            Err(error) if is_refusal(&error) => return Err(StartError::Refused(error)),
-            Err(error) => {
-                wait_after(&error, config, readiness).await;
-            }
-        }
-    }
-}
-
-/// Asks until Keyward's own user may do what it must: rights can be given while it waits.
-async fn await_privileges(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<(), StartError> {
-    loop {
-        match prepare::privileges::missing(upstream.client(), &config.constraints).await {
-            Ok(missing) => match show_privileges(&missing, readiness) {
-                true => return Ok(()),
-                false => tokio::time::sleep(RETRY).await,
-            },
-            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Looks again, for as long as it runs: a right that is taken away later, or a deployment that doesn't answer any more, is
-/// missed as much.
-async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
-    let mut pause = PRIVILEGES_EVERY;
-    loop {
-        tokio::time::sleep(pause).await;
-        pause = match prepare::privileges::missing(service.upstream.client(), &constraints).await {
-            Ok(missing) => {
-                readiness.unblock(&Obstacle::Upstream);
-                show_privileges(&missing, &readiness);
-                PRIVILEGES_EVERY
-            }
-            Err(error) => {
-                readiness.block(Obstacle::Upstream, error.to_string());
-                RETRY
-            }
-        };
-    }
-}
-
-/// Shows what is missing in the log, when that changes, and in `/readyz`; says whether all is there.
-fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
-    let text = format!("Keyward's user lacks {}; see docs/security.md", missing.join("; "));
-    if missing.is_empty() {
-        readiness.unblock(&Obstacle::Privileges);
-    } else if !readiness.obstacles().contains(&(Obstacle::Privileges, text.clone())) {
-        readiness.block(Obstacle::Privileges, text);
-        tracing::error!(missing = missing.join("; "), "Keyward's user lacks privileges");
-    }
-    missing.is_empty()
-}
-
-/// Enters this Keyward in the register.
-async fn joined(upstream: &Upstream, config: &Config, readiness: &Readiness) -> Result<Membership, StartError> {
-    loop {
-        let terms = Terms::of(config.lease).hastened();
-        match Membership::join(upstream.client(), config.listen.to_string(), terms).await {
-            Ok(membership) => {
-                readiness.unblock(&Obstacle::Upstream);
-                return Ok(membership);
-            }
-            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
-            Err(error) => return Err(PrepareError::from(error).into()),
-        }
-    }
-}
-
-/// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:
-/// nothing is begun that a later try wouldn't finish.
-async fn prepared(
-    upstream: &Upstream,
-    config: &Config,
-    readiness: &Readiness,
-    metrics: &Metrics,
-    membership: &Membership,
-) -> Result<(Catalog, Vec<Waiting>), StartError> {
-    loop {
-        let prepared = async {
-            let client = upstream.client();
-            let constraints = &config.constraints;
-            let (reserving, waiting) =
-                prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
-            let identities = reserving.identities(|_| true);
-            membership.declare(reserving.namespaces(), &identities).await?;
-            Ok((reserving.catalog(), waiting))
-        };
-        match prepared.await {
-            Ok(prepared) => {
-                readiness.unblock(&Obstacle::Upstream);
-                return Ok(prepared);
-            }
-            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) {
-    readiness.block(Obstacle::Upstream, error.to_string());
-    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
-    tokio::time::sleep(RETRY).await;
-}
-
-/// Whether asking again would only get the same answer: the user, the password or the rights are wrong, or the server is old.
-fn is_refusal(error: &StoreError) -> bool {
-    let driver = match error {
-        StoreError::TooOld(_) => return true,
-        StoreError::Driver(driver) => driver,
-        _ => return false,
-    };
-    matches!(*driver.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_)) && !may_pass(error)
-}
-
-/// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
-fn may_pass(error: &StoreError) -> bool {
-    let error = match error {
-        StoreError::Late(_) => return true,
-        StoreError::Driver(error) => error,
-        _ => return false,
-    };
-    match &*error.kind {
-        ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
-        ErrorKind::Command(refused) => certain::may_pass(refused.code),
-        _ => error.contains_label(RETRYABLE_WRITE_ERROR),
     }
 }

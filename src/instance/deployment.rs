@@ -1,0 +1,188 @@
+//! Waits for the deployment at the start: until it is found, answers, grants the privileges, and holds the constraints.
+//!
+//! A deployment that doesn't answer may come up after Keyward, so only an error that is final ends the wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
+
+use super::StartError;
+use crate::catalog::Catalog;
+use crate::config::Config;
+use crate::constraint::Constraint;
+use crate::fleet::{Membership, Terms};
+use crate::metrics::Metrics;
+use crate::prepare::{self, PrepareError, Waiting};
+use crate::proxy_collection::StoreError;
+use crate::readiness::{Obstacle, Readiness};
+use crate::server::certain;
+use crate::session::Service;
+use crate::upstream::{SetupError, Upstream};
+
+/// How long to leave a deployment that gave no answer.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long to leave it between two looks at the privileges of Keyward's own user.
+const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
+
+/// Looks the deployment up: with `mongodb+srv`, until it is found.
+pub(super) async fn resolved(config: &Config, readiness: &Readiness) -> Result<Upstream, StartError> {
+    loop {
+        match Upstream::new(config.upstream.uri()).await {
+            Err(SetupError::Uri(error)) if matches!(*error.kind, ErrorKind::DnsResolve { .. }) => {
+                wait_after(&error.into(), config, readiness).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Asks until the deployment answers. It may come up after Keyward; only a refusal is final.
+pub(super) async fn await_answer(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+) -> Result<(), StartError> {
+    readiness.block(Obstacle::Upstream, format!("no answer from {} yet", config.upstream));
+    loop {
+        match prepare::ping(upstream.client()).await {
+            Ok(()) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(());
+            }
+            Err(error) if is_refusal(&error) => return Err(StartError::Refused(error)),
+            Err(error) => {
+                wait_after(&error, config, readiness).await;
+            }
+        }
+    }
+}
+
+/// Asks until Keyward's own user may do what it must: rights can be given while it waits.
+pub(super) async fn await_privileges(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+) -> Result<(), StartError> {
+    loop {
+        match prepare::privileges::missing(upstream.client(), &config.constraints).await {
+            Ok(missing) => match show_privileges(&missing, readiness) {
+                true => return Ok(()),
+                false => tokio::time::sleep(RETRY).await,
+            },
+            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Looks again, for as long as it runs: a right that is taken away later, or a deployment that doesn't answer any more, is
+/// missed as much.
+pub(super) async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
+    let mut pause = PRIVILEGES_EVERY;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = match prepare::privileges::missing(service.upstream.client(), &constraints).await {
+            Ok(missing) => {
+                readiness.unblock(&Obstacle::Upstream);
+                show_privileges(&missing, &readiness);
+                PRIVILEGES_EVERY
+            }
+            Err(error) => {
+                readiness.block(Obstacle::Upstream, error.to_string());
+                RETRY
+            }
+        };
+    }
+}
+
+/// Shows what is missing in the log, when that changes, and in `/readyz`; says whether all is there.
+fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
+    let text = format!("Keyward's user lacks {}; see docs/security.md", missing.join("; "));
+    if missing.is_empty() {
+        readiness.unblock(&Obstacle::Privileges);
+    } else if !readiness.obstacles().contains(&(Obstacle::Privileges, text.clone())) {
+        readiness.block(Obstacle::Privileges, text);
+        tracing::error!(missing = missing.join("; "), "Keyward's user lacks privileges");
+    }
+    missing.is_empty()
+}
+
+/// Enters this Keyward in the register.
+pub(super) async fn joined(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+) -> Result<Membership, StartError> {
+    loop {
+        let terms = Terms::of(config.lease).hastened();
+        match Membership::join(upstream.client(), config.listen.to_string(), terms).await {
+            Ok(membership) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(membership);
+            }
+            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(PrepareError::from(error).into()),
+        }
+    }
+}
+
+/// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:
+/// nothing is begun that a later try wouldn't finish.
+pub(super) async fn prepared(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+    metrics: &Metrics,
+    membership: &Membership,
+) -> Result<(Catalog, Vec<Waiting>), StartError> {
+    loop {
+        let prepared = async {
+            let client = upstream.client();
+            let constraints = &config.constraints;
+            let (reserving, waiting) =
+                prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
+            let identities = reserving.identities(|_| true);
+            membership.declare(reserving.namespaces(), &identities).await?;
+            Ok((reserving.catalog(), waiting))
+        };
+        match prepared.await {
+            Ok(prepared) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(prepared);
+            }
+            Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) {
+    readiness.block(Obstacle::Upstream, error.to_string());
+    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
+    tokio::time::sleep(RETRY).await;
+}
+
+/// Whether asking again would only get the same answer: the user, the password or the rights are wrong, or the server is old.
+fn is_refusal(error: &StoreError) -> bool {
+    let driver = match error {
+        StoreError::TooOld(_) => return true,
+        StoreError::Driver(driver) => driver,
+        _ => return false,
+    };
+    matches!(*driver.kind, ErrorKind::Authentication { .. } | ErrorKind::Command(_)) && !may_pass(error)
+}
+
+/// Whether the deployment may give another answer soon: a connection broke, or a shard has no primary just now.
+fn may_pass(error: &StoreError) -> bool {
+    let error = match error {
+        StoreError::Late(_) => return true,
+        StoreError::Driver(error) => error,
+        _ => return false,
+    };
+    match &*error.kind {
+        ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
+        ErrorKind::Command(refused) => certain::may_pass(refused.code),
+        _ => error.contains_label(RETRYABLE_WRITE_ERROR),
+    }
+}

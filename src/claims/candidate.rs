@@ -150,7 +150,7 @@ impl<'a> Candidate<'a> {
         if self.attempt.ended().is_some() {
             self.only_give_back();
         }
-        self.effects.extend(effects);
+        self.ask(effects);
     }
 
     /// Releases everything and begins anew, unless the attempt has ended; the releases come first.
@@ -158,14 +158,24 @@ impl<'a> Candidate<'a> {
         self.only_give_back();
         let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
         self.attempt = attempt;
-        self.effects.extend(effects);
+        self.ask(effects);
         self.since = None;
     }
 
     /// Releases everything, and claims nothing more.
     pub fn withdraw(&mut self) {
         self.only_give_back();
-        self.effects.extend(self.attempt.clone().withdraw());
+        self.ask(self.attempt.clone().withdraw());
+    }
+
+    /// Adds `effects`. A release that is open already isn't asked for again: nothing is reserved before it is done, so there
+    /// is nothing that a second one could release.
+    fn ask(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            if !matches!(effect, Effect::Release(_)) || !self.effects.contains(&effect) {
+                self.effects.push(effect);
+            }
+        }
     }
 
     /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
@@ -311,4 +321,72 @@ fn value_of(element: &Element<'_>) -> Result<RawBson, Malformed> {
         .ok()
         .and_then(|document| document.get("v").ok().flatten());
     value.map(RawBson::from).ok_or(Malformed::Unterminated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constraint::{Constraint, IndexSpec};
+    use crate::namespace::Namespace;
+    use crate::reservation::AttemptId;
+
+    /// A candidate with the keys 1 and 2, both held.
+    fn candidate() -> Candidate<'static> {
+        let spec = IndexSpec {
+            key: bson::doc! { "n": 1 },
+            ..Default::default()
+        };
+        let constraint = Constraint::new(Namespace::new("shop", "users"), spec).unwrap();
+        let document = bson::doc! { "n": [1, 2] }.to_vec().unwrap();
+        let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
+        let keys = keys.into_iter().map(|key| ConstrainedKey { constraint: 0, key });
+        let token = Token {
+            attempt: AttemptId([1; 16]),
+            position: 0,
+            operation: None,
+        };
+        let owner = Owner {
+            id: RawBson::Int32(1),
+            route: None,
+        };
+        let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), owner, keys.collect());
+        candidate.effects.clear();
+        candidate.step(&Event::Reserved(0));
+        candidate.step(&Event::Reserved(1));
+        assert!(candidate.attempt.may_forward());
+        candidate.effects.clear();
+        candidate
+    }
+
+    #[test]
+    fn a_release_that_is_open_is_not_asked_for_again() {
+        let release = [Effect::Release(0), Effect::Release(1)];
+        let claim = [Effect::Reserve(0), Effect::Reserve(1)];
+        let ways: [fn(&mut Candidate<'_>); 4] = [
+            // Too late to be written, and then behind one that isn't ready.
+            |candidate| {
+                candidate.restart();
+                candidate.restart();
+            },
+            // Overtaken in its transaction, and behind one that was, too.
+            |candidate| {
+                candidate.step(&Event::Lost);
+                candidate.restart();
+            },
+            |candidate| {
+                candidate.step(&Event::Lost);
+                candidate.withdraw();
+            },
+            |candidate| {
+                candidate.restart();
+                candidate.withdraw();
+            },
+        ];
+        for (way, begins_anew) in ways.into_iter().zip([true, true, false, false]) {
+            let mut candidate = candidate();
+            way(&mut candidate);
+            let then: &[Effect] = if begins_anew { &claim } else { &[] };
+            assert_eq!(candidate.effects, [&release, then].concat());
+        }
+    }
 }

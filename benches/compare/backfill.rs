@@ -6,13 +6,13 @@ use std::time::Instant;
 use bson::{Document, doc, oid::ObjectId};
 use testbed::Cluster;
 
-use crate::connection::Connection;
 use crate::filling;
 use crate::goal::verdict;
 use crate::ground::{DATABASE, Ground, shard};
-use crate::keyward::Keyward;
 use crate::scenarios::user;
 use crate::spread::Spread;
+use testkit::Keyward;
+use testkit::wire::Connection;
 
 /// Of the rate of `insertMany`.
 const GOAL: f64 = 0.8;
@@ -70,11 +70,11 @@ fn spread(cluster: &Cluster, collection: &str) {
 }
 
 fn read_all(address: &str, collection: &str) -> Vec<Document> {
-    let mut connection = Connection::open(address);
+    let mut connection = Connection::greeted(address);
     let mut all = Vec::new();
     let mut command = doc! { "find": collection, "batchSize": 10_000, "$db": DATABASE };
     loop {
-        let reply: Document = connection.must(&command).try_into().unwrap();
+        let reply: Document = connection.must_raw(&command).try_into().unwrap();
         let cursor = reply.get_document("cursor").unwrap();
         let batch = cursor
             .get_array("firstBatch")

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 
-use crate::connection::Connection;
 use crate::ground::DATABASE;
+use testkit::wire::Connection;
 
 /// So many go into one command.
 const BATCH: usize = 1_000;
@@ -16,7 +16,7 @@ const CLIENTS: usize = 4;
 /// Inserts `count` documents, the `n`th of which `document` makes; how long that takes. Acknowledged by a majority.
 pub fn insert(address: &str, collection: &str, count: usize, document: impl Fn(usize) -> Document + Sync) -> Duration {
     let next = AtomicUsize::new(0);
-    let clients: Vec<Connection> = (0..CLIENTS).map(|_| Connection::open(address)).collect();
+    let clients: Vec<Connection> = (0..CLIENTS).map(|_| Connection::greeted(address)).collect();
     let began = Instant::now();
     std::thread::scope(|scope| {
         for mut connection in clients {
@@ -28,7 +28,7 @@ pub fn insert(address: &str, collection: &str, count: usize, document: impl Fn(u
                         return;
                     }
                     let documents = (first..count.min(first + BATCH)).map(document);
-                    connection.must(&batch(collection, documents));
+                    connection.must_raw(&batch(collection, documents));
                 }
             });
         }

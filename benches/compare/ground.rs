@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use bson::{Document, doc};
 use testbed::{Cluster, ReplicaSet};
 
-use crate::connection::Connection;
-use crate::keyward::Keyward;
+use testkit::Keyward;
+use testkit::wire::Connection;
 
 pub const DATABASE: &str = "bench";
 
@@ -53,10 +53,10 @@ impl Ground {
         let alone = format!("  - {{ collection: {DATABASE}.protected, key: {{ email: 1 }} }}\n");
         let native = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
         let indexes = doc! { "createIndexes": "native", "indexes": [native], "$db": DATABASE };
-        Connection::open(&replica_set.addresses()[0]).must(&indexes);
+        Connection::greeted(&replica_set.addresses()[0]).must_raw(&indexes);
         let keywards = [
-            Keyward::start(&cluster.uri(), &on_shards),
-            Keyward::start(&replica_set.uri(), &alone),
+            Keyward::quiet(&cluster.uri(), &on_shards),
+            Keyward::quiet(&replica_set.uri(), &alone),
         ];
         let (haproxy, running) = haproxy(&router).unzip();
         Ground {

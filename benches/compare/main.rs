@@ -14,13 +14,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod backfill;
-mod connection;
 mod drawing;
 mod filling;
 mod goal;
 mod ground;
-#[allow(dead_code, reason = "what is counted and timed is another bench's")]
-mod keyward;
 mod measure;
 mod memory;
 mod page;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
 use crate::goal::{Figure, Goal};
 use crate::spread::Spread;
+use testkit::wire::Connection;
 
 /// One operation after another, by one client.
 pub type Operation = Box<dyn FnMut(&mut Connection) + Send>;
@@ -91,7 +91,7 @@ pub fn run(scenario: &Scenario, effort: Effort) -> Outcome {
 }
 
 fn turn(target: &Target, connections: usize, time: Duration) -> (f64, Vec<u64>) {
-    let open = || Connection::open(&target.address);
+    let open = || Connection::greeted(&target.address);
     let clients: Vec<(Connection, Operation)> = (0..connections).map(|_| (open(), (target.operation)())).collect();
     let began = Instant::now();
     let latencies: Vec<u64> = std::thread::scope(|scope| {

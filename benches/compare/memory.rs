@@ -3,10 +3,10 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use testbed::Cluster;
 
-use crate::connection::Connection;
 use crate::goal::verdict;
 use crate::ground::DATABASE;
-use crate::keyward::Keyward;
+use testkit::Keyward;
+use testkit::wire::Connection;
 
 const IDLE_MIB_MAX: f64 = 15.0;
 const CONNECTION_KIB_MAX: f64 = 16.0;
@@ -21,9 +21,11 @@ pub fn table(rounds: usize) -> String {
     let constraint = format!("  - {{ collection: {DATABASE}.protected, key: {{ email: 1 }} }}\n");
     let (mut idle, mut each) = (Vec::new(), Vec::new());
     for _ in 0..rounds.max(1) {
-        let keyward = Keyward::start(&cluster.uri(), &constraint);
+        let keyward = Keyward::quiet(&cluster.uri(), &constraint);
         let alone = keyward.resident_kib() as f64;
-        let clients: Vec<Connection> = (0..CONNECTIONS).map(|_| Connection::open(&keyward.address)).collect();
+        let clients: Vec<Connection> = (0..CONNECTIONS)
+            .map(|_| Connection::greeted(&keyward.address))
+            .collect();
         let with_clients = keyward.resident_kib() as f64;
         drop(clients);
         idle.push(alone / 1024.0);

@@ -2,10 +2,10 @@
 
 use bson::{Document, doc};
 
-use crate::connection::Connection;
 use crate::goal::{Figure, Goal};
 use crate::ground::{DATABASE, Ground};
 use crate::measure::{Operation, Scenario, Target, fresh};
+use testkit::wire::Connection;
 
 /// What is passed on, as it is without Keyward: measured against HAProxy.
 pub fn passed_on(ground: &Ground) -> Vec<Scenario> {
@@ -154,13 +154,13 @@ impl Target {
 
 fn ping() -> Operation {
     Box::new(|connection| {
-        connection.must(&doc! { "ping": 1, "$db": "admin" });
+        connection.must_raw(&doc! { "ping": 1, "$db": "admin" });
     })
 }
 
 fn finds(collection: &'static str) -> Operation {
     Box::new(move |connection| {
-        connection.must(&doc! { "find": collection, "filter": { "_id": fresh() }, "limit": 1, "$db": DATABASE });
+        connection.must_raw(&doc! { "find": collection, "filter": { "_id": fresh() }, "limit": 1, "$db": DATABASE });
     })
 }
 
@@ -174,13 +174,13 @@ pub fn insert(collection: &str, documents: Vec<Document>) -> Document {
 
 pub fn inserts(collection: &'static str) -> Operation {
     Box::new(move |connection| {
-        connection.must(&insert(collection, vec![user()]));
+        connection.must_raw(&insert(collection, vec![user()]));
     })
 }
 
 fn many(collection: &'static str) -> Operation {
     Box::new(move |connection| {
-        connection.must(&insert(collection, (0..1_000).map(|_| user()).collect()));
+        connection.must_raw(&insert(collection, (0..1_000).map(|_| user()).collect()));
     })
 }
 
@@ -188,11 +188,11 @@ fn many(collection: &'static str) -> Operation {
 fn insert_by_hand(connection: &mut Connection) {
     let user = user();
     reserve_by_hand(connection, user.get_str("email").unwrap());
-    connection.must(&insert("byhand", vec![user]));
+    connection.must_raw(&insert("byhand", vec![user]));
 }
 
 fn reserve_by_hand(connection: &mut Connection, email: &str) {
-    connection.must(&insert("byhand_email", vec![doc! { "_id": email }]));
+    connection.must_raw(&insert("byhand_email", vec![doc! { "_id": email }]));
 }
 
 /// Both in one transaction.
@@ -214,9 +214,9 @@ fn transactions() -> Operation {
         };
         let user = user();
         let email = doc! { "_id": user.get_str("email").unwrap() };
-        connection.must(&joined(insert("byhand_email", vec![email]), true));
-        connection.must(&joined(insert("byhand", vec![user]), false));
-        connection.must(&joined(doc! { "commitTransaction": 1, "$db": "admin" }, false));
+        connection.must_raw(&joined(insert("byhand_email", vec![email]), true));
+        connection.must_raw(&joined(insert("byhand", vec![user]), false));
+        connection.must_raw(&joined(doc! { "commitTransaction": 1, "$db": "admin" }, false));
     })
 }
 
@@ -225,7 +225,7 @@ fn duplicates(command: Document) -> Operation {
     let mut is_there = false;
     Box::new(move |connection| {
         if !is_there {
-            connection.run(&command);
+            connection.raw(&command);
             is_there = true;
         }
         connection.must_be_duplicate(&command);
@@ -244,10 +244,10 @@ fn renames(collection: &'static str, field: &'static str) -> Operation {
         let id = *id.get_or_insert_with(|| {
             let user = user();
             let id = user.get_i64("_id").unwrap();
-            connection.must(&insert(collection, vec![user]));
+            connection.must_raw(&insert(collection, vec![user]));
             id
         });
-        connection.must(&set(collection, id, doc! { field: fresh().to_string() }));
+        connection.must_raw(&set(collection, id, doc! { field: fresh().to_string() }));
     })
 }
 
@@ -259,11 +259,11 @@ fn renames_by_hand() -> Operation {
             let user = user();
             let id = user.get_i64("_id").unwrap();
             reserve_by_hand(connection, user.get_str("email").unwrap());
-            connection.must(&insert("byhand", vec![user]));
+            connection.must_raw(&insert("byhand", vec![user]));
             id
         });
         let find = doc! { "find": "byhand", "filter": { "_id": id }, "projection": { "email": 1 }, "$db": DATABASE };
-        let found = connection.must(&find);
+        let found = connection.must_raw(&find);
         let first = found
             .get_document("cursor")
             .unwrap()
@@ -274,8 +274,8 @@ fn renames_by_hand() -> Operation {
         let old = first.get_str("email").unwrap().to_owned();
         let new = fresh().to_string();
         reserve_by_hand(connection, &new);
-        connection.must(&set("byhand", id, doc! { "email": new }));
+        connection.must_raw(&set("byhand", id, doc! { "email": new }));
         let release = doc! { "q": { "_id": old }, "limit": 1 };
-        connection.must(&doc! { "delete": "byhand_email", "deletes": [release], "$db": DATABASE });
+        connection.must_raw(&doc! { "delete": "byhand_email", "deletes": [release], "$db": DATABASE });
     })
 }

@@ -8,9 +8,9 @@ use crate::drawing;
 use crate::filling;
 use crate::goal::{Figure, verdict};
 use crate::ground::{DATABASE, Ground, shard};
-use crate::keyward::Keyward;
 use crate::measure::{self, Effort, Scenario};
 use crate::scenarios::{inserts, target, user};
+use testkit::Keyward;
 
 /// Measures it at each size up to `largest`; the table, and its drawing.
 pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document) {
@@ -37,7 +37,7 @@ pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document
         // Under another name each time, so that all of them are taken in again.
         let constraint = format!("  - {{ collection: {DATABASE}.grown, key: {{ email: 1 }}, name: of{size} }}\n");
         Keyward::backfill(&cluster.uri(), &constraint);
-        let running = Keyward::start(&cluster.uri(), &constraint);
+        let running = Keyward::quiet(&cluster.uri(), &constraint);
         let scenario = Scenario {
             name: format!("{size} reservations"),
             connections: 1,

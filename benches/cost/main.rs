@@ -5,20 +5,12 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[allow(dead_code, reason = "the comparison needs more of it")]
-#[path = "../compare/connection.rs"]
-mod connection;
-#[path = "../../tests/instructions/counted.rs"]
-mod counted;
-#[allow(dead_code, reason = "the comparison needs more of it")]
-#[path = "../compare/keyward.rs"]
-mod keyward;
 #[allow(dead_code, reason = "nothing is drawn here")]
 #[path = "../compare/page.rs"]
 mod page;
 mod processor;
 
-use counted::Counted;
+use testkit::counted::{self, Counted};
 
 /// So many functions are listed.
 const LISTED: usize = 10;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use testbed::Cluster;
 
-use crate::connection::Connection;
-use crate::counted::{self, Operation};
-use crate::keyward::Keyward;
+use testkit::Keyward;
+use testkit::counted::{self, Operation};
+use testkit::wire::Connection;
 
 /// So many of each: the system counts time in hundredths of a second.
 const OPERATIONS: usize = 20_000;
@@ -15,8 +15,8 @@ const OPERATIONS: usize = 20_000;
 pub fn table() -> String {
     let cluster = Cluster::shared();
     counted::prepare(cluster);
-    let keyward = Keyward::start(&cluster.uri(), counted::CONSTRAINTS);
-    let mut connection = Connection::open(&keyward.address);
+    let keyward = Keyward::quiet(&cluster.uri(), counted::CONSTRAINTS);
+    let mut connection = Connection::greeted(&keyward.address);
     let mut table = "| operation | processor time, µs |\n| --- | ---: |".to_owned();
     for operation in &counted::OPERATIONS {
         run(&mut connection, operation, 0..1_000);
@@ -30,6 +30,6 @@ pub fn table() -> String {
 
 fn run(connection: &mut Connection, operation: &Operation, numbers: std::ops::Range<usize>) {
     for n in numbers {
-        connection.must(&(operation.command)(n));
+        connection.must_raw(&(operation.command)(n));
     }
 }

@@ -1,5 +1,5 @@
 //! What is fuzzed: each function takes any bytes, and panics where Keyward does what it mustn't. `cargo fuzz` looks for such
-//! bytes, and `cargo test --test fuzzed` goes through those that it has kept, and some made from them.
+//! bytes, and `cargo test --test compatibility fuzzed` goes through those that it has kept, and some made from them.
 
 use std::collections::HashSet;
 use std::path::Path;

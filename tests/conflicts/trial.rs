@@ -1,7 +1,5 @@
 //! What a trial needs: a collection of its own on two shards, a Keyward in front of it, and a look at what is left.
 
-#![allow(dead_code, reason = "every test binary uses its own part")]
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,23 +12,20 @@ use keyward::proxy_collection::ProxyCollection;
 use keyward::raw::Doc;
 use testbed::Cluster;
 
-use crate::support::{self, Keyward, shard_on_two};
+use testkit::{Keyward, shard_on_two};
 
 /// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
 pub fn users(database: &str) -> &'static Cluster {
+    users_on(Cluster::shared(), database)
+}
+
+/// The same on another cluster.
+pub fn users_on(cluster: &'static Cluster, database: &str) -> &'static Cluster {
     static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let is_new = TAKEN.lock().unwrap().insert(database.to_owned());
     assert!(is_new, "another test has the database {database}");
-    let cluster = Cluster::shared();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
-    if crate::IS_STRICT {
-        // As long as a Keyward may be stopped here with a transaction open, and not much longer.
-        let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 20 };
-        for shard in cluster.shards() {
-            shard.run("admin", limit.clone()).unwrap();
-        }
-    }
     cluster
 }
 
@@ -49,19 +44,19 @@ pub async fn assert_agreement(cluster: &Cluster, database: &str, field: &str) {
         Some(value) => vec![doc! { field: value.clone() }],
         None => Vec::new(),
     };
-    support::assert_documents_and_reservations_agree(cluster, database, "users", &format!("{field}_1"), keys).await;
+    testkit::assert_documents_and_reservations_agree(cluster, database, "users", &format!("{field}_1"), keys).await;
 }
 
 /// The store of the reservations of `users.email`, and the key of `a@x`.
-pub fn store_of_email(database: &str) -> (ProxyCollection, Key) {
-    store_with_lease(database, Duration::from_secs(60))
+pub fn store_of_email(cluster: &Cluster, database: &str) -> (ProxyCollection, Key) {
+    store_with_lease(cluster, database, Duration::from_secs(60))
 }
 
 /// The same; what it reserves may be in flight for `lease`.
-pub fn store_with_lease(database: &str, lease: Duration) -> (ProxyCollection, Key) {
+pub fn store_with_lease(cluster: &Cluster, database: &str, lease: Duration) -> (ProxyCollection, Key) {
     let constraint = Arc::new(email(database));
     let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
-    let client = Cluster::shared().client();
+    let client = cluster.client();
     let proxy = ProxyCollection::new(&client, constraint, metrics, lease);
     (proxy, key_of_email("a@x", database))
 }
@@ -84,7 +79,7 @@ pub fn email(database: &str) -> Constraint {
 /// What is reserved for `field`, from the shards.
 pub async fn reservations(cluster: &Cluster, database: &str, field: &str) -> Vec<Document> {
     let proxy = format!("keyward.users.{field}_1");
-    support::on_each_shard(cluster.shards(), database, &proxy)
+    testkit::on_each_shard(cluster.shards(), database, &proxy)
         .await
         .concat()
 }

@@ -8,16 +8,10 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
-#[allow(dead_code, reason = "the benches need more of it")]
-#[path = "../../benches/compare/connection.rs"]
-mod connection;
-mod counted;
 mod figures;
-#[allow(dead_code, reason = "the benches need more of it")]
-#[path = "../../benches/compare/keyward.rs"]
-mod keyward;
 
 use figures::{Figure, Figures};
+use testkit::counted;
 
 #[test]
 fn an_operation_takes_as_many_instructions_as_it_did() {

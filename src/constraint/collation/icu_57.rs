@@ -10,7 +10,7 @@
 //!   and NFD.
 //!
 //! These differences were measured against a server: every code point, the decompositions, and all pairs within most
-//! scripts' blocks. `tests/native_index` repeats comparisons.
+//! scripts' blocks. `tests/conflicts/native_index` repeats comparisons.
 
 use std::borrow::Cow;
 

@@ -73,7 +73,7 @@ impl TransactionId {
 /// The last transaction of each session.
 #[derive(Debug, Default)]
 pub struct ClientTransactions {
-    by_session: DashMap<[u8; 16], DocumentSnapshot>,
+    by_session: DashMap<[u8; 16], SeenTransaction>,
     begun: AtomicUsize,
     /// How often the constraints have changed.
     changes: AtomicU64,
@@ -93,7 +93,7 @@ pub enum Commit {
 }
 
 #[derive(Debug)]
-struct DocumentSnapshot {
+struct SeenTransaction {
     number: i64,
     /// Its statements that were begun and not brought to their end: those under way, and those that never will be.
     unfinished: usize,
@@ -107,9 +107,9 @@ struct DocumentSnapshot {
     at: Instant,
 }
 
-impl DocumentSnapshot {
-    fn new(number: i64, changes: u64) -> DocumentSnapshot {
-        DocumentSnapshot {
+impl SeenTransaction {
+    fn new(number: i64, changes: u64) -> SeenTransaction {
+        SeenTransaction {
             number,
             unfinished: 0,
             is_lost: false,
@@ -143,7 +143,7 @@ impl ClientTransactions {
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
-        let new = DocumentSnapshot::new(id.number, self.changes.load(Ordering::SeqCst));
+        let new = SeenTransaction::new(id.number, self.changes.load(Ordering::SeqCst));
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number < id.number => *seen = new,
             Some(_) => {}
@@ -221,7 +221,7 @@ impl ClientTransactions {
         self.oldest.fetch_max(changes, Ordering::SeqCst);
     }
 
-    fn is_older(&self, seen: &DocumentSnapshot) -> bool {
+    fn is_older(&self, seen: &SeenTransaction) -> bool {
         seen.changes < self.oldest.load(Ordering::SeqCst)
     }
 }
@@ -237,7 +237,7 @@ impl UnderWay<'_> {
         self.end(|seen| seen.is_lost = true);
     }
 
-    fn end(self, note: impl FnOnce(&mut DocumentSnapshot)) {
+    fn end(self, note: impl FnOnce(&mut SeenTransaction)) {
         if let Some(mut seen) = self.transactions.by_session.get_mut(&self.id.session)
             && seen.number == self.id.number
         {

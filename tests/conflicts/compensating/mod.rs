@@ -1,0 +1,28 @@
+//! What becomes of keys when things go wrong in compensating mode: shards that refuse, clients that get in each other's way,
+//! reservations that are left behind. Whatever happens, documents and reservations agree once it is quiet.
+
+mod collated;
+mod cut_commits;
+mod failing;
+mod half_committed;
+mod large;
+mod leaping_clock;
+mod meanwhile;
+mod moved_since;
+mod namesakes;
+mod odd_values;
+mod open_transaction;
+mod other_types;
+mod refused_again;
+mod reservations;
+mod set_values;
+mod side_by_side;
+mod taken_in;
+mod told_time;
+mod unfinished;
+mod waiting;
+
+pub use crate::strategy::PHONE;
+pub use crate::trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
+
+const EMAIL: &str = crate::strategy::Strategy::Compensating.email();

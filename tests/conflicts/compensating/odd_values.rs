@@ -1,0 +1,143 @@
+//! Values that break what stands between Keyward and the server rather than the server itself, held against a native
+//! unique index.
+
+use bson::{Bson, Timestamp, doc};
+use keyward::namespace::Namespace;
+use keyward::raw::Builder;
+use testbed::{Cluster, ReplicaSet};
+
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+use crate::native_index::server::Server;
+use testkit::run;
+
+/// The same documents, one after another, through Keyward and into a native unique index.
+async fn same_answers(database: &str, cluster: &Cluster, address: &str, documents: Vec<Vec<u8>>) {
+    let native = ReplicaSet::shared().client();
+    native.database(database).drop().await.unwrap();
+    let index = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
+    run(&native, database, doc! { "createIndexes": "users", "indexes": [index] }).await;
+    let namespace = Namespace::new(database, "users");
+    let (mut through_keyward, mut native) = (Server::at(address), Server::connect());
+    for document in documents {
+        let document = [document];
+        let expected = native.insert(&namespace, &document);
+        assert_eq!(
+            through_keyward.insert(&namespace, &document),
+            expected,
+            "{}",
+            cluster.uri()
+        );
+    }
+}
+
+fn with_email(id: i32, email: impl FnOnce(&mut Builder)) -> Vec<u8> {
+    let mut document = Builder::new();
+    document
+        .int32("_id", id)
+        .string("region", if id % 2 == 0 { b"a" } else { b"z" });
+    email(&mut document);
+    document.finish()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_the_server_cannot_name_whole_is_a_duplicate_all_the_same() {
+    let database = "illegible";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    // The server's own error cuts them in the middle of a character, or was never text: no driver reads its reply.
+    let long = format!("a{}", "é".repeat(100));
+    let texts: [&[u8]; 2] = [long.as_bytes(), b"\xff\xfe"];
+    let documents = texts.iter().flat_map(|text| {
+        let of = |id| {
+            with_email(id, |document| {
+                document.string("email", text);
+            })
+        };
+        let first = 10 * text.len() as i32;
+        [of(first), of(first + 1)]
+    });
+    same_answers(database, cluster, &keyward.address, documents.collect()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_has_a_name_twice_is_a_duplicate_all_the_same() {
+    let database = "twice";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let documents = (1..4).map(|id| {
+        with_email(id, |document| {
+            document.open(bson::spec::ElementType::EmbeddedDocument, b"email");
+            document.int32("a", 1).int32("a", id.min(2)).close();
+        })
+    });
+    same_answers(database, cluster, &keyward.address, documents.collect()).await;
+}
+
+#[tokio::test]
+async fn a_time_that_the_server_would_fill_in_is_refused() {
+    let database = "filled_in";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    let user = |id: i32, email: Bson| doc! { "_id": id, "region": "a", "email": email };
+    let zero = Bson::Timestamp(Timestamp { time: 0, increment: 0 });
+    let documents = vec![user(1, "a@x".into()), user(2, zero), user(3, "b@x".into())];
+    let reply = run(&client, database, insert(documents.clone(), false)).await;
+    assert_eq!(write_errors(&reply), [(1, 115)], "{reply}");
+    assert_eq!(reply.get_i32("n").unwrap(), 2, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test]
+async fn fields_of_the_command_mean_what_they_mean_to_the_server() {
+    let database = "fields";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    let user = |id: i32| doc! { "_id": id, "region": "a", "email": id % 10 };
+    // Null is no answer to whether the order counts: nothing after the first error is tried.
+    let mut command = insert(vec![user(1), user(11), user(2)], true);
+    command.insert("ordered", Bson::Null);
+    let reply = run(&client, database, command).await;
+    assert_eq!(
+        (reply.get_i32("n").unwrap(), write_errors(&reply)),
+        (1, vec![(1, 11000)])
+    );
+    for limit in [Bson::Int32(-1), Bson::Double(1.5), "x".into(), Bson::Int64(1 << 40)] {
+        let mut command = insert(vec![user(3)], true);
+        command.insert("maxTimeMS", limit);
+        let reply = run(&client, database, command).await;
+        assert_eq!(reply.get_i32("code").unwrap(), 2, "{reply}");
+    }
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// What the server takes, though drivers don't send it, is carried out on shards, too, and again for a retry.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_people_send_is_carried_out() {
+    let database = "by_hand";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(
+        &client,
+        database,
+        insert(vec![doc! { "_id": 1, "region": "a", "email": 1 }], true),
+    )
+    .await;
+    let subtype = bson::spec::BinarySubtype::Uuid;
+    let session = doc! { "id": bson::Binary { subtype, bytes: rand::random::<[u8; 16]>().to_vec() } };
+    let command = doc! {
+        "findAndModify": "users", "query": { "_id": 1, "region": "a" }, "update": { "$inc": { "email": 1 } }, "new": 1,
+        "sort": Bson::Null, "lsid": session, "txnNumber": 1_i64,
+    };
+    for _ in 0..2 {
+        let reply = testkit::wire::send(&keyward.address, database, command.clone()).unwrap();
+        assert_eq!(
+            reply.get_document("value").unwrap().get_i32("email").ok(),
+            Some(2),
+            "{reply}"
+        );
+    }
+    assert_agreement(cluster, database, "email").await;
+}

@@ -1,0 +1,138 @@
+//! The store of reservations itself: what makes a takeover or a release miss, and what makes it fail.
+
+use std::time::Duration;
+
+use bson::{RawBson, doc};
+use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
+use keyward::reservation::{AttemptId, Token};
+
+use crate::both::abandoned::{Abandoned, NOW};
+use crate::both::retries::behind;
+use crate::compensating::{EMAIL, assert_agreement, failing, insert, keyward, users, write_errors};
+use crate::strategy::Strategy;
+use crate::trial::store_of_email;
+use testkit::relay::Relay;
+use testkit::relay::wait_until;
+use testkit::run;
+use testkit::wire::send;
+
+fn owner(id: i32) -> Owner {
+    Owner {
+        id: RawBson::Int32(id),
+        route: None,
+    }
+}
+
+fn token() -> Token {
+    Token {
+        attempt: AttemptId(rand::random()),
+        position: 0,
+        operation: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
+    let database = "reserved_again";
+    let cluster = users(database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(cluster, database);
+    let (first, other) = (token(), token());
+    assert_eq!(
+        proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
+        [Reserved::Written]
+    );
+    let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    proxy.release(&[(&key, first)]).await.unwrap();
+    assert_eq!(
+        proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
+        [Reserved::Written]
+    );
+    let taken = proxy.take_over(&key, &seen, &owner(2), other).await.unwrap();
+    assert_eq!(taken, TakenOver::Changed);
+    let now = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+    let taken = proxy.take_over(&key, &now, &owner(2), other).await.unwrap();
+    assert_eq!(taken, TakenOver::Done);
+    // Its reservation is somebody else's by now.
+    proxy.release(&[(&key, first)]).await.unwrap();
+    assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_a_shard_refuses_is_an_error() {
+    let _alone = failing::ALONE.lock().await;
+    let database = "not_released";
+    let cluster = users(database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(cluster, database);
+    let token = token();
+    proxy.reserve(&[(&key, &owner(1), token.into())]).await.unwrap();
+    let namespace = format!("{database}.keyward.users.email_1");
+    let how = doc! { "failCommands": ["delete"], "namespace": namespace, "errorCode": 202 };
+    let fail = |shard: &testbed::ReplicaSet| shard.fail_point("failCommand", "alwaysOn", how.clone()).unwrap();
+    let refused: Vec<_> = cluster.shards().iter().map(fail).collect();
+    assert!(proxy.release(&[(&key, token)]).await.is_err());
+    drop(refused);
+    proxy.release(&[(&key, token)]).await.unwrap();
+    assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 0);
+}
+
+/// A deletion that comes late, say, because a router gave it up by its own clock and it was sent again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
+    let database = "next_beginning";
+    let cluster = users(database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(cluster, database);
+    let token = token();
+    let mark = |generation| ReservationVersion {
+        generation,
+        ..token.into()
+    };
+    for generation in 0..3 {
+        let reserved = proxy.reserve(&[(&key, &owner(1), mark(generation))]).await.unwrap();
+        assert_eq!(reserved, [Reserved::Written]);
+        for other in (0..4).filter(|other| *other != generation) {
+            proxy.give_back(&[(&key, mark(other))]).await.unwrap();
+        }
+        assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
+        proxy.give_back(&[(&key, mark(generation))]).await.unwrap();
+        assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_claims_again_what_it_gave_back_says_so_in_the_reservation() {
+    let database = "begun_again";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "1s", &[EMAIL]);
+    let mut abandoned = Abandoned::of("a@x", NOW);
+    abandoned.lease = Duration::from_secs(1);
+    abandoned.write(cluster, database).await;
+    let both = doc! { "_id": 1, "region": "a", "email": ["0@x", "a@x"] };
+    let reply = run(&keyward.client().await, database, insert(vec![both], true)).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    let reservations = crate::trial::reservations(cluster, database, "email").await;
+    let beginnings = reservations
+        .iter()
+        .map(|reservation| reservation.get_i64("beginning").unwrap_or(0));
+    assert!(beginnings.max() > Some(0), "{reservations:?}");
+}
+
+/// The reply to a reservation is lost, so it is written once more, and found to be there: it is the attempt's own, of which
+/// nothing was forwarded before, and no write that is on its way needs it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_attempt_finds_to_be_its_own_is_given_back() {
+    let database = "found_own";
+    let cluster = users(database);
+    let forwarder = Relay::start(cluster.router_address());
+    let keyward = behind(Strategy::Compensating, &forwarder, database);
+    let validator = doc! { "collMod": "users", "validator": { "email": { "$ne": "refused@x" } } };
+    cluster.run(database, validator).unwrap();
+    let is_lost = forwarder.lose_reply_to_insert("keyward.users.email_1");
+    let user = doc! { "_id": 1, "region": "a", "email": "refused@x" };
+    let reply = send(&keyward.address, database, insert(vec![user], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 121)], "{reply}");
+    wait_until(&is_lost);
+    assert_agreement(cluster, database, "email").await;
+}

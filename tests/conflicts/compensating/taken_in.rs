@@ -1,0 +1,145 @@
+//! Documents that are there and taken in, and change between being read and being reserved.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bson::{Document, doc};
+use keyward::catalog::Protected;
+use keyward::claims::{Candidate, InFlight};
+use keyward::metrics::Metrics;
+use keyward::prepare::{Outcome, backfill_documents, prepared};
+use keyward::raw::Doc;
+use keyward::reservation::Token;
+use testbed::Cluster;
+
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+use crate::trial::email;
+use testkit::{Keyward, run};
+
+/// So long a reservation is in flight: longer than the tests wait for anything.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// A Keyward, and the collection as somebody else sees it who takes in what is there.
+async fn beside(database: &str) -> (&'static Cluster, Keyward, Protected) {
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let constraints = [Arc::new(email(database))];
+    let metrics = Metrics::new(&constraints);
+    let protected = prepared(&cluster.client(), &constraints, LEASE, &metrics)
+        .await
+        .unwrap();
+    (cluster, keyward, protected.into_iter().next().unwrap())
+}
+
+fn user(id: i32, email: &str) -> Document {
+    doc! { "_id": id, "region": "a", "email": email }
+}
+
+/// What becomes of the document's keys, as it was read.
+async fn taken_in(protected: &Protected, document: &Document) -> Vec<Outcome> {
+    let under_way = InFlight::default().begin();
+    let attempt = under_way.attempt();
+    let token = Token {
+        attempt,
+        position: 0,
+        operation: None,
+    };
+    let bytes = document.to_vec().unwrap();
+    let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
+    let outcomes = backfill_documents(protected, LEASE, attempt, wanted).await.unwrap();
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+async fn changes(keyward: &Keyward, database: &str, id: i32, to: Document) {
+    let update = doc! { "q": { "_id": id, "region": "a" }, "u": { "$set": to } };
+    let reply = run(
+        &keyward.client().await,
+        database,
+        doc! { "update": "users", "updates": [update] },
+    )
+    .await;
+    assert_eq!(reply.get_i32("nModified").unwrap(), 1, "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_a_key_that_its_document_had_given_up_when_it_was_reserved() {
+    let database = "given_up_reserved";
+    let (cluster, keyward, protected) = beside(database).await;
+    let client = keyward.client().await;
+    let read = user(1, "a@x");
+    run(&client, database, insert(vec![read.clone()], true)).await;
+    changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
+    assert_eq!(taken_in(&protected, &read).await, [Outcome::Reserved]);
+    let began = Instant::now();
+    let reply = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
+    assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_its_document_has_given_up_is_no_duplicate() {
+    let database = "given_up_wanted";
+    let (cluster, keyward, protected) = beside(database).await;
+    let client = keyward.client().await;
+    let read = user(1, "a@x");
+    run(&client, database, insert(vec![read.clone()], true)).await;
+    changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
+    run(&client, database, insert(vec![user(2, "a@x")], true)).await;
+    assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
+    assert_agreement(cluster, database, "email").await;
+    // One that does hold it is one.
+    let third = user(3, "a@x");
+    run(&cluster.client(), database, insert(vec![third.clone()], true)).await;
+    let outcomes = taken_in(&protected, &third).await;
+    assert!(matches!(&outcomes[..], [Outcome::Duplicate(_)]), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_was_moved_since_it_was_read_is_no_duplicate_of_itself() {
+    let database = "moved_since";
+    let (cluster, keyward, protected) = beside(database).await;
+    let read = user(1, "a@x");
+    run(&keyward.client().await, database, insert(vec![read.clone()], true)).await;
+    changes(&keyward, database, 1, doc! { "region": "z" }).await;
+    assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
+    assert_agreement(cluster, database, "email").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_owner_itself_makes_its_key_a_duplicate() {
+    let database = "of_its_owner";
+    let (cluster, _keyward, protected) = beside(database).await;
+    let past = cluster.client();
+    let first = user(1, "a@x");
+    let second = doc! { "_id": 2, "region": "a", "email": ["a@x", "b@x"] };
+    run(&past, database, insert(vec![first.clone(), second.clone()], true)).await;
+    assert_eq!(taken_in(&protected, &first).await, [Outcome::Reserved]);
+    let outcomes = taken_in(&protected, &second).await;
+    assert!(
+        matches!(&outcomes[..], [Outcome::Reserved, Outcome::Duplicate(_)]),
+        "{outcomes:?}"
+    );
+    let gone = doc! { "q": { "_id": 1, "region": "a" }, "limit": 1 };
+    run(&past, database, doc! { "delete": "users", "deletes": [gone] }).await;
+    // Both keys are looked for together now, each with another owner.
+    assert_eq!(
+        taken_in(&protected, &second).await,
+        [Outcome::Reserved, Outcome::Reserved]
+    );
+}
+
+/// Whoever takes in what is there may have found the reservation of the second try, and have counted on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
+    let database = "inserted_once_more";
+    let (cluster, keyward, _) = beside(database).await;
+    let there = user(1, "a@x");
+    run(&cluster.client(), database, insert(vec![there.clone()], true)).await;
+    let client = keyward.client().await;
+    let again = run(&client, database, insert(vec![there], true)).await;
+    assert_eq!(write_errors(&again), [(0, 11_000)], "{again}");
+    let other = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
+    assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
+    assert_agreement(cluster, database, "email").await;
+}

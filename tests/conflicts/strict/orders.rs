@@ -1,0 +1,254 @@
+//! The insert's transaction and the takeover's, in every order, step by step: exactly one of them takes effect.
+
+use std::time::Duration;
+
+use bson::{Document, RawBson, doc, rawdoc};
+use futures_util::TryStreamExt;
+use keyward::constraint::Key;
+use keyward::proxy_collection::{Owner, ProxyCollection, Reservation, Reserved, StoreError, TakenOver};
+use keyward::reservation::{AttemptId, Token};
+use mongodb::options::ReadConcern;
+use mongodb::{ClientSession, Collection};
+
+use crate::strict::{EMAIL, insert, keyward, users};
+use crate::trial::{store_of_email, store_with_lease};
+use testkit::shard_on_two;
+use testkit::wire::send;
+
+/// A reservation of `a@x` for a document that isn't there.
+struct Trial {
+    proxy: ProxyCollection,
+    key: Key,
+    seen: Reservation,
+    users: Collection<Document>,
+    reservations: Collection<Document>,
+}
+
+fn owner(id: RawBson) -> Owner {
+    Owner {
+        id,
+        route: Some(rawdoc! { "region": "a" }),
+    }
+}
+
+fn user(email: &str) -> Document {
+    doc! { "_id": 1, "region": "a", "email": email }
+}
+
+impl Trial {
+    async fn new(database: &str) -> Trial {
+        Trial::of(database, owner(RawBson::Int32(1))).await
+    }
+
+    async fn of(database: &str, owner: Owner) -> Trial {
+        let cluster = users(database);
+        drop(keyward(cluster, database, "60s", &[EMAIL]));
+        let (proxy, key) = store_of_email(cluster, database);
+        let client = cluster.client();
+        proxy.reserve(&[(&key, &owner, token(1).into())]).await.unwrap();
+        let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
+        let database = client.database(database);
+        Trial {
+            proxy,
+            key,
+            seen,
+            users: database.collection("users"),
+            reservations: database.collection("keyward.users.email_1"),
+        }
+    }
+
+    /// Takes the reservation over, as strict mode does.
+    async fn take_over(&self) -> Result<TakenOver, StoreError> {
+        let anew = self.proxy.reservation(&self.key, &owner(RawBson::Int32(2)), token(2));
+        self.proxy.settle_absent(&self.key, &self.seen, Some(anew)).await
+    }
+
+    /// Begins the insert's transaction: it sees its reservation.
+    async fn begin(&self) -> ClientSession {
+        let mut session = self.users.client().start_session().await.unwrap();
+        let begin = session.start_transaction().read_concern(ReadConcern::snapshot());
+        begin.await.unwrap();
+        let own = doc! { "owner": 1 };
+        let seen = self.reservations.find_one(own).session(&mut session).await.unwrap();
+        assert!(seen.is_some());
+        session
+    }
+
+    async fn owner_of_reservation(&self) -> Option<i32> {
+        let found = self.reservations.find_one(doc! {}).await.unwrap();
+        found.map(|reservation| reservation.get_i32("owner").unwrap())
+    }
+
+    async fn documents(&self) -> Vec<Document> {
+        self.users.find(doc! {}).await.unwrap().try_collect().await.unwrap()
+    }
+}
+
+fn token(attempt: u8) -> Token {
+    Token {
+        attempt: AttemptId([attempt; 16]),
+        position: 0,
+        operation: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_before_the_insert_makes_it_fail() {
+    let trial = Trial::new("order_takeover_first").await;
+    let mut session = trial.begin().await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
+    let error = inserted.unwrap_err();
+    assert!(error.contains_label("TransientTransactionError"), "{error}");
+    assert_eq!(trial.documents().await, []);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_after_the_insert_fails() {
+    let trial = Trial::new("order_insert_first").await;
+    let mut session = trial.begin().await;
+    trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Busy);
+    session.commit_transaction().await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::OwnerHolds);
+    assert_eq!(trial.documents().await, [user("a@x")]);
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_holds_another_key_loses_this_one_and_stays_as_it_was() {
+    let trial = Trial::new("order_other_key").await;
+    trial.users.insert_one(user("b@x")).await.unwrap();
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert_eq!(trial.documents().await, [user("b@x")]);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+    // Seen too long ago.
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Changed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_validators_nor_native_unique_indexes_keep_a_takeover_from_being_proved() {
+    let trial = Trial::new("order_validator").await;
+    let other = doc! { "_id": 9, "region": "a", "email": "other@x" };
+    trial.users.insert_one(other.clone()).await.unwrap();
+    // It has no serial number, and so would the placeholder.
+    let index = doc! { "key": { "region": 1, "serial": 1 }, "name": "serial", "unique": true };
+    let database = crate::strict::cluster().client().database("order_validator");
+    let create = doc! { "createIndexes": "users", "indexes": [index] };
+    database.run_command(create).await.unwrap();
+    let validator = doc! { "email": { "$type": "string" } };
+    let modify = doc! { "collMod": "users", "validator": validator };
+    database.run_command(modify).await.unwrap();
+    let mut session = trial.begin().await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert!(trial.users.insert_one(user("a@x")).session(&mut session).await.is_err());
+    assert_eq!(trial.documents().await, [other]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_no_document_can_have_needs_no_proof() {
+    let regex = bson::Regex {
+        pattern: bson::raw::CString::try_from("x").unwrap(),
+        options: bson::raw::CString::try_from("").unwrap(),
+    };
+    let trial = Trial::of("order_no_id", owner(RawBson::RegularExpression(regex))).await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_not_where_its_owner_would_be_keeps_its_reservation() {
+    let unknown = Owner {
+        id: RawBson::Int32(1),
+        route: None,
+    };
+    let trial = Trial::of("order_no_route", unknown).await;
+    assert!(matches!(trial.take_over().await, Err(StoreError::Unroutable)));
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+/// How a takeover looks in a change stream: documented for those who read them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_shows_in_change_streams_as_an_insert_and_a_delete_of_the_placeholder() {
+    let trial = Trial::new("order_stream").await;
+    let mut events = Vec::new();
+    let mut streams = Vec::new();
+    for shard in crate::strict::cluster().shards() {
+        let users = shard.client().database("order_stream").collection::<Document>("users");
+        streams.push(users.watch().await.unwrap());
+    }
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    // What shows that nothing more is to come from a shard.
+    let last = ["a", "z"].map(|region| doc! { "_id": 9, "region": region, "email": region });
+    trial.users.insert_many(last).await.unwrap();
+    for stream in &mut streams {
+        while let Some(event) = stream.try_next().await.unwrap() {
+            let id = event.document_key.unwrap().get_i32("_id").unwrap();
+            if id == 9 {
+                break;
+            }
+            events.push(format!("{:?} {id}", event.operation_type));
+        }
+    }
+    assert_eq!(events, ["Insert 1", "Delete 1"]);
+}
+
+/// Whoever reserved, and whoever takes over, may have known another shard key: what lies by the one of today can't be told from
+/// the reservation, and a placeholder by the old one would be on another shard than the insert that is still to come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_is_sharded_by_another_key_meanwhile_keeps_its_reservations() {
+    let database = "order_sharded_anew";
+    let trial = Trial::new(database).await;
+    let cluster = crate::strict::cluster();
+    trial.users.drop().await.unwrap();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
+    let mut session = trial.begin().await;
+    let refused = trial.take_over().await;
+    assert!(matches!(refused, Err(StoreError::Unroutable)), "{refused:?}");
+    let elsewhere = doc! { "_id": 1, "region": "a", "place": "z", "email": "a@x" };
+    trial.users.insert_one(&elsewhere).session(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    assert_eq!(trial.documents().await, [elsewhere]);
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+/// A Keyward that serves knows the shard key of up to ten seconds ago. It takes nothing over by that: the insert that is still
+/// to come, by the key of today, goes to another shard than a placeholder by the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyward_that_knows_the_old_shard_key_takes_nothing_over() {
+    let database = "order_old_key";
+    let cluster = users(database);
+    // No sweep comes in between.
+    let keyward = keyward(cluster, database, "1s\nsweep: 1h", &[EMAIL]);
+    let (proxy, key) = store_with_lease(cluster, database, Duration::from_secs(1));
+    let first = owner(RawBson::Int32(1));
+    let reserved = proxy.reserve(&[(&key, &first, token(1).into())]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    // Past the Keyward, which looks shard keys up every ten seconds.
+    let client = cluster.client();
+    let users = client.database(database).collection::<Document>("users");
+    users.drop().await.unwrap();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
+    let mut session = client.start_session().await.unwrap();
+    let begin = session.start_transaction().read_concern(ReadConcern::snapshot());
+    begin.await.unwrap();
+    let reservations = client
+        .database(database)
+        .collection::<Document>("keyward.users.email_1");
+    let seen = reservations
+        .find_one(doc! { "owner": 1 })
+        .session(&mut session)
+        .await
+        .unwrap();
+    assert!(seen.is_some());
+    let taking = doc! { "_id": 2, "region": "a", "place": "a", "email": "a@x" };
+    let refused = send(&keyward.address, database, insert(vec![taking], true)).unwrap();
+    let elsewhere = doc! { "_id": 1, "region": "a", "place": "z", "email": "a@x" };
+    users.insert_one(&elsewhere).session(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    let documents: Vec<Document> = users.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(documents, [elsewhere], "{refused}");
+}

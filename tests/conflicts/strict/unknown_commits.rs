@@ -1,0 +1,140 @@
+//! A commit of which the server doesn't say whether it has taken effect, or not that a majority has it: it is asked for again,
+//! and if it stays so, neither the reservations are given back nor is the write done once more. Servers don't label such a
+//! reply; only drivers do.
+
+use bson::{Bson, Document, doc};
+use testbed::ReplicaSet;
+
+use crate::strict::one_replica_set::{assert_agreement, plain, retryable, user};
+use crate::strict::{insert, write_errors};
+use testkit::Keyward;
+use testkit::wire::send;
+
+const INTERRUPTED: i32 = 11602;
+
+/// The server says this to commits: instead of committing, or though it has.
+fn said() -> [Document; 2] {
+    let error = doc! { "code": INTERRUPTED, "codeName": "InterruptedDueToReplStateChange", "errmsg": "so it is" };
+    [doc! { "errorCode": INTERRUPTED }, doc! { "writeConcernError": error }]
+}
+
+/// One by an insert and one by a transaction of Keyward's own.
+fn writes(id: i32) -> [Document; 2] {
+    let email = |email: &str| {
+        vec![
+            doc! { "$set": { "email": { "$concat": [email, "$email"] }, "times": { "$add": [{ "$ifNull": ["$times", 0] }, 1] } } },
+        ]
+    };
+    let change = doc! { "q": { "_id": 0 }, "u": email(&format!("{id}")) };
+    [
+        insert(vec![user(id, &format!("{id}@x"))], true),
+        doc! { "update": "users", "updates": [change] },
+    ]
+}
+
+/// All documents of `users`, and how often each was changed.
+fn times(keyward: &Keyward, database: &str) -> Vec<(i32, i32)> {
+    let found = send(
+        &keyward.address,
+        database,
+        doc! { "find": "users", "sort": { "_id": 1 } },
+    )
+    .unwrap();
+    let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    let number = |user: &Bson, field: &str| user.as_document().unwrap().get_i32(field).unwrap_or(0);
+    found
+        .iter()
+        .map(|user| (number(user, "_id"), number(user, "times")))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_it_is_found_out_or_stays_open() {
+    let database = "unknown_commit";
+    let set = ReplicaSet::start(1).unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let client = keyward.client().await;
+    let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
+    run(&insert(vec![user(0, "@x")], true));
+    let mut expected = vec![(0, 0)];
+    for (round, said) in said().into_iter().enumerate() {
+        let fail = |mode: Bson| {
+            let mut data = said.clone();
+            data.insert("failCommands", vec!["commitTransaction"]);
+            set.fail_point("failCommand", mode, data).unwrap()
+        };
+        for (kind, is_retryable) in [(0, false), (1, false), (0, true), (1, true)] {
+            let id = 10 * (round as i32 + 1) + kind + if is_retryable { 2 } else { 0 };
+            // Said once, it is none of the client's business.
+            let command = match is_retryable {
+                true => retryable(writes(id)[kind as usize].clone()),
+                false => writes(id)[kind as usize].clone(),
+            };
+            let once = fail(doc! { "times": 1 }.into());
+            let reply = run(&command);
+            assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{command} {reply}");
+            assert_eq!(reply.get_i32("n").unwrap(), 1, "{command} {reply}");
+            assert!(!reply.contains_key("writeConcernError"), "{command} {reply}");
+            drop(once);
+            match kind {
+                0 => expected.push((id, 0)),
+                _ => expected[0].1 += 1,
+            }
+            assert_eq!(times(&keyward, database), expected, "{command}");
+        }
+        for kind in [0, 1] {
+            let id = 10 * (round as i32 + 1) + 5 + kind;
+            let command = retryable(writes(id)[kind as usize].clone());
+            let always = fail("alwaysOn".into());
+            let reply = run(&command);
+            assert_eq!(reply.get_i32("code").ok(), Some(INTERRUPTED), "{command} {reply}");
+            let labels = reply.get_array("errorLabels").unwrap();
+            assert_eq!(labels, &["RetryableWriteError".into()], "{command} {reply}");
+            drop(always);
+            let reply = run(&command);
+            assert_eq!(reply.get_i32("n").ok(), Some(1), "{command} {reply}");
+            assert_eq!(write_errors(&reply), [], "{command} {reply}");
+            match kind {
+                0 => expected.push((id, 0)),
+                _ => expected[0].1 += 1,
+            }
+            assert_eq!(times(&keyward, database), expected, "{command}");
+        }
+    }
+    assert_agreement(&client, database).await;
+}
+
+/// What a statement inside a transaction says of a write concern is of no importance: the commit's counts, and that one was met.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_statement_says_of_its_write_concern_never_reaches_a_driver() {
+    let database = "concern_within";
+    let set = ReplicaSet::start(1).unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let client = keyward.client().await;
+    let users = client.database(database).collection::<Document>("users");
+    let fail = |command: &str| {
+        let error = doc! { "code": 91, "errmsg": "shutting down" };
+        let data = doc! { "failCommands": [command], "writeConcernError": error };
+        set.fail_point("failCommand", doc! { "times": 1 }, data).unwrap()
+    };
+    users
+        .insert_many((1..6).map(|id| user(id, &format!("{id}@x"))))
+        .await
+        .unwrap();
+    let failing = fail("delete");
+    assert_eq!(users.delete_one(doc! { "_id": 1 }).await.unwrap().deleted_count, 1);
+    drop(failing);
+    let failing = fail("findAndModify");
+    let deleted = users.find_one_and_delete(doc! { "_id": 2 }).await.unwrap();
+    assert_eq!(deleted, Some(user(2, "2@x")));
+    drop(failing);
+    let failing = fail("findAndModify");
+    let replacing = users.find_one_and_replace(doc! { "_id": 3 }, doc! { "email": "three@x" });
+    assert_eq!(replacing.await.unwrap(), Some(user(3, "3@x")));
+    drop(failing);
+    let failing = fail("update");
+    let replaced = users.replace_one(doc! { "_id": 4 }, doc! { "email": "four@x" });
+    assert_eq!(replaced.await.unwrap().modified_count, 1);
+    drop(failing);
+    assert_agreement(&client, database).await;
+}

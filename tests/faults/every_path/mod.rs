@@ -1,0 +1,69 @@
+//! Each way that a write can take through Keyward, put to the test: its Keyward killed at each of its steps and the write
+//! sent again, and many clients at once through two Keywards. In the end documents and reservations agree.
+
+#![allow(clippy::unwrap_used)]
+
+mod crossing;
+mod dropped;
+mod gate;
+mod killed;
+mod paths;
+mod trial;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bson::doc;
+use testbed::{Cluster, ReplicaSet};
+use testkit::{index_values as values, on_each_shard, shard_on_two};
+
+/// Each of these tests loads the machine: beside another one, leases would measure that.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
+const STRICT: &str = "  - { collection: DB.users, key: { email: 1 }, strategy: transaction }\n";
+
+/// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
+fn users(database: &str) -> &'static Cluster {
+    let cluster = Cluster::shared();
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    cluster
+}
+
+/// What documents hold in `field` and what is reserved for it, as (key, owner).
+async fn held_and_reserved(shards: &[ReplicaSet], database: &str, field: &str) -> [BTreeSet<String>; 2] {
+    let documents = on_each_shard(shards, database, "users").await.concat();
+    let proxy = format!("keyward.users.{field}_1");
+    let reservations = on_each_shard(shards, database, &proxy).await.concat();
+    let held = documents.iter().flat_map(|document| {
+        let of = move |value| format!("{value} of {:?}", document.get("_id").unwrap());
+        values(document, field).into_iter().map(of)
+    });
+    let reserved = reservations.iter().map(|document| {
+        let key = document.get_document("_id").unwrap().get_document("k").unwrap();
+        format!("{:?} of {:?}", key.get(field).unwrap(), document.get("owner").unwrap())
+    });
+    [held.collect(), reserved.collect()]
+}
+
+/// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.
+async fn settles(uri: &str, shards: &[ReplicaSet], database: &str, constraints: &str, field: &str) {
+    let _sweeping = testkit::Keyward::start_sweeping(uri, constraints);
+    let started = Instant::now();
+    loop {
+        let [held, reserved] = held_and_reserved(shards, database, field).await;
+        assert!(
+            held.is_subset(&reserved),
+            "unprotected: {:?}",
+            held.difference(&reserved)
+        );
+        if held == reserved {
+            return;
+        }
+        let left = reserved.difference(&held).collect::<Vec<_>>();
+        // Whoever swept last, before the last write, has said that a minute may pass until the next sweep.
+        assert!(started.elapsed() < Duration::from_secs(100), "still reserved: {left:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

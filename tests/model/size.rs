@@ -1,4 +1,0 @@
-//! How large the modelled world is.
-
-pub const IDS: usize = 3;
-pub const KEYS: usize = 2;

@@ -1,0 +1,13 @@
+//! Keyward in an operator's hands: restarted under load, its configuration changed while clients write.
+
+#![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+mod backfilled_once;
+mod left_out;
+mod outlasted;
+mod prepared;
+mod rejoined;
+mod reload;
+mod restart;
+mod rolled;
+mod rolled_on_shards;

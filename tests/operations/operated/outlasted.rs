@@ -1,0 +1,85 @@
+//! A write that waits here for longer than this Keyward's entry is renewed: what of it hasn't been sent by then isn't sent.
+
+use bson::{Binary, Document, doc, spec::BinarySubtype};
+use testbed::ReplicaSet;
+use testbed::command::{self, CommandError};
+
+use testkit::keyward::Keyward;
+
+/// Makes an entry's lease six seconds.
+const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "5")];
+
+fn settings(set: &ReplicaSet, database: &str, strategy: &str) -> String {
+    let constraint = format!("{{ collection: {database}.users, key: {{ z: 1 }}, strategy: {strategy} }}");
+    format!(
+        "upstream: {}\nlease: 10s\nreload_interval: 0s\nconstraints: [{constraint}]\n",
+        set.uri()
+    )
+}
+
+/// Fails what needs no transaction, or does where `strategy` wants one, once it has waited for a key.
+fn is_refused_after_a_wait(set: &ReplicaSet, strategy: &str) {
+    let database = &format!("outlasted_{strategy}");
+    let first = Keyward::of(&settings(set, database, strategy));
+    let second = Keyward::of_in(&settings(set, database, strategy), &HASTE);
+    for (id, z) in [(3, "c"), (4, "d")] {
+        second.insert(database, doc! { "_id": id, "z": z }).unwrap();
+    }
+    let bytes = rand::random::<[u8; 16]>().to_vec();
+    let lsid = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
+    let transaction = doc! { "lsid": lsid, "txnNumber": 1_i64, "autocommit": false };
+    let mut holding = doc! { "insert": "users", "documents": [{ "_id": 1, "z": "x" }], "startTransaction": true };
+    holding.extend(transaction.clone());
+    first.run(database, holding).unwrap();
+    let unrenewed = set
+        .fail_point(
+            "failCommand",
+            "alwaysOn",
+            doc! { "failCommands": ["update"], "namespace": "keyward.keywards", "errorCode": 2 },
+        )
+        .unwrap();
+    let writes = [
+        doc! { "insert": "users", "documents": [{ "_id": 2, "z": "x" }] },
+        doc! { "update": "users", "updates": [{ "q": { "_id": 3 }, "u": { "$set": { "z": "x" } } }] },
+        doc! { "update": "users", "updates": [{ "q": { "_id": { "$gte": 4 } }, "u": { "$set": { "z": "x" } }, "multi": true }] },
+    ];
+    std::thread::scope(|scope| {
+        let run = |write: Document| command::run(&second.address, database, write);
+        let waiting = writes.map(|write| scope.spawn(move || run(write)));
+        second.until("no permit", || {
+            second
+                .get("/readyz")
+                .contains("this Keyward's entry couldn't be renewed")
+        });
+        let mut abort = doc! { "abortTransaction": 1 };
+        abort.extend(transaction);
+        first.run("admin", abort).unwrap();
+        for write in waiting {
+            match write.join().unwrap() {
+                Err(CommandError::Refused { code, message, .. }) => {
+                    assert_eq!(code, 6, "{message}");
+                    assert!(message.contains("while this write waited"), "{message}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let find = doc! { "find": "users", "filter": { "z": "x" } };
+    let found = set.run(database, find).unwrap();
+    let found = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    assert!(found.is_empty(), "{found:?}");
+    // The key is nobody's, at once.
+    drop(unrenewed);
+    second.until("ready", || second.get("/readyz").starts_with("HTTP/1.1 200 "));
+    second.insert(database, doc! { "_id": 5, "z": "x" }).unwrap();
+    let (code, findings) = second.verify();
+    assert_eq!(code, Some(0), "{findings}");
+}
+
+#[test]
+fn what_has_waited_for_longer_than_the_entry_is_renewed_is_not_sent() {
+    // Nobody else's: its fail points are everybody's.
+    let set = ReplicaSet::start(1).unwrap();
+    is_refused_after_a_wait(&set, "compensating");
+    is_refused_after_a_wait(&set, "transaction");
+}

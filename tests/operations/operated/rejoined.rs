@@ -1,0 +1,43 @@
+//! A Keyward whose entry was taken away registers anew; what it tried in vain leaves no entry that others would wait for.
+
+use bson::{Document, doc};
+use testbed::ReplicaSet;
+
+use testkit::keyward::Keyward;
+
+fn entries(set: &ReplicaSet) -> Vec<Document> {
+    let reply = set.run("keyward", doc! { "find": "keywards" }).unwrap();
+    let batch = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    batch.iter().map(|entry| entry.as_document().unwrap().clone()).collect()
+}
+
+#[test]
+fn a_new_entry_that_came_to_nothing_is_taken_away() {
+    // Nobody else's: its fail points are everybody's.
+    let set = ReplicaSet::start(1).unwrap();
+    let settings = format!("upstream: {}\nreload_interval: 0s\nconstraints: []\n", set.uri());
+    let keyward = Keyward::of(&settings);
+    keyward.insert("rejoined", doc! { "_id": 1 }).unwrap();
+    let [first] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    // What it lacks can't be noted: each try ends after the new entry was written.
+    let unnoted = set
+        .fail_point(
+            "failCommand",
+            "alwaysOn",
+            doc! { "failCommands": ["update"], "namespace": "rejoined.keyward.constraints", "errorCode": 2 },
+        )
+        .unwrap();
+    let delete = doc! { "delete": "keywards", "deletes": [{ "q": { "_id": first.get("_id") }, "limit": 1 }] };
+    set.run("keyward", delete).unwrap();
+    keyward.until("two tries", || entries(&set).len() >= 2);
+    assert_eq!(keyward.insert("rejoined", doc! { "_id": 2 }), Err(6));
+    drop(unnoted);
+    keyward.until("a new entry", || keyward.get("/readyz").starts_with("HTTP/1.1 200 "));
+    keyward.insert("rejoined", doc! { "_id": 3 }).unwrap();
+    // Long before others would see that nobody renews them.
+    keyward.until("one entry", || entries(&set).len() == 1);
+    let [own] = <[Document; 1]>::try_from(entries(&set)).unwrap();
+    assert_eq!(own.get("collections"), first.get("collections"));
+    keyward.stop();
+    assert_eq!(entries(&set), []);
+}

@@ -1,0 +1,126 @@
+//! What nobody conflicts with is settled by the sweeper: reservations that no document holds any more disappear, all others
+//! stay.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+use std::time::{Duration, Instant};
+
+use bson::{Bson, Document, doc};
+use keyward::reservation::{AttemptId, Token};
+use testbed::Cluster;
+use testkit::Keyward;
+
+const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
+
+/// A reservation for `users` as a Keyward would leave it that crashed at the time `at`.
+fn abandoned(email: &str, owner: i32, at: u32) -> Document {
+    use keyward::constraint::{Constraint, IndexSpec};
+    use keyward::namespace::Namespace;
+    let spec = IndexSpec {
+        key: doc! { "email": 1 },
+        ..IndexSpec::default()
+    };
+    let constraint = Constraint::new(Namespace::new("sweep", "users"), spec).unwrap();
+    let document = doc! { "email": email }.to_vec().unwrap();
+    let key = constraint
+        .keys(keyward::raw::Doc::new(&document).unwrap())
+        .unwrap()
+        .remove(0);
+    let token = Token {
+        attempt: AttemptId([owner as u8; 16]),
+        position: 0,
+        operation: None,
+    }
+    .to_bytes();
+    let token = bson::Binary {
+        subtype: bson::spec::BinarySubtype::Generic,
+        bytes: token,
+    };
+    doc! {
+        "_id": Bson::Document(Document::try_from(key.reservation_id()).unwrap()),
+        "owner": owner, "route": { "region": "a" }, "token": token, "lease": 1_000_i64,
+        "at": bson::Timestamp { time: at, increment: 1 },
+    }
+}
+
+#[tokio::test]
+async fn what_no_document_holds_is_swept_away_and_nothing_else() {
+    let cluster = Cluster::shared();
+    testkit::shard_on_two(cluster, "sweep.users", doc! { "region": 1 }, doc! { "region": "m" });
+    let keywards = [
+        Keyward::start_sweeping(&cluster.uri(), USERS),
+        Keyward::start_sweeping(&cluster.uri(), USERS),
+    ];
+    // Not through one of those: within their lease a busy machine doesn't write so many.
+    let patient = Keyward::start_with_lease(&cluster.uri(), "5s\nsweep: 1s", USERS);
+    let users = patient.client().await.database("sweep").collection::<Document>("users");
+    let user = |id: i32| doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": format!("{id}@x") };
+    users.insert_many((0..500).map(user)).await.unwrap();
+    // Deleted past Keyward, as a TTL index does it; changed past it; and left behind by a crash.
+    let direct = cluster.client().database("sweep");
+    let past = direct.collection::<Document>("users");
+    past.delete_many(doc! { "_id": { "$lt": 100 } }).await.unwrap();
+    past.update_one(
+        doc! { "_id": 100, "region": "a" },
+        doc! { "$set": { "email": "other@x" } },
+    )
+    .await
+    .unwrap();
+    let proxy = direct.collection::<Document>("keyward.users.email_1");
+    proxy.insert_one(abandoned("nobody@x", 1_000, 1_000)).await.unwrap();
+    // The owner is there, and its reservation, as old as the others, names the wrong shard.
+    proxy.delete_many(doc! { "owner": 101 }).await.unwrap();
+    proxy.insert_one(abandoned("101@x", 101, 1_000)).await.unwrap();
+    // What isn't a reservation, before and after all that are, is in nobody's way.
+    let strangers = [doc! { "_id": 5 }, doc! { "_id": true }];
+    proxy.insert_many(&strangers).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.count_documents(doc! {}).await.unwrap() > 399 + 2 {
+        assert!(
+            Instant::now() < deadline,
+            "{} left",
+            proxy.count_documents(doc! {}).await.unwrap()
+        );
+    }
+    // Another whole sweep takes nothing more.
+    let swept = |metrics: &str| {
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("keyward_constraint_sweeps_total{"))
+            .unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let total = || keywards.iter().map(|keyward| swept(&keyward.metrics())).sum::<u64>();
+    let before = total();
+    while total() < before + 2 {
+        assert!(Instant::now() < deadline, "no further sweep");
+    }
+    for stranger in strangers {
+        assert_eq!(proxy.delete_one(stranger).await.unwrap().deleted_count, 1);
+    }
+    // The one that was changed past Keyward is in nobody's name: all others agree.
+    past.delete_one(doc! { "_id": 100, "region": "a" }).await.unwrap();
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, "sweep", "users", "email_1", email).await;
+}
+
+/// It looked for the owner where the collection had lain when Keyward was started, and swept nothing.
+#[tokio::test]
+async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
+    let cluster = Cluster::shared();
+    let strict = "  - { collection: sweep_late.users, key: { email: 1 }, strategy: transaction }\n";
+    let _keyward = Keyward::start_sweeping(&cluster.uri(), strict);
+    testkit::shard_on_two(
+        cluster,
+        "sweep_late.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let direct = cluster.client().database("sweep_late");
+    let proxy = direct.collection::<Document>("keyward.users.email_1");
+    proxy.insert_one(abandoned("nobody@x", 1_000, 1_000)).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proxy.count_documents(doc! {}).await.unwrap() > 0 {
+        assert!(Instant::now() < deadline, "it isn't swept");
+    }
+}

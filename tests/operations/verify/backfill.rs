@@ -1,0 +1,163 @@
+//! `keyward backfill`: killed midway it goes on where it stopped, and its report is whole all the same.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use bson::{Document, doc};
+use mongodb::Client;
+use testbed::Cluster;
+
+use crate::verify::run::Config;
+
+const DOCUMENTS: i32 = 20_000;
+/// The `_id` of one of the documents that are taken in first.
+const LATE: i32 = DOCUMENTS - 7;
+
+/// How far the cluster says that the documents of the constraint are taken in.
+async fn done(client: &Client, database: &str) -> i64 {
+    let definitions = client.database(database).collection::<Document>("keyward.constraints");
+    let found = definitions.find_one(doc! {}).await.unwrap().unwrap_or_default();
+    found
+        .get_document("backfill")
+        .and_then(|backfill| backfill.get_i64("done"))
+        .unwrap_or(0)
+}
+
+/// Starts a backfill, and kills it once `is_time`; false if it was over before.
+async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) -> bool {
+    let mut backfill = config.command("backfill", &[]).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !is_time().await {
+        assert!(Instant::now() < deadline, "the backfill doesn't get on");
+        if backfill.try_wait().unwrap().is_some() {
+            return false;
+        }
+    }
+    let was_running = backfill.try_wait().unwrap().is_none();
+    backfill.kill().unwrap();
+    backfill.wait().unwrap();
+    was_running
+}
+
+async fn fill(client: &Client, database: &str, documents: i32, email: impl Fn(i32) -> String) {
+    let users = client.database(database).collection::<Document>("users");
+    let user = |id: i32| doc! { "_id": id, "region": if id % 2 == 0 { "a" } else { "z" }, "email": email(id) };
+    users.insert_many((0..documents).map(user)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_backfill_goes_on_where_it_was_killed() {
+    let cluster = Cluster::shared();
+    testkit::shard_on_two(
+        cluster,
+        "backfill_killed.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let client = cluster.client();
+    fill(&client, "backfill_killed", DOCUMENTS, |id| format!("{id}@x")).await;
+    let constraints = "  - { collection: backfill_killed.users, key: { email: 1 } }\n";
+    let config = Config::new(&cluster.uri(), "2s", constraints);
+    assert!(killed_midway(&config, async || done(&client, "backfill_killed").await > 0).await);
+    let reached = done(&client, "backfill_killed").await;
+    assert!((1_000..DOCUMENTS.into()).contains(&reached), "{reached}");
+    // Whatever lies before the position isn't looked at again: what is taken away there stays away.
+    let reservations = client
+        .database("backfill_killed")
+        .collection::<Document>("keyward.users.email_1");
+    reservations.delete_many(doc! { "owner": LATE }).await.unwrap();
+    let output = config.run("backfill", &[]).await;
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    assert!(log.contains("goes on where it stopped"), "{log}");
+    assert_eq!(
+        reservations.count_documents(doc! {}).await.unwrap(),
+        DOCUMENTS as u64 - 1
+    );
+    let repaired = config.verify(&["--repair"]).await;
+    assert_eq!(repaired.listed(), [format!("missing email_1 {LATE}")]);
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, "backfill_killed", "users", "email_1", email).await;
+}
+
+#[tokio::test]
+async fn a_backfill_begins_anew_where_its_proxy_collection_is_another_one() {
+    let cluster = Cluster::shared();
+    testkit::shard_on_two(
+        cluster,
+        "backfill_dropped.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let client = cluster.client();
+    fill(&client, "backfill_dropped", DOCUMENTS, |id| format!("{id}@x")).await;
+    let constraints = "  - { collection: backfill_dropped.users, key: { email: 1 } }\n";
+    let config = Config::new(&cluster.uri(), "2s", constraints);
+    assert!(killed_midway(&config, async || done(&client, "backfill_dropped").await > 0).await);
+    let reservations = client
+        .database("backfill_dropped")
+        .collection::<Document>("keyward.users.email_1");
+    reservations.drop().await.unwrap();
+    assert!(
+        done(&client, "backfill_dropped").await > 0,
+        "where it stopped is still noted"
+    );
+    let output = config.run("backfill", &[]).await;
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, "backfill_dropped", "users", "email_1", email).await;
+}
+
+#[tokio::test]
+async fn a_duplicate_found_before_it_was_killed_is_in_the_report() {
+    let cluster = Cluster::shared();
+    testkit::shard_on_two(
+        cluster,
+        "backfill_twice.users",
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let client = cluster.client();
+    // 15000 and 15001 on two shards, and many more in a second constraint.
+    fill(&client, "backfill_twice", DOCUMENTS, |id| {
+        format!("{}@x", if id == 15_001 { 15_000 } else { id })
+    })
+    .await;
+    let constraints = "  - { collection: backfill_twice.users, key: { email: 1 } }\n  \
+                       - { collection: backfill_twice.users, key: { region: 1 }, partialFilterExpression: { _id: { $lt: 3000 } } }\n";
+    let config = Config::new(&cluster.uri(), "2s", constraints);
+    let reservations = client
+        .database("backfill_twice")
+        .collection::<Document>("keyward.users.email_1");
+    let is_past_it = async || reservations.count_documents(doc! {}).await.unwrap() > 8_000;
+    assert!(killed_midway(&config, is_past_it).await);
+    assert!(done(&client, "backfill_twice").await <= 5_000);
+    let output = config.run("backfill", &[]).await;
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(65), "{report}");
+    for said in [
+        "1 documents of backfill_twice.users violate unique constraint email_1",
+        "2998 documents of backfill_twice.users violate unique constraint region_1",
+        "and 1998 more",
+    ] {
+        assert!(report.contains(said), "{said}");
+    }
+    // Documents may be changed anywhere after a report: the next start looks at all of them.
+    assert_eq!(done(&client, "backfill_twice").await, 0);
+    let users = client.database("backfill_twice").collection::<Document>("users");
+    let change = doc! { "$set": { "email": "changed@x" } };
+    users
+        .update_one(doc! { "_id": 15_000, "region": "a" }, change)
+        .await
+        .unwrap();
+    let only = "  - { collection: backfill_twice.users, key: { email: 1 } }\n";
+    let config = Config::new(&cluster.uri(), "2s", only);
+    assert_eq!(config.run("backfill", &[]).await.status.code(), Some(0));
+    let email = |document: &Document| vec![doc! { "email": document.get("email").unwrap().clone() }];
+    testkit::assert_documents_and_reservations_agree(cluster, "backfill_twice", "users", "email_1", email).await;
+}

@@ -1,0 +1,15 @@
+//! `keyward verify` as an operator meets it: planted faults are found, each once and nothing else, while clients go on
+//! writing; what is safe is repaired. And `keyward backfill`, which takes in what is there.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+mod backfill;
+mod clean;
+mod faults;
+mod interrupted;
+mod million;
+mod planted;
+mod restored;
+mod run;
+mod shapes;
+mod strict;

@@ -1,4 +1,0 @@
-//! How large the simulated world is at most.
-
-pub const IDS: usize = 8;
-pub const KEYS: usize = 5;

@@ -1,0 +1,169 @@
+//! Every write, with native unique indexes as the judge: generated sequences of commands run through a Keyward on a
+//! sharded collection and on an unsharded one with the same indexes; every reply and what is left must be the same.
+//!
+//! `KEYWARD_SEED` replays one sequence, or with it `KEYWARD_SEQUENCES` so many from there on; alone this says how many to
+//! try. What fails is made shorter before it is shown.
+
+#![allow(clippy::unwrap_used)]
+
+mod differences;
+mod found;
+mod generate;
+mod pair;
+
+use std::fmt::Write;
+
+use bson::{Document, doc};
+use generate::{SEQUENCES_A_SCHEMA, Step};
+use pair::{Pair, Seen};
+use testbed::{Cluster, ReplicaSet};
+use testkit::{Keyward, shard_on_two};
+
+/// So many collections are written to at the same time.
+const THREADS: usize = 4;
+
+#[test]
+fn every_write_gets_the_answer_that_native_unique_indexes_give() {
+    let seeds: Vec<u64> = match from_env("KEYWARD_SEED") {
+        Some(seed) => (seed..seed + from_env("KEYWARD_SEQUENCES").unwrap_or(1)).collect(),
+        None => {
+            let first = (rand::random::<u64>() >> 16) * SEQUENCES_A_SCHEMA;
+            (first..first + from_env("KEYWARD_SEQUENCES").unwrap_or(200)).collect()
+        }
+    };
+    let by_schema: Vec<&[u64]> = seeds
+        .chunk_by(|one, other| one / SEQUENCES_A_SCHEMA == other / SEQUENCES_A_SCHEMA)
+        .collect();
+    let schemas: Vec<Schema> = by_schema
+        .iter()
+        .map(|seeds| {
+            let schema = seeds[0] / SEQUENCES_A_SCHEMA;
+            let mut of_number = Schema::new("every_write", &format!("c{schema}"), generate::indexes(schema));
+            of_number.strategy = generate::strategy(schema);
+            of_number
+        })
+        .collect();
+    let keyward = start(&schemas);
+    let work: Vec<(&Schema, &[u64])> = schemas.iter().zip(by_schema).collect();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let (seen, failures) = std::thread::scope(|scope| {
+        let worker = || {
+            let (mut seen, mut failures) = (Seen::default(), Vec::new());
+            while let Some((schema, seeds)) = work.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                let mut pair = schema.pair(&keyward);
+                // The first failure of a collection: what follows may only be its consequence.
+                failures.extend(seeds.iter().find_map(|seed| try_sequence(&mut pair, schema, *seed)));
+                seen.add(pair.seen);
+            }
+            (seen, failures)
+        };
+        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(worker)).collect();
+        let mut all = (Seen::default(), Vec::new());
+        for worker in workers {
+            let (seen, failures) = worker.join().unwrap();
+            all.0.add(seen);
+            all.1.extend(failures);
+        }
+        all
+    });
+    println!("{seen:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    let replayed = seeds.len() == 1;
+    assert!(
+        replayed || seen.duplicates * 20 > seen.commands,
+        "too few conflicts to show anything: {seen:?}"
+    );
+}
+
+/// A collection that is to be compared.
+struct Schema {
+    database: String,
+    collection: String,
+    indexes: Vec<Document>,
+    strategy: &'static str,
+}
+
+impl Schema {
+    /// Shards the collection over two shards.
+    fn new(database: &str, collection: &str, indexes: Vec<Document>) -> Self {
+        let namespace = format!("{database}.{collection}");
+        shard_on_two(
+            Cluster::shared(),
+            &namespace,
+            doc! { "region": 1 },
+            doc! { "region": "m" },
+        );
+        Schema {
+            database: database.to_owned(),
+            collection: collection.to_owned(),
+            indexes,
+            strategy: "compensating",
+        }
+    }
+
+    fn pair(&self, keyward: &Keyward) -> Pair {
+        Pair::new(
+            &self.database,
+            &self.collection,
+            &keyward.address,
+            &Cluster::shared().router_address(),
+            &ReplicaSet::shared().addresses()[0],
+            &self.indexes,
+        )
+    }
+}
+
+/// A Keyward that makes the indexes of all `schemas` its constraints.
+fn start(schemas: &[Schema]) -> Keyward {
+    let mut constraints = String::new();
+    for schema in schemas {
+        for index in &schema.indexes {
+            let mut constraint = doc! { "collection": format!("{}.{}", schema.database, schema.collection) };
+            constraint.extend(index.clone());
+            constraint.insert("strategy", schema.strategy);
+            // A document's text is JSON, and so YAML.
+            writeln!(constraints, "  - {constraint}").unwrap();
+        }
+    }
+    Keyward::start(&Cluster::shared().uri(), &constraints)
+}
+
+/// Runs the sequence of `seed`; what differs and the shortest way there, if anything does.
+fn try_sequence(pair: &mut Pair, schema: &Schema, seed: u64) -> Option<String> {
+    let mut steps = generate::sequence(seed, &schema.collection);
+    let mut difference = pair.run(&steps).err()?;
+    eprintln!("KEYWARD_SEED={seed} {:?}\n{difference}", schema.indexes);
+    let mut position = steps.len();
+    while position > 0 {
+        position -= 1;
+        let mut shorter = steps.clone();
+        shorter.remove(position);
+        if let Err(still) = pair.run(&shorter)
+            && !still.starts_with(pair::NOT_EMPTIED)
+        {
+            (steps, difference) = (shorter, still);
+        }
+    }
+    let steps: Vec<String> = steps.iter().map(Step::to_string).collect();
+    let indexes: Vec<String> = schema.indexes.iter().map(Document::to_string).collect();
+    Some(format!(
+        "KEYWARD_SEED={seed}\nindexes {}\n{}\n{difference}",
+        indexes.join(" "),
+        steps.join("\n")
+    ))
+}
+
+impl Seen {
+    fn add(&mut self, other: Seen) {
+        self.commands += other.commands;
+        self.errors += other.errors;
+        self.transactions += other.transactions;
+        self.duplicates += other.duplicates;
+        self.intended += other.intended;
+    }
+}
+
+fn from_env(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().expect("a whole number"))
+}

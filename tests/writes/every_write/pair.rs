@@ -1,0 +1,349 @@
+//! One collection twice: sharded behind a Keyward, and unsharded with native unique indexes. Whatever is run on the pair
+//! must look the same from outside, but for what `docs/differences.md` lists.
+
+use std::collections::BTreeSet;
+
+use bson::{Bson, Document, doc};
+use keyward::constraint::{Constraint, IndexSpec, Key};
+use keyward::namespace::Namespace;
+use keyward::raw::Doc;
+
+use crate::every_write::differences::{Verdict, is_duplicate, is_failure, is_of_many, judge};
+use crate::every_write::generate::{Step, session};
+use testkit::wire::{Connection, is_ok};
+
+/// How often a transaction is tried again that a server calls transient, as `withTransaction` does.
+const TRIES: usize = 4;
+
+/// What ran, to see that it tests something.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Seen {
+    pub commands: usize,
+    pub errors: usize,
+    pub transactions: usize,
+    pub duplicates: usize,
+    pub intended: usize,
+}
+
+pub struct Pair {
+    pub database: String,
+    pub collection: String,
+    keyward: Connection,
+    native: Connection,
+    /// Past the Keyward, to see its reservations.
+    router: Connection,
+    constraints: Vec<Constraint>,
+    pub seen: Seen,
+}
+
+/// How the difference begins that was there before the sequence: what the one before it left.
+pub const NOT_EMPTIED: &str = "before the first step";
+
+/// What differs, in words.
+pub type Difference = String;
+
+impl Pair {
+    pub fn new(
+        database: &str,
+        collection: &str,
+        keyward: &str,
+        router: &str,
+        native: &str,
+        indexes: &[Document],
+    ) -> Self {
+        let mut native = Connection::open(native);
+        native.run(database, &doc! { "drop": collection });
+        native.must(database, &doc! { "create": collection });
+        for index in indexes {
+            let mut index = index.clone();
+            index.insert("unique", true);
+            native.must(database, &doc! { "createIndexes": collection, "indexes": [index] });
+        }
+        let constraints = indexes.iter().map(|index| {
+            let spec = IndexSpec {
+                key: index.get_document("key").unwrap().clone(),
+                name: Some(index.get_str("name").unwrap().to_owned()),
+                sparse: index.get_bool("sparse").unwrap_or(false),
+                partial_filter_expression: index.get_document("partialFilterExpression").ok().cloned(),
+                collation: index.get_document("collation").ok().cloned(),
+                ..IndexSpec::default()
+            };
+            Constraint::new(Namespace::new(database, collection), spec).unwrap()
+        });
+        Pair {
+            database: database.to_owned(),
+            collection: collection.to_owned(),
+            keyward: Connection::open(keyward),
+            native,
+            router: Connection::open(router),
+            constraints: constraints.collect(),
+            seen: Seen::default(),
+        }
+    }
+
+    /// Empties both, and runs the steps on both.
+    pub fn run(&mut self, steps: &[Step]) -> Result<(), Difference> {
+        let everything = doc! { "delete": &self.collection, "deletes": [{ "q": {}, "limit": 0 }] };
+        self.keyward.must(&self.database, &everything);
+        self.native.must(&self.database, &everything);
+        self.agree()
+            .map_err(|difference| format!("{NOT_EMPTIED}: {difference}"))?;
+        for (number, step) in steps.iter().enumerate() {
+            self.step(step)
+                .map_err(|difference| format!("step {number}: {step}\n{difference}"))?;
+        }
+        self.same_documents()?;
+        self.agree()
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Difference> {
+        match step {
+            Step::Command(command) => self.command(&in_session(command)),
+            Step::Twice(command) => {
+                let command = &in_session(command);
+                self.command(command)?;
+                let repeated = self.command(command);
+                // The server's memory of a findAndModify isn't projected; Keyward's is the first reply.
+                match command.contains_key("fields") {
+                    true => Ok(()),
+                    false => repeated.map_err(|difference| format!("repeated: {difference}")),
+                }
+            }
+            Step::Transaction { commands, commit } => self.transaction(commands, *commit),
+        }
+    }
+
+    fn command(&mut self, command: &Document) -> Result<(), Difference> {
+        let native = match is_of_many(command) {
+            // Alone it would keep half of what it did before an error.
+            true => {
+                let mut transaction = Open::begin();
+                let reply = transaction.run(&mut self.native, &self.database, command);
+                if !is_failure(&reply) {
+                    transaction.end(&mut self.native, "commitTransaction");
+                }
+                reply
+            }
+            false => self.native.run(&self.database, command),
+        };
+        let keyward = self.keyward.run(&self.database, command);
+        match self.compare(command, &keyward, &native)? {
+            Verdict::OtherOutcome => self.level(),
+            Verdict::Halfway if self.same_documents().is_ok() => Ok(()),
+            Verdict::Halfway => {
+                self.same_keys()?;
+                self.level()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn transaction(&mut self, commands: &[Document], commit: bool) -> Result<(), Difference> {
+        self.seen.transactions += 1;
+        let mut difference = None;
+        for _ in 0..TRIES {
+            match self.try_transaction(commands, commit) {
+                Ok(()) => return Ok(()),
+                Err(Failed::Transient(reply)) => difference = Some(format!("transient again and again: {reply}")),
+                Err(Failed::Differs(difference)) => return Err(difference),
+            }
+        }
+        difference.map_or(Ok(()), Err)
+    }
+
+    fn try_transaction(&mut self, commands: &[Document], commit: bool) -> Result<(), Failed> {
+        let (mut keyward, mut native) = (Open::begin(), Open::begin());
+        let end = if commit {
+            "commitTransaction"
+        } else {
+            "abortTransaction"
+        };
+        for command in commands {
+            let expected = native.run(&mut self.native, &self.database, command);
+            let got = keyward.run(&mut self.keyward, &self.database, command);
+            if is_transient(&got) {
+                keyward.end(&mut self.keyward, "abortTransaction");
+                native.end(&mut self.native, "abortTransaction");
+                return Err(Failed::Transient(got));
+            }
+            let compared = self.compare(command, &got, &expected);
+            if compared.is_err() || is_failure(&expected) {
+                // One of them may have succeeded where the other one failed.
+                keyward.end(&mut self.keyward, "abortTransaction");
+                native.end(&mut self.native, "abortTransaction");
+                return compared.map(|_| ()).map_err(Failed::Differs);
+            }
+        }
+        let expected = native.end(&mut self.native, end);
+        let got = keyward.end(&mut self.keyward, end);
+        match is_ok(&got) == is_ok(&expected) {
+            true => Ok(()),
+            false => Err(Failed::Differs(format!("{end}: Keyward {got}\nnatively {expected}"))),
+        }
+    }
+
+    fn compare(&mut self, command: &Document, keyward: &Document, native: &Document) -> Result<Verdict, Difference> {
+        let (got, expected) = (comparable(keyward), comparable(native));
+        self.seen.commands += 1;
+        self.seen.errors += usize::from(is_failure(&expected));
+        self.seen.duplicates += usize::from(is_duplicate(&expected));
+        let verdict = judge(command, &got, &expected);
+        self.seen.intended += usize::from(verdict != Verdict::Same);
+        match verdict {
+            Verdict::Different => Err(format!("Keyward  {got}\nnatively {expected}")),
+            verdict => Ok(verdict),
+        }
+    }
+
+    /// Gives the native collection the documents of the other.
+    fn level(&mut self) -> Result<(), Difference> {
+        self.agree()?;
+        let documents = self.router.all(&self.database, &self.collection);
+        let everything = doc! { "delete": &self.collection, "deletes": [{ "q": {}, "limit": 0 }] };
+        self.native.must(&self.database, &everything);
+        if !documents.is_empty() {
+            let reply = self.native.must(
+                &self.database,
+                &doc! { "insert": &self.collection, "documents": documents },
+            );
+            if is_failure(&reply) {
+                return Err(format!("natively the outcome is a duplicate: {reply}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn same_documents(&mut self) -> Result<(), Difference> {
+        let (got, expected) = (
+            self.router.all(&self.database, &self.collection),
+            self.native.all(&self.database, &self.collection),
+        );
+        let bytes = |documents: &[Document]| -> Vec<Vec<u8>> {
+            documents.iter().map(|document| document.to_vec().unwrap()).collect()
+        };
+        match bytes(&got) == bytes(&expected) {
+            true => Ok(()),
+            false => Err(format!("documents differ\nKeyward  {got:?}\nnatively {expected:?}")),
+        }
+    }
+
+    /// What differs in the documents is no key.
+    fn same_keys(&mut self) -> Result<(), Difference> {
+        let (got, expected) = (
+            self.router.all(&self.database, &self.collection),
+            self.native.all(&self.database, &self.collection),
+        );
+        for constraint in &self.constraints {
+            let keys = |documents: &[Document]| -> BTreeSet<Key> {
+                let bytes = documents.iter().map(|document| document.to_vec().unwrap());
+                bytes
+                    .flat_map(|bytes| constraint.keys(Doc::new(&bytes).unwrap()).unwrap())
+                    .collect()
+            };
+            if keys(&got) != keys(&expected) {
+                return Err(format!("a part was changed\nKeyward  {got:?}\nnatively {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every document's keys are reserved by it, and nothing else is reserved.
+    fn agree(&mut self) -> Result<(), Difference> {
+        let documents = self.router.all(&self.database, &self.collection);
+        for constraint in &self.constraints {
+            let mut held = BTreeSet::new();
+            for document in &documents {
+                let bytes = document.to_vec().unwrap();
+                let keys = constraint.keys(Doc::new(&bytes).unwrap()).unwrap();
+                let owner = document.get("_id").unwrap();
+                let route = doc! { "region": document.get("region").cloned().unwrap_or(Bson::Null) };
+                held.extend(keys.into_iter().map(|key| (key, owner.to_string(), route.to_string())));
+            }
+            let proxy = constraint.proxy_collection().collection;
+            let reservations = self.router.all(&self.database, &proxy);
+            let reserved: BTreeSet<(Key, String, String)> = reservations
+                .iter()
+                .map(|reservation| {
+                    let id = reservation.get_document("_id").unwrap().to_vec().unwrap();
+                    let id = bson::RawDocument::from_bytes(&id).unwrap();
+                    let key = Key::from_reservation_id(constraint, id).unwrap();
+                    let owner = reservation.get("owner").unwrap().to_string();
+                    (key, owner, reservation.get("route").unwrap().to_string())
+                })
+                .collect();
+            if held != reserved {
+                return Err(format!(
+                    "{}: held but not reserved {:?}\nreserved but not held {:?}\nof {documents:?}",
+                    constraint.name(),
+                    held.difference(&reserved).collect::<Vec<_>>(),
+                    reserved.difference(&held).collect::<Vec<_>>(),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Failed {
+    Transient(Document),
+    Differs(Difference),
+}
+
+/// A retryable command needs a session; a new one each time, as the servers remember what ran in it.
+fn in_session(command: &Document) -> Document {
+    let mut command = command.clone();
+    if command.contains_key("txnNumber") {
+        command.insert("lsid", session(rand::random()));
+    }
+    command
+}
+
+/// A client's open transaction.
+struct Open {
+    fields: Document,
+    is_first: bool,
+}
+
+impl Open {
+    fn begin() -> Self {
+        let fields = doc! { "lsid": session(rand::random()), "txnNumber": 1_i64, "autocommit": false };
+        Open { fields, is_first: true }
+    }
+
+    fn run(&mut self, connection: &mut Connection, database: &str, command: &Document) -> Document {
+        let mut command = command.clone();
+        command.extend(self.fields.clone());
+        if std::mem::take(&mut self.is_first) {
+            command.insert("startTransaction", true);
+        }
+        connection.run(database, &command)
+    }
+
+    fn end(&mut self, connection: &mut Connection, how: &str) -> Document {
+        let mut command = doc! { how: 1 };
+        command.extend(self.fields.clone());
+        connection.run("admin", &command)
+    }
+}
+
+/// The reply without times, and without what only tells a repetition.
+fn comparable(reply: &Document) -> Document {
+    let mut reply = reply.clone();
+    for field in [
+        "$clusterTime",
+        "operationTime",
+        "electionId",
+        "opTime",
+        "recoveryToken",
+        "retriedStmtIds",
+        "retriedStmtId",
+    ] {
+        reply.remove(field);
+    }
+    reply
+}
+
+fn is_transient(reply: &Document) -> bool {
+    let labels = reply.get_array("errorLabels");
+    labels.is_ok_and(|labels| labels.contains(&Bson::String("TransientTransactionError".to_owned())))
+}

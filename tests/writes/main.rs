@@ -1,0 +1,14 @@
+//! What every write does that is protected: the reply that a client gets, and what is reserved afterwards. A native unique index is
+//! the judge.
+
+#![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+mod bulk_write;
+mod drop;
+mod every_write;
+mod own_reads;
+mod protected_insert;
+mod refusals;
+mod statement_options;
+mod unique_id;
+mod within_a_partition;

@@ -1,8 +1,8 @@
-//! The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts, watches and routes, `/status` for
-//! people, `/reload` for whoever has changed the configuration.
+//! Serves the admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors and load balancers.
+//! `/status` is for people, and `/reload` for operators who have changed the configuration.
 //!
-//! It shows and changes nothing, and asks nobody who they are: it belongs on the loopback interface or behind a
-//! network policy. `/livez` says only that this process answers; what the deployment does is for `/readyz`.
+//! It only shows state and authenticates nobody: it belongs on the loopback interface or behind a network policy.
+//! `/livez` reports only that this process answers; `/readyz` covers the deployment.
 
 use std::future::Future;
 
@@ -18,7 +18,7 @@ use crate::readiness::Readiness;
 use crate::reload::Reloads;
 use crate::status::{About, Status};
 
-/// What the pages show.
+/// The data of the pages.
 #[derive(Debug, Clone)]
 pub struct Admin {
     /// For `/metrics`.
@@ -35,7 +35,7 @@ impl Admin {
     /// Answers on `listener` until `stop` completes.
     ///
     /// # Errors
-    /// If the listener fails for good.
+    /// If the listener fails permanently.
     pub async fn serve(
         self,
         listener: TcpListener,
@@ -62,7 +62,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
 }
 
-/// `ready`, or a line for each thing that stands in the way; then one for each constraint that isn't enforced yet.
+/// `ready`, or a line for each obstacle; then a line for each constraint that isn't enforced yet.
 async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
     let obstacles = admin.readiness.obstacles();
     let notes = admin.readiness.notes().into_iter();
@@ -76,7 +76,7 @@ async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, lines.chain([notes]).collect())
 }
 
-/// A page for browsers, lines for everybody else; [`Status::is_ready`] is in the code, as for `/readyz`.
+/// A page for browsers, lines for other clients. The status code reports [`Status::is_ready`], as for `/readyz`.
 async fn status(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     let status = Status::of(&admin);
     let code = match status.is_ready() {
@@ -90,7 +90,7 @@ async fn status(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     }
 }
 
-/// What became of the last reload, as JSON.
+/// The outcome of the last reload, as JSON.
 async fn reload(State(admin): State<Admin>) -> Response {
     let json = [(header::CONTENT_TYPE, "application/json")];
     (json, format!("{}\n", admin.reloads.last())).into_response()

@@ -1,7 +1,8 @@
-//! Which constraints hold: an immutable snapshot, swapped as a whole and taken once per command.
+//! Holds the constraints as an immutable snapshot, which is replaced as a whole and read once per command.
 //!
-//! For every command that passes it answers by namespace: is the collection protected, and is it one of Keyward's own?
-//! The answers allocate nothing. Filled from the configuration; replaced when a shard key has changed.
+//! For every command, it answers whether a namespace is a protected collection, and whether it is one of Keyward's own.
+//! The answers allocate nothing. It is filled from the configuration, and replaced when constraints or shard keys have
+//! changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,30 +22,30 @@ use crate::reply::{Refusal, Times};
 pub struct Protected {
     /// The collection.
     pub namespace: Namespace,
-    /// Its constraints, that on `_id` first, then in the order of the configuration: the order in which violations are
-    /// reported.
+    /// Its constraints, in the order in which violations are reported: the one on `_id` first, then the order of the
+    /// configuration.
     pub constraints: Vec<ProxyCollection>,
-    /// The paths of its shard key; empty where it isn't sharded.
+    /// The paths of its shard key; empty if it isn't sharded.
     pub shard_key: Vec<String>,
-    /// Whether the whole deployment is one replica set, so that a transaction of a document and its reservations costs one
+    /// Whether the whole deployment is one replica set. A transaction of a document and its reservations then costs one
     /// round trip.
     pub is_on_one_replica_set: bool,
-    /// Whether it has a default collation, or may be given one when it is created: the server then compares values, `_id`s
-    /// among them, under that in every statement that states no other.
+    /// Whether it has a default collation, or may be given one when it is created. The server then compares values,
+    /// including `_id`s, under that collation, unless a statement states another one.
     pub is_collated: bool,
     /// The default collations that it may be created with.
     pub creatable_with: DefaultCollations,
 }
 
 impl Protected {
-    /// Every path whose change can change a key, or where a reservation's owner is looked for.
+    /// Every path whose change can change a key, or the place where a reservation's owner is looked up.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         let of_constraints = self.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
         of_constraints.chain(self.shard_key.iter().map(String::as_str))
     }
 
-    /// How its documents and their reservations are made one: as the operator chose, or as it suits the deployment. One
-    /// constraint that asks for a transaction decides for all, since a document is inserted once for all of them.
+    /// How documents and their reservations are kept consistent: as the operator chose, or as it suits the deployment.
+    /// If one constraint asks for a transaction, all use one, since a document is inserted once for all of them.
     pub fn strategy(&self) -> Strategy {
         let suits = match self.is_on_one_replica_set {
             true => Strategy::Transaction,
@@ -60,12 +61,12 @@ impl Protected {
         }
     }
 
-    /// Whether its writes hold without any assumption about time.
+    /// Whether its writes stay unique without any assumption about time.
     pub fn is_strict(&self) -> bool {
         self.strategy() == Strategy::Transaction
     }
 
-    /// The refusal of a command, `retryable` or not, where nobody is sure of a key of the constraint at this position.
+    /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state.
     pub fn unsure(&self, constraint: usize, retryable: bool) -> Refusal {
         Refusal::Unsure {
             namespace: self.namespace.clone(),
@@ -74,7 +75,8 @@ impl Protected {
         }
     }
 
-    /// The latest cluster times that Keyward was told itself when it read and wrote this collection's reservations.
+    /// The latest cluster times that the server reported to Keyward itself, when it read and wrote this collection's
+    /// reservations.
     pub fn times(&self) -> Times {
         let mut times = Times::default();
         for proxy in &self.constraints {
@@ -84,7 +86,7 @@ impl Protected {
     }
 }
 
-/// The snapshot.
+/// The snapshot of all protected collections.
 #[derive(Debug, Default)]
 pub struct Catalog {
     databases: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Arc<Protected>>>,
@@ -96,8 +98,8 @@ impl Catalog {
         Catalog::of(protected.into_iter().map(Arc::new))
     }
 
-    /// The same constraints with these shard keys, given by `database.collection`; those of `asked` for which none is given
-    /// aren't sharded.
+    /// The same constraints with these shard keys, listed by `database.collection`. A collection of `asked` without a
+    /// listed shard key isn't sharded.
     pub fn with_shard_keys(&self, asked: &Catalog, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
         let renewed = self.all().map(|protected| {
             let Namespace { database, collection } = &protected.namespace;
@@ -116,7 +118,7 @@ impl Catalog {
         Catalog::of(renewed)
     }
 
-    /// The same without the constraints that `is_gone` names.
+    /// The same catalog without the constraints for which `is_gone` is true.
     pub fn without(&self, is_gone: impl Fn(&Constraint) -> bool) -> Catalog {
         let left = self.all().filter_map(|protected| {
             let mut left = Protected::clone(protected);
@@ -141,7 +143,7 @@ impl Catalog {
         self.databases.values().flat_map(BTreeMap::values)
     }
 
-    /// Whether what is protected lies on one replica set.
+    /// Whether the protected collections are on one replica set.
     pub fn is_on_one_replica_set(&self) -> bool {
         self.all().any(|protected| protected.is_on_one_replica_set)
     }

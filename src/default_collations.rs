@@ -1,8 +1,9 @@
-//! With which default collation a protected collection may be created.
+//! Lists the default collations with which a protected collection may be created.
 //!
-//! A constraint that states no collation has its collection's, and so do the `_id`s of its documents: both were looked up
-//! when the constraints were last prepared. Dropped and created anew with another one, the collection would be kept
-//! unique by the one that it had, and the next start would refuse the constraint. What can't be compared counts as another one.
+//! A constraint that states no collation uses its collection's, and so do the `_id`s of its documents. Keyward looks up
+//! both when it prepares the constraints. Suppose that the collection is then dropped and created with another
+//! collation. Keyward would still apply the old one, and the next start would refuse the constraint. A collation that
+//! can't be compared counts as another one.
 
 use bson::{Document, RawDocument, RawDocumentBuf, doc};
 
@@ -10,17 +11,19 @@ use crate::classify::OtherCollation;
 use crate::constraint::{Constraint, resolved_collation};
 use crate::raw::Element;
 
-/// Each with all its fields, none for the simple one; empty if the one that is there can't be compared with any.
+/// Each collation with all its fields, none for the simple one. Empty if the existing one can't be compared with any
+/// other.
 #[derive(Debug, Clone, Default)]
 pub struct DefaultCollations(Vec<Option<RawDocumentBuf>>);
 
 impl DefaultCollations {
-    /// Of a collection that is there: the one that it has.
+    /// For an existing collection: its collation.
     pub fn of_existing(default: Option<&Document>) -> Self {
         DefaultCollations(resolved_collation(default).into_iter().collect())
     }
 
-    /// Of one that isn't there yet: none, or the one that all its constraints state. Its keys are made with that either way.
+    /// For a collection that doesn't exist yet: none, or the one that all its constraints state. Keys are made with
+    /// that one in both cases.
     pub fn of_absent<'a>(constraints: impl Iterator<Item = &'a Constraint>) -> Self {
         let mut stated: Vec<Option<&RawDocument>> = constraints.map(Constraint::collation).collect();
         stated.dedup();
@@ -31,12 +34,12 @@ impl DefaultCollations {
         DefaultCollations([None].into_iter().chain(common).collect())
     }
 
-    /// Whether one of them isn't the simple one.
+    /// Whether one of them isn't the simple collation.
     pub fn has_any(&self) -> bool {
         self.0.iter().any(Option::is_some)
     }
 
-    /// What stands against creating the collection with this value of `collation`, for the sake of `constraints`.
+    /// The objection to creating the collection with this value of `collation`, because of `constraints`.
     pub fn objection<'a>(
         &self,
         collation: Option<&Element<'_>>,
@@ -138,7 +141,7 @@ mod tests {
         ] {
             assert!(takes(&plain, command.clone()), "{command}");
         }
-        // Of those that no server takes, too.
+        // Also collations that no server accepts.
         for command in [
             en(2),
             doc! { "collation": {} },

@@ -1,4 +1,4 @@
-//! The fields of a collection that Queryable Encryption encrypts.
+//! Finds the fields of a collection that Queryable Encryption encrypts.
 //!
 //! Equal values become different bytes in each document, and only clients with the data key can compare them. A unique
 //! constraint that reads such a field would let every duplicate through.
@@ -10,24 +10,25 @@ use crate::constraint::Constraint;
 use crate::raw::Element;
 use crate::write::overlap;
 
-/// Their paths.
+/// The paths of the encrypted fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EncryptedFields(Vec<String>);
 
 impl EncryptedFields {
-    /// As the value of a command's `encryptedFields` lists them; none if it can't be read, and any field may be encrypted.
+    /// The fields that a command's `encryptedFields` lists. None if the value can't be read: then any field may be
+    /// encrypted.
     pub fn of_element(specification: &Element<'_>) -> Option<Self> {
         EncryptedFields::of(&specification.to_document()?)
     }
 
-    /// As `{fields: [{path: "a.b", ...}, ...]}` lists them; none if it doesn't.
+    /// The fields that `{fields: [{path: "a.b", ...}, ...]}` lists; none if the document has another form.
     pub fn of(specification: &Document) -> Option<Self> {
         let fields = specification.get_array("fields").ok()?;
         let path = |field: &bson::Bson| Some(field.as_document()?.get_str("path").ok()?.to_owned());
         fields.iter().map(path).collect::<Option<_>>().map(EncryptedFields)
     }
 
-    /// The first of `constraints` that reads one of them, or a field above or below one.
+    /// The first of `constraints` that reads an encrypted field, or a field above or below one.
     pub fn read_by<'a>(&self, mut constraints: impl Iterator<Item = &'a Constraint>) -> Option<Encrypted> {
         constraints.find_map(|constraint| {
             let is_read = |field: &&String| {

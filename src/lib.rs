@@ -1,6 +1,6 @@
 //! Keyward: unique constraints across every shard of MongoDB.
 //!
-//! The modules stand in the order in which a message passes through them; what is about the process comes last.
+//! The modules are listed in the order in which a message passes through them. The modules about the process come last.
 
 // A function's length is limited (clippy.toml); a test may be a long list of cases.
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

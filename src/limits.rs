@@ -1,7 +1,8 @@
-//! What clients can use up at most, and the memory that they share for messages on their way.
+//! Limits the resources that clients can use, among them the memory that they share for messages in transit.
 //!
-//! Memory is asked for only where a buffer grows past what every connection has anyway, so small messages cost nothing
-//! here. What isn't free is waited for: the client isn't read from meanwhile, and others go on.
+//! A buffer requests memory only if it grows past the size that every connection has anyway, so small messages cost
+//! nothing here. If the memory isn't free, Keyward waits: it stops reading from this client meanwhile, and other
+//! clients go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,25 +11,26 @@ use std::time::Duration;
 use prometheus::IntGauge;
 use tokio::sync::Notify;
 
-/// Up to so many bytes, a connection's buffer isn't counted.
+/// Up to this many bytes, a connection's buffer isn't counted.
 const UNCOUNTED_BYTES: usize = 32 * 1024;
 
-/// What clients can use up at most; the settings below `limits`.
+/// The most that clients can use; the settings below `limits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time; one more is closed at once, as `mongos` does.
+    /// Connections at a time; Keyward closes a further one at once, as `mongos` does.
     pub max_connections: usize,
-    /// Bytes of a message before the client has authenticated, where it has to.
+    /// Bytes of a message before the client has authenticated, if it has to.
     pub max_unauthenticated_message_bytes: usize,
     /// Bytes of messages that have arrived, over all connections.
     pub max_buffered_bytes: usize,
     /// Documents that one statement may change in one transaction.
     pub max_documents_per_statement: usize,
-    /// From a connection's beginning until its first message is there.
+    /// How long a new connection may take until its first message has arrived.
     pub handshake_timeout: Duration,
-    /// How long a client may stop in the middle of a message, or take nothing while one of its own can't go on for that.
+    /// How long a client may pause within a message. Also how long it may read no replies while this holds up a message
+    /// of its own.
     pub message_timeout: Duration,
-    /// How long a connection may be without messages; zero is for ever.
+    /// How long a connection may be without messages; zero is without limit.
     pub idle_timeout: Duration,
     /// How long a client may wait for its connection to the deployment.
     pub upstream_timeout: Duration,
@@ -44,7 +46,7 @@ impl Default for Limits {
             handshake_timeout: Duration::from_secs(10),
             message_timeout: Duration::from_secs(30),
             idle_timeout: Duration::ZERO,
-            // Below the 10 s that drivers give a handshake, so that the client hears why.
+            // Below the 10 s that drivers allow for a handshake, so that the client still gets the reason.
             upstream_timeout: Duration::from_secs(8),
         }
     }
@@ -56,12 +58,12 @@ pub struct Memory {
     used: AtomicUsize,
     max: AtomicUsize,
     freed: Notify,
-    /// Shows what is used.
+    /// Shows the memory in use.
     shown: IntGauge,
 }
 
 impl Memory {
-    /// `max` bytes; what is used of them is `shown`.
+    /// Memory of `max` bytes; `shown` shows how much of it is in use.
     pub fn new(max: usize, shown: IntGauge) -> Arc<Memory> {
         Arc::new(Memory {
             used: AtomicUsize::new(0),
@@ -71,7 +73,7 @@ impl Memory {
         })
     }
 
-    /// Makes it `max` bytes from now on; what is in use stays so.
+    /// Sets the limit to `max` bytes from now on; memory in use stays in use.
     pub fn resize(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
         self.freed.notify_waiters();
@@ -91,7 +93,7 @@ impl Memory {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
-            // Registered before looking, or what is freed in between would be missed.
+            // Registered before the check, because memory that is freed in between would be missed otherwise.
             freed.as_mut().enable();
             if self.try_take(bytes) {
                 return;
@@ -101,7 +103,7 @@ impl Memory {
     }
 }
 
-/// One buffer's part of the memory; given back when this is dropped.
+/// One buffer's part of the memory; released when this is dropped.
 #[derive(Debug)]
 pub struct Share {
     memory: Option<Arc<Memory>>,
@@ -109,7 +111,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing yet, of `memory`.
+    /// An empty share of `memory`.
     pub fn of(memory: Arc<Memory>) -> Share {
         Share {
             memory: Some(memory),
@@ -117,14 +119,14 @@ impl Share {
         }
     }
 
-    /// Of no limit at all.
+    /// A share without any limit.
     pub fn unlimited() -> Share {
         Share { memory: None, bytes: 0 }
     }
 
-    /// Makes it what a buffer of `capacity` bytes needs, once that is free.
+    /// Sets the share to the needs of a buffer of `capacity` bytes, once enough memory is free.
     ///
-    /// - Cancel: it stays as it was.
+    /// - Cancel: the share stays as it was.
     pub async fn cover(&mut self, capacity: usize) {
         let wanted = counted(capacity);
         if wanted <= self.bytes {
@@ -135,7 +137,7 @@ impl Share {
         self.bytes = wanted;
     }
 
-    /// Gives back what a buffer of `capacity` bytes doesn't need.
+    /// Releases the memory that a buffer of `capacity` bytes doesn't need.
     pub fn shrink(&mut self, capacity: usize) {
         let wanted = counted(capacity);
         if wanted < self.bytes
@@ -146,18 +148,18 @@ impl Share {
         }
     }
 
-    /// Gives all of it back.
+    /// Releases all of its memory.
     pub fn release(&mut self) {
         self.shrink(0);
     }
 
-    /// Whether it has any.
+    /// Whether it holds any memory.
     pub fn is_held(&self) -> bool {
         self.bytes > 0
     }
 }
 
-/// What of a buffer of `capacity` bytes is counted.
+/// The counted bytes of a buffer of `capacity` bytes.
 fn counted(capacity: usize) -> usize {
     if capacity > UNCOUNTED_BYTES { capacity } else { 0 }
 }

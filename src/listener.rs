@@ -1,7 +1,7 @@
-//! Accepts clients on a listener that it is given, within a limit, and sends them away gracefully.
+//! Accepts clients on a given listener, up to a limit, and ends their connections gracefully.
 //!
-//! Each connection is a task of its own. Once it is draining no more are accepted; those that are there end as soon as they
-//! may, and what isn't done by the deadline is cut off.
+//! Each connection is a task of its own. When it drains, it accepts no more clients. Existing connections end as soon
+//! as they may; at the deadline, the others are cut off.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use tracing::{debug, info, warn};
 
 use crate::session::{self, Service, Stage};
 
-/// Serves clients until `stage` is draining and the last connection has ended; no longer than that stage says, and not at
-/// all once its sender is gone. Gives whether all connections ended by themselves.
+/// Serves clients until `stage` is draining and the last connection has ended. At the deadline of that stage, or once
+/// the sender of `stage` is gone, it cuts off all connections. Returns whether all connections ended by themselves.
 pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Receiver<Stage>) -> bool {
     let mut sessions = JoinSet::new();
     let mut stopping = stage.clone();
@@ -23,7 +23,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
     let drain = loop {
         tokio::select! {
             drain = session::draining(&mut stopping) => break drain,
-            // Ended tasks are collected here, so that the set doesn't grow with every client that ever came.
+            // Ended tasks are collected here, so that the set does not grow with every past client.
             Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_broken(ended, &service),
             accepted = listener.accept() => match accepted {
                 Ok((client, peer)) if sessions.len() < service.limits().max_connections => {
@@ -36,7 +36,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
                     refuse(client, peer);
                 }
                 Err(error) => {
-                    // Out of file descriptors, mostly: trying again at once would only burn time.
+                    // Usually no file descriptors are left: an immediate retry would only burn time.
                     warn!(%error, "a connection couldn't be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -70,7 +70,7 @@ fn refuse(client: TcpStream, peer: std::net::SocketAddr) {
     drop(client);
 }
 
-/// Notes a connection that an invariant of Keyward's has ended, because it doesn't hold. Other connections go on.
+/// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
 fn note_broken(ended: Result<(), tokio::task::JoinError>, service: &Service) {
     if let Err(error) = ended {
         service.writes.note_lost();

@@ -1,4 +1,4 @@
-//! The `keyward` command; what it does is in [`keyward::cli`].
+//! Runs the `keyward` command, which is in [`keyward::cli`].
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
-//! The counters and timings that Prometheus reads, made once and handed to whoever counts.
+//! Defines the counters and timings for Prometheus, created once and shared by every part that counts.
 //!
-//! Names follow `keyward_<subsystem>_<noun>_<unit>[_total]`; what can be opened and closed is a pair of counters, so
-//! that short lives between two scrapes are seen too. Labels are enums of this file or names of configured constraints,
-//! never what a client sends: there are as many series as the configuration says, however many clients come.
+//! Names follow `keyward_<subsystem>_<noun>_<unit>[_total]`. Objects that open and close have a pair of counters, so
+//! that short lives between two scrapes are visible, too. Labels are enums of this file or names of configured
+//! constraints, never client input. So the configuration alone sets the number of series, however many clients connect.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use prometheus::{
 
 use crate::constraint::Constraint;
 
-/// From half a millisecond, below which no majority write gets, to past the longest lease.
+/// From half a millisecond, which no majority write undercuts, to more than the longest lease.
 const SECONDS_BUCKETS: [f64; 13] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 600.0,
 ];
 
-/// From what the shortest write takes of a processor, to what only a starved one takes.
+/// From the processor time of the shortest write, to a time that only a starved write takes.
 const OWN_SECONDS_BUCKETS: [f64; 10] = [
     0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.1, 1.0,
 ];
 
-/// Every metric of one process; clones count together.
+/// Every metric of one process; clones share the same counts.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Registry,
@@ -31,11 +31,11 @@ pub struct Metrics {
     pub connections: Connections,
     /// Clients' commands.
     pub commands: Commands,
-    /// The configuration, as it is loaded again.
+    /// Reloads of the configuration.
     pub config: Reloads,
     /// Strict inserts of several clients in one transaction.
     pub group_commit: GroupCommit,
-    /// Bytes of clients' messages on their way, as far as they are counted.
+    /// Counted bytes of clients' messages in transit.
     pub buffered_bytes: IntGauge,
     /// Certificates for clients' connections.
     pub certificates: Certificates,
@@ -47,7 +47,7 @@ pub struct Metrics {
     in_doubt: IntCounterVec,
     sweeps: IntCounterVec,
     swept: IntCounterVec,
-    /// How many Keywards the register has.
+    /// The number of Keywards in the register.
     pub keywards: IntGauge,
     ready: IntGaugeVec,
     waits_for: IntGaugeVec,
@@ -56,52 +56,53 @@ pub struct Metrics {
 /// Clients' connections.
 #[derive(Debug, Clone)]
 pub struct Connections {
-    /// Accepted, and within the limits.
+    /// Connections accepted within the limits.
     pub opened: IntCounter,
-    /// Ended, whoever ended them.
+    /// Connections ended, by either side.
     pub closed: IntCounter,
-    /// Closed at once because `limits.max_connections` were open.
+    /// Connections closed at once because `limits.max_connections` were open.
     pub refused: IntCounter,
-    /// Ended because their TLS handshake failed, or was missing.
+    /// Connections ended because their TLS handshake failed, or was missing.
     pub handshakes_failed: IntCounter,
 }
 
-/// Certificates for clients' connections, as they are loaded again.
+/// Reloads of the certificates for clients' connections.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// What was found is in use.
+    /// Times that the certificates found are in use.
     pub done: IntCounter,
-    /// What was found can't be used, and nothing has changed.
+    /// Times that the certificates found can't be used, and nothing has changed.
     pub failed: IntCounter,
 }
 
-/// The configuration, as it is loaded again.
+/// Reloads of the configuration.
 #[derive(Debug, Clone)]
 pub struct Reloads {
-    /// Which configuration holds: 1 is that of the start.
+    /// The number of the current configuration; the start's is 1.
     pub generation: IntGauge,
-    /// Times that another one was loaded and holds.
+    /// Times that another configuration was loaded and holds.
     pub applied: IntCounter,
-    /// Times that one was refused, and the one before still holds.
+    /// Times that a configuration was refused, and the one before still holds.
     pub refused: IntCounter,
-    /// Whether the file, as it was last loaded, was refused.
+    /// Whether the file was refused when it was last loaded.
     pub is_refused: IntGauge,
 }
 
-/// Clients' commands, by what was done with them.
+/// Clients' commands, by their treatment.
 #[derive(Debug, Clone)]
 pub struct Commands {
-    /// Sent on as they came.
+    /// Forwarded unchanged.
     pub forwarded: IntCounter,
-    /// Answered with an error, because they can't be protected.
+    /// Answered with an error, because Keyward can't protect them.
     pub refused: IntCounter,
     /// Answered with error 91 while Keyward stops.
     pub turned_away: IntCounter,
-    /// Writes on protected collections that the server refused in advance, for want of rights.
+    /// Writes on protected collections that the server refused in advance, because the client lacks privileges.
     pub unauthorized: IntCounter,
-    /// Writes on protected collections; the time from when nothing else is owed to the client to the reply, in seconds.
+    /// Seconds of writes on protected collections: from when no earlier reply to the client is pending, to the reply.
     pub protected_seconds: Histogram,
-    /// What of that Keyward worked itself, in seconds; the rest it waited, for the cluster and for other clients' writes.
+    /// Seconds of these that Keyward itself worked. In the rest it waited for the cluster and for other clients'
+    /// writes.
     pub protected_proxy_seconds: Histogram,
 }
 
@@ -110,37 +111,37 @@ pub struct Commands {
 pub struct GroupCommit {
     /// Transactions that took effect.
     pub transactions: IntCounter,
-    /// What was inserted by them, as many commands (or slices of large ones).
+    /// Inserts in these transactions, counted as commands (or slices of large ones).
     pub inserts: IntCounter,
-    /// Transactions that came to nothing: each insert goes alone then.
+    /// Transactions that had no effect: each insert is then sent alone.
     pub failed: IntCounter,
-    /// Transactions of which nobody knows what became: each insert's connection was closed.
+    /// Transactions of unknown outcome: the connection of each insert was closed.
     pub lost: IntCounter,
 }
 
 /// The metrics of one constraint.
 #[derive(Debug, Clone)]
 pub struct ConstraintMetrics {
-    /// Reservations written, takeovers and backfill included.
+    /// Reservations written, including takeovers and backfills.
     pub reservations: IntCounter,
-    /// Reservations given back: their write didn't happen, or their document doesn't hold the key any more.
+    /// Reservations released because their write didn't happen, or because their document no longer holds the key.
     pub released: IntCounter,
     /// Abandoned reservations taken over.
     pub takeovers: IntCounter,
     /// Keys refused because another document holds them.
     pub duplicates: IntCounter,
-    /// Conflicts with a reservation in flight whose outcome was waited for.
+    /// Conflicts with a reservation in flight, for whose outcome a write waited.
     pub conflicts_waited: IntCounter,
-    /// Reservations that stay until somebody looks, because the outcome of their write is unknown.
+    /// Reservations that stay until they are checked, because the outcome of their write is unknown.
     pub in_doubt: IntCounter,
-    /// Sweeps that this Keyward brought to their end.
+    /// Sweeps that this Keyward completed.
     pub sweeps: IntCounter,
     /// Reservations without an owner that its sweeps deleted.
     pub swept: IntCounter,
 }
 
 impl Connections {
-    /// Counts a connection as opened now, and as closed when the result is dropped, however its task ends.
+    /// Counts a connection as opened now. It counts as closed when the result is dropped, however its task ends.
     pub fn open(&self) -> OpenConnection {
         self.opened.inc();
         OpenConnection {
@@ -255,7 +256,7 @@ impl GroupCommit {
 }
 
 impl Metrics {
-    /// All metrics at zero, those of `constraints` included, so that a rate can be taken from the first event on.
+    /// All metrics at zero, including those of `constraints`, so that a rate can be taken from the first event on.
     pub fn new(constraints: &[Arc<Constraint>]) -> Self {
         let make = Maker::default();
         let metrics = Metrics {
@@ -313,7 +314,7 @@ impl Metrics {
         }
     }
 
-    /// The constraints that there are metrics of, by the name they have here, with whether each is enforced.
+    /// The constraints that have metrics, by their name here, with whether each is enforced.
     pub fn constraints(&self) -> Vec<(String, bool, ConstraintMetrics)> {
         let families = self.ready.collect();
         let series = families.iter().flat_map(|family| family.get_metric());
@@ -334,14 +335,14 @@ impl Metrics {
         self.ready.with_label_values(&[&name]).set(ready.into());
     }
 
-    /// Shows for how many Keywards `constraint` waits.
+    /// Shows the number of Keywards for which `constraint` waits.
     pub fn set_waits_for(&self, constraint: &Constraint, keywards: usize) {
         let name = constraint_label(constraint);
         let waits_for = self.waits_for.with_label_values(&[&name]);
         waits_for.set(i64::try_from(keywards).unwrap_or(i64::MAX));
     }
 
-    /// Shows nothing of `constraint` any more.
+    /// Stops showing the metrics of `constraint`.
     pub fn forget(&self, constraint: &Constraint) {
         let name = constraint_label(constraint);
         for counters in [
@@ -354,7 +355,7 @@ impl Metrics {
             &self.sweeps,
             &self.swept,
         ] {
-            // Not there means that it was forgotten before.
+            // A missing label was removed before.
             let _ = counters.remove_label_values(&[&name]);
         }
         let _ = self.ready.remove_label_values(&[&name]);
@@ -364,7 +365,7 @@ impl Metrics {
     /// Everything in Prometheus' text format, and its content type.
     ///
     /// # Errors
-    /// Only if a metric was made wrongly.
+    /// Only if a metric is invalid.
     pub fn text(&self) -> Result<(String, &'static str), prometheus::Error> {
         let mut text = String::new();
         TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text)?;
@@ -372,12 +373,12 @@ impl Metrics {
     }
 }
 
-/// How a constraint is named in metrics and in `/readyz`: `shop.users.email_1`.
+/// The name of a constraint in metrics and in `/readyz`: `shop.users.email_1`.
 pub fn constraint_label(constraint: &Constraint) -> String {
     format!("{}.{}", constraint.namespace(), constraint.name())
 }
 
-/// Makes metrics and registers them; names and labels are constants of this file, so failing to is a bug.
+/// Makes metrics and registers them. Names and labels are constants of this file, so a failure is a bug.
 #[derive(Default)]
 struct Maker {
     registry: Registry,

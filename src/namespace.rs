@@ -1,21 +1,21 @@
-//! Namespaces: which collection of which database something is about.
+//! Parses and checks namespaces: the database and collection that a command or a setting names.
 //!
-//! It turns `database.collection` into its two parts and says whether the server would let a client create such a
-//! collection. It keeps no list of collections and knows nothing of which ones are protected.
+//! It splits `database.collection` into its two parts, and checks whether the server would let a client create such a
+//! collection. It keeps no list of collections, and does not know which ones are protected.
 
 use std::fmt;
 
-/// A collection and the database it is in. The parts are as the client wrote them; [`Namespace::check`] says whether
-/// they are names that the server accepts.
+/// A collection and its database. The parts are unchanged from the client's text; [`Namespace::check`] checks whether
+/// the server accepts them as names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Namespace {
-    /// The database's name; it holds no dot.
+    /// The database's name, which contains no dot.
     pub database: String,
-    /// The collection's name; it may hold dots.
+    /// The collection's name, which may contain dots.
     pub collection: String,
 }
 
-/// Why a name can't be that of a user's collection.
+/// Why a name is not valid for a user's collection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNamespace {
     /// There is no dot between database and collection, or nothing on one side of it.
@@ -27,7 +27,7 @@ pub enum InvalidNamespace {
     /// The collection's name is empty, starts with a dot, or has a character that the server refuses.
     #[error("Invalid collection name: {0}")]
     Collection(String),
-    /// Database, dot and collection are too long together.
+    /// Database, dot and collection together are too long.
     #[error("Fully qualified namespace is too long. Namespace: {namespace} Max: {max}")]
     TooLong {
         /// The namespace in question.
@@ -38,13 +38,13 @@ pub enum InvalidNamespace {
 }
 
 impl Namespace {
-    /// The most bytes of a namespace that isn't sharded (`NamespaceString::MaxUserNsCollectionLen`, 4.4 and later).
+    /// The maximum bytes of a namespace that isn't sharded (`NamespaceString::MaxUserNsCollectionLen`, 4.4 and later).
     pub const MAX_BYTES: usize = 255;
-    /// The most bytes of a sharded one, whose cached chunks carry its name behind a prefix
+    /// The maximum bytes of a sharded namespace, whose cached chunks carry its name behind a prefix
     /// (`NamespaceString::MaxUserNsShardedCollectionLen`).
     pub const MAX_SHARDED_BYTES: usize = 235;
 
-    /// Puts the two names together, unchecked.
+    /// Joins the two names without checking them.
     pub fn new(database: impl Into<String>, collection: impl Into<String>) -> Self {
         Namespace {
             database: database.into(),
@@ -52,7 +52,7 @@ impl Namespace {
         }
     }
 
-    /// Takes `database.collection` apart at its first dot and checks it.
+    /// Splits `database.collection` at its first dot and checks it.
     ///
     /// # Errors
     /// [`InvalidNamespace`] if the server wouldn't create it.
@@ -87,7 +87,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Bytes of `database.collection`.
+    /// The length of `database.collection` in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a namespace has at least its dot")]
     pub fn len(&self) -> usize {
         self.database.len() + 1 + self.collection.len()

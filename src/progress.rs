@@ -1,4 +1,4 @@
-//! How far something long has come: a bar on a terminal, log lines elsewhere.
+//! Shows the progress of a long operation: a bar on a terminal, log lines elsewhere.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// How often progress is logged.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// How far one thing has come; gone from the terminal when it is dropped.
+/// The progress of one operation; its bar disappears when this is dropped.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `done` of about `of` documents of `what` are done already.
+    /// Starts at `done` of about `of` documents of `what`.
     pub fn start(doing: &'static str, what: String, done: u64, of: u64) -> Progress {
         let bar = ProgressBar::new(of.max(done));
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {per_sec} {eta}") {
@@ -30,7 +30,7 @@ impl Progress {
         Progress { bar, doing, logged }
     }
 
-    /// So many more are done.
+    /// Adds this many documents to those that are done.
     pub fn advance(&mut self, documents: u64) {
         self.bar.inc(documents);
         if self.bar.is_hidden() && self.logged.elapsed() > LOG_EVERY {
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Runs `print`, which writes to the terminal, without the bar in its way.
+    /// Runs `print`, which writes to the terminal, while the bar is hidden.
     pub fn aside(&self, print: impl FnOnce()) {
         self.bar.suspend(print);
     }

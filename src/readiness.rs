@@ -1,23 +1,23 @@
-//! Whether clients should be sent here, and if not, why: a small state that many parts set and `/readyz` shows.
+//! Records whether clients should be sent here, and if not, why. Many parts of Keyward set it, and `/readyz` shows it.
 //!
-//! Ready means that nothing stands in the way; each part names its own obstacle and takes only that one away.
+//! Ready means that no obstacle exists. Each part names its own obstacle and removes only that one.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What stands in the way.
+/// A reason why clients should not be sent here.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     /// The process is still starting.
     Startup,
-    /// The deployment can't be reached, or doesn't let Keyward in.
+    /// The deployment can't be reached, or refuses Keyward.
     Upstream,
-    /// Keyward's own user may not do what it must.
+    /// Keyward's own user lacks privileges that it needs.
     Privileges,
-    /// The register of Keywards may not have this one any more.
+    /// This Keyward may be missing in the register of Keywards.
     Register,
-    /// The process has been told to stop.
+    /// The process is stopping.
     Draining,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The obstacles there are, each with its reason; clones share them.
+/// The current obstacles, each with its reason; clones share them.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     obstacles: Arc<Mutex<BTreeMap<Obstacle, String>>>,
@@ -41,7 +41,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Not ready: [`Obstacle::Startup`] is there from the beginning.
+    /// Not ready: [`Obstacle::Startup`] exists from the beginning.
     pub fn starting() -> Self {
         let startup = (Obstacle::Startup, "starting".to_owned());
         Readiness {
@@ -50,40 +50,40 @@ impl Readiness {
         }
     }
 
-    /// Puts `obstacle` in the way, or gives it another reason.
+    /// Adds `obstacle`, or gives it another reason.
     pub fn block(&self, obstacle: Obstacle, reason: impl Into<String>) {
         self.with(|obstacles| obstacles.insert(obstacle, reason.into()));
     }
 
-    /// Takes `obstacle` away, if it is there.
+    /// Removes `obstacle`, if it exists.
     pub fn unblock(&self, obstacle: &Obstacle) {
         self.with(|obstacles| obstacles.remove(obstacle));
     }
 
-    /// What stands in the way now; empty if clients are welcome.
+    /// The current obstacles; empty if clients are welcome.
     pub fn obstacles(&self) -> Vec<(Obstacle, String)> {
         self.with(|obstacles| obstacles.clone().into_iter().collect())
     }
 
-    /// Says `text` of `what`, which stands in nobody's way.
+    /// Adds the note `text` about `what`, which is no obstacle.
     pub fn note(&self, what: &str, text: String) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.insert(what.to_owned(), text);
     }
 
-    /// Says nothing of `what` any more.
+    /// Removes the note about `what`.
     pub fn forget_note(&self, what: &str) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
     }
 
-    /// What is said though it stands in nobody's way: of which constraint, and what.
+    /// The notes, which are no obstacles: each names its constraint, and its text.
     pub fn notes(&self) -> Vec<(String, String)> {
         let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.clone().into_iter().collect()
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut BTreeMap<Obstacle, String>) -> T) -> T {
-        // A panic elsewhere leaves the map whole: nothing here can panic midway.
+        // A panic elsewhere leaves the map complete, because nothing here can panic midway.
         look(&mut self.obstacles.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

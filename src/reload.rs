@@ -1,8 +1,9 @@
-//! Another configuration for a Keyward that serves: all of it holds, or none of it and why.
+//! Applies another configuration to a running Keyward: either all of it holds, or none of it and the reason is
+//! reported.
 //!
-//! What can't be changed while it runs is named, and stays as it is until the next start. A new constraint reserves for all
-//! writes from the first moment on; it takes in the documents that are there only when nothing is under way any
-//! more that was decided without it. Until then, and if it fails, the constraints from before hold without a gap.
+//! Settings that can't be changed while Keyward runs are named, and stay unchanged until the next start. A new
+//! constraint reserves for all writes at once. It backfills the existing documents only after everything that was
+//! decided without it has ended. Until then, and if the reload fails, the previous constraints hold without a gap.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,13 +22,13 @@ use crate::session::Service;
 use crate::tls;
 use crate::traces;
 
-/// How long what was decided by the old constraints may take to be done.
+/// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Why a configuration isn't taken.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// It is wrong by itself.
+    /// It is invalid by itself.
     #[error(transparent)]
     Config(#[from] Problems),
     /// Its constraints can't be made to hold.
@@ -36,7 +37,7 @@ pub enum ReloadError {
     /// The certificates can't be used.
     #[error("tls: {0}")]
     Tls(#[from] tls::TlsError),
-    /// Commands from before are still under way.
+    /// Earlier commands are still under way.
     #[error(
         "commands that began before the new constraints are still under way after {}: nothing was changed; load it again later",
         humantime::format_duration(PATIENCE)
@@ -44,38 +45,38 @@ pub enum ReloadError {
     Busy,
 }
 
-/// What a reload has changed.
+/// The changes of a reload.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Constraints that reserve now and didn't before.
+    /// Constraints that now reserve and didn't before.
     pub added: Vec<String>,
-    /// Those of them that aren't enforced yet, because another Keyward may write without them.
+    /// The added constraints that aren't enforced yet, because another Keyward may write without them.
     pub waiting: Vec<String>,
-    /// Constraints that don't hold any more.
+    /// Constraints that no longer hold.
     pub removed: Vec<String>,
-    /// Settings that are different in the file, and stay as they are until the next start.
+    /// Settings that differ in the file, but stay unchanged until the next start.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// What became of the last reload, for whoever asks; clones share it.
+/// The outcome of the last reload, which can be read at any time; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Reloads {
     last: Arc<Mutex<Option<Value>>>,
 }
 
 impl Reloads {
-    /// It as JSON.
+    /// The outcome as JSON.
     pub fn last(&self) -> Value {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.clone().unwrap_or_else(|| json!({ "outcome": "none" }))
     }
 
-    /// One has begun.
+    /// Notes that a reload has begun.
     pub fn begin(&self) {
         self.note(json!({ "outcome": "under way" }));
     }
 
-    /// It holds.
+    /// Notes that the configuration holds.
     pub fn applied(&self, generation: i64, changes: &Changes) {
         self.note(json!({
             "outcome": "applied",
@@ -87,7 +88,8 @@ impl Reloads {
         }));
     }
 
-    /// It was refused. Documents' values, which the log has, aren't for everybody who can reach the admin port.
+    /// Notes that the configuration was refused. The log has the documents' values, but not everybody who can reach the
+    /// admin port may see them.
     pub fn refused(&self, generation: i64, error: &ReloadError) {
         let error = match error {
             ReloadError::Prepare(PrepareError::Duplicates(reports)) => reports.without_values(),
@@ -101,11 +103,11 @@ impl Reloads {
     }
 }
 
-/// Has `wanted` hold where `current` does; `current` is then what holds.
+/// Makes `wanted` hold in place of `current`; `current` is then the configuration that holds.
 ///
-/// - Cancel: constraints that are new may reserve already, and enforce nothing.
+/// - Cancel: new constraints may reserve already, but enforce nothing.
 /// # Errors
-/// [`ReloadError`]; nothing has changed then.
+/// [`ReloadError`]; then the previous configuration still holds.
 pub async fn apply(
     service: &Service,
     membership: &Membership,
@@ -113,7 +115,7 @@ pub async fn apply(
     current: &mut Config,
     wanted: Config,
 ) -> Result<Changes, ReloadError> {
-    // Looked at before anything is changed, and used only once all the rest holds.
+    // Checked before anything is changed, and used only once everything else holds.
     let certificates = match (&service.tls, &wanted.tls) {
         (Some(acceptor), Some(settings)) => Some((acceptor, tls::Prepared::load(settings.clone())?)),
         _ => None,
@@ -162,7 +164,7 @@ pub async fn apply(
     Ok(changes)
 }
 
-/// The settings that are different and can't be changed while Keyward runs; of `tls`, whether there is any.
+/// The settings that differ and can't be changed while Keyward runs. For `tls`, only its presence counts.
 fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
     let settings = [
         ("listen", current.listen != wanted.listen),
@@ -177,24 +179,24 @@ fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
     different.map(|(name, _)| name).collect()
 }
 
-/// Where traces go.
+/// The endpoint that receives the traces.
 fn endpoint(config: &Config) -> Option<&str> {
     config.traces.as_ref().map(|traces| traces.endpoint.as_str())
 }
 
 type Constraints = Vec<Arc<Constraint>>;
 
-/// What has become of the constraints.
+/// The result for the constraints.
 struct Applied {
-    /// Those that are new.
+    /// The new constraints.
     added: Constraints,
-    /// Those that are gone.
+    /// The removed constraints.
     removed: Constraints,
-    /// Those that can't be called enforced yet.
+    /// The constraints that can't be called enforced yet.
     waiting: Vec<Waiting>,
 }
 
-/// `these` but for `those`.
+/// `these` without `those`.
 fn without(
     these: &[Arc<Constraint>],
     those: &[Arc<Constraint>],
@@ -205,7 +207,7 @@ fn without(
     left.cloned().collect()
 }
 
-/// Has `wanted` be enforced; gives what is new, and what is gone.
+/// Makes `wanted` enforced; returns the new constraints and the removed ones.
 async fn apply_constraints(
     service: &Service,
     membership: &Membership,
@@ -213,7 +215,7 @@ async fn apply_constraints(
     wanted: &[Arc<Constraint>],
 ) -> Result<Applied, ReloadError> {
     let added = without(wanted, &current.constraints, is_same);
-    // What has become another one under the same name is refused by what is written down of it in the cluster.
+    // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
     let removed = without(&current.constraints, wanted, is_named);
     let strategies = |constraints: &[Arc<Constraint>]| -> Vec<_> {
         constraints.iter().map(|constraint| constraint.strategy()).collect()
@@ -229,7 +231,7 @@ async fn apply_constraints(
     }
     let client = service.upstream.client();
     prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
-    // Until the new ones hold, those that will be gone hold, too.
+    // Until the new constraints hold, the removed ones hold, too.
     let all = [wanted, &removed].concat();
     let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
     let before = service.writes.catalog().clone();
@@ -255,7 +257,7 @@ async fn apply_constraints(
     })
 }
 
-/// Has the constraints from `before` hold again.
+/// Makes the constraints from `before` hold again.
 async fn take_back(
     service: &Service,
     membership: &Membership,
@@ -264,7 +266,7 @@ async fn take_back(
     added: &[Arc<Constraint>],
     before: Arc<Catalog>,
 ) {
-    // Those that it had under another definition go on reserving under it.
+    // A constraint that `current` has under another definition continues to reserve under that one.
     let new = without(added, &current.constraints, is_named);
     let is_new = |constraint: &Constraint| new.iter().any(|one| is_named(one, constraint));
     let taken_back = async {
@@ -279,14 +281,14 @@ async fn take_back(
             drop(service.writes.replace(before));
             new.iter().for_each(|constraint| service.metrics.forget(constraint));
         }
-        // Who reserves without need does no harm; who doesn't must not be taken for one who does.
+        // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
         Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
     }
 }
 
-/// Has all constraints reserve, and those in `added` take in the documents that are there.
+/// Makes all constraints reserve, and backfills the existing documents for those in `added`.
 ///
-/// Also where another Keyward has taken them in: what was written here until now is reserved by nobody.
+/// It also backfills if another Keyward has done so already, because this Keyward's writes until now are not reserved.
 async fn enforce(
     service: &Service,
     membership: &Membership,
@@ -300,7 +302,7 @@ async fn enforce(
         .iter()
         .for_each(|constraint| service.metrics.set_ready(constraint, false));
     let past = service.writes.replace(Arc::new(reserving.catalog()));
-    // If this is broken off, whoever starts next takes all documents in, those too that were written here.
+    // If this stops midway, the next start backfills all documents, including those that were written here.
     suspend(service, added).await?;
     let mut waiting = Vec::new();
     if !added.is_empty() {
@@ -311,33 +313,35 @@ async fn enforce(
             );
             sleep_until(end).await;
         }
-        // Where one may be open for longer, it isn't committed any more; a commit that has passed by now has its answer.
+        // A transaction may be open for longer, but then it isn't committed any more. A commit that was forwarded
+        // before has its answer.
         let past = service.writes.refuse_older_transactions();
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.lost_end() {
             sleep_until(end).await;
         }
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
-        // Only now does all that this Keyward sent reserve for them.
+        // Only now do all writes of this Keyward reserve for the new constraints.
         let declared = membership
             .declare(reserving.namespaces(), &reserving.identities(is_new))
             .await;
         declared.map_err(PrepareError::from)?;
-        // Who has begun before now may have missed what was under way here.
+        // A backfill that began before now may have missed writes that were under way here.
         suspend(service, added).await?;
         waiting = reserving
             .backfill_documents(client, current.lease, Some(membership), is_new, IfClaimed::Wait)
             .await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));
-    // First the register: who looks there from now on doesn't call them enforced; who has looked before finds them suspended.
+    // The register comes first. A Keyward that reads it from now on doesn't call the removed constraints enforced. A
+    // Keyward that read it before finds them suspended.
     let given_up = membership.give_up(&reserving.identities(is_removed)).await;
     given_up.map_err(PrepareError::from)?;
     suspend(service, removed).await?;
     Ok(waiting)
 }
 
-/// Notes in the cluster that documents may be there that none of these has reserved.
+/// Notes in the cluster that documents may exist for which none of these constraints has a reservation.
 async fn suspend(service: &Service, constraints: &[Arc<Constraint>]) -> Result<(), ReloadError> {
     for constraint in constraints {
         prepare::suspend(service.upstream.client(), constraint).await?;
@@ -349,7 +353,7 @@ fn is_named(one: &Constraint, other: &Constraint) -> bool {
     one.namespace() == other.namespace() && one.name() == other.name()
 }
 
-/// Whether the two ask for the same, the order of their fields included; by which strategy doesn't matter.
+/// Whether both constraints are the same, including the order of their fields; the strategy doesn't matter.
 fn is_same(one: &Constraint, other: &Constraint) -> bool {
     let definitions = (one.definition().to_vec(), other.definition().to_vec());
     is_named(one, other)

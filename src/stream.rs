@@ -1,7 +1,7 @@
-//! The two directions of a socket: what comes in is cut into messages, what goes out is written piece by piece.
+//! Splits a socket into its two directions: incoming bytes are cut into messages, outgoing bytes are written in pieces.
 //!
-//! Every read and every single write may be cancelled without losing or repeating a byte. This is the only place that
-//! knows whether a stream is encrypted; one that isn't pays nothing for it.
+//! Every read and every single write may be cancelled without losing or repeating a byte. Only this module knows
+//! whether a stream is encrypted; a plain stream pays nothing for it.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -15,20 +15,20 @@ use tokio_rustls::TlsStream;
 use crate::limits::Share;
 use crate::wire::Inbox;
 
-/// How many pieces go into one write; the system's own limit is 1024.
+/// How many pieces one write contains; the system's own limit is 1024.
 const PIECES_MAX: usize = 64;
 
-/// After how much silence the system asks whether the peer is still there, how often, and how many times: as drivers
-/// and servers of MongoDB do. Without it, a peer that vanished would be waited for without end.
+/// After how much silence the system probes the peer, how often, and how many times: the same as MongoDB's drivers and
+/// servers. Without probes, Keyward would wait for a vanished peer without end.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(120))
     .with_interval(Duration::from_secs(10))
     .with_retries(9);
 
-/// Takes a socket apart; small messages must not wait for more, so Nagle's algorithm is turned off.
+/// Splits a socket. Small messages must not wait for more data, so Nagle's algorithm is turned off.
 ///
 /// # Errors
-/// What the system says if the socket is dead already.
+/// The system's error if the socket is dead already.
 pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
     set_options(&socket)?;
     let (read, write) = socket.into_split();
@@ -40,10 +40,10 @@ pub fn split(socket: TcpStream) -> io::Result<(Incoming, Outgoing)> {
     ))
 }
 
-/// Takes an encrypted connection apart.
+/// Splits an encrypted connection.
 ///
 /// # Errors
-/// What the system says if the socket is dead already.
+/// The system's error if the socket is dead already.
 pub fn split_encrypted(stream: impl Into<TlsStream<TcpStream>>) -> io::Result<(Incoming, Outgoing)> {
     let stream = stream.into();
     set_options(stream.get_ref().0)?;
@@ -62,13 +62,13 @@ fn set_options(socket: &TcpStream) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)
 }
 
-/// The receiving direction and what has arrived in it.
+/// The receiving direction and its received bytes.
 #[derive(Debug)]
 pub struct Incoming {
     from: Reader,
-    /// What has arrived and is not dealt with yet.
+    /// Received bytes that are not processed yet.
     pub inbox: Inbox,
-    /// The memory that the inbox takes, where that is limited.
+    /// The inbox's share of the memory, if that is limited.
     pub share: Share,
 }
 
@@ -87,18 +87,18 @@ impl Incoming {
         }
     }
 
-    /// Reads once; `wanted` is how many bytes are still expected, as far as one knows. 0 means the peer has closed.
+    /// Reads once; `wanted` is the number of bytes still expected, as far as known. 0 means that the peer has closed.
     ///
-    /// Waits first where the inbox has to grow and memory is short.
+    /// If the inbox has to grow and memory is short, it waits first.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
         self.share.cover(self.inbox.capacity_for(wanted)).await;
         let space = self.inbox.space(wanted);
         match &mut self.from {
             Reader::Plain(socket) => socket.read_buf(space).await,
-            // Most peers close without saying so in the encrypted stream. Where a message ends, its header says.
+            // Most peers close without a notice in the encrypted stream. A message's header shows where it ends.
             Reader::Encrypted(half) => match half.read_buf(space).await {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
                 result => result,
@@ -106,8 +106,8 @@ impl Incoming {
         }
     }
 
-    /// Drops the first `count` bytes that have arrived, with which a message has been dealt with, and gives back at once the
-    /// memory that they took: when more will be read isn't known.
+    /// Drops the first `count` received bytes, whose message is processed. It releases their memory at once, because
+    /// the time of the next read isn't known.
     pub fn consume(&mut self, count: usize) {
         self.inbox.consume(count);
         self.share.shrink(self.inbox.capacity());
@@ -129,7 +129,7 @@ enum Writer {
 #[derive(Debug)]
 struct Encrypted {
     half: WriteHalf<TlsStream<TcpStream>>,
-    /// So many bytes were encrypted by a write that was cancelled before all of them went to the system.
+    /// The number of bytes that a cancelled write encrypted before all of them went to the system.
     taken: usize,
 }
 
@@ -144,11 +144,11 @@ impl Encrypted {
 }
 
 impl Outgoing {
-    /// Writes some of `bytes` and says how many. If this is cancelled, what is written next must begin with the same
+    /// Writes some of `bytes` and returns how many. If this is cancelled, the next write must begin with the same
     /// bytes.
     ///
     /// # Errors
-    /// What the system says, also if it takes nothing any more.
+    /// The system's error, also if it accepts no more bytes.
     pub async fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = match &mut self.to {
             Writer::Plain(socket) => socket.write(bytes).await?,
@@ -163,7 +163,7 @@ impl Outgoing {
     /// Writes all pieces in order. If this is cancelled, part of them may have been written.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub async fn write_pieces(&mut self, pieces: impl Iterator<Item = &[u8]>) -> io::Result<()> {
         let mut slices: Vec<IoSlice<'_>> = pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
         let mut left = &mut slices[..];
@@ -184,10 +184,10 @@ impl Outgoing {
         }
     }
 
-    /// Tells the peer that nothing more will come, once what was written has gone.
+    /// Signals to the peer that nothing more will come, after all written bytes are sent.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub async fn finish(&mut self) -> io::Result<()> {
         match &mut self.to {
             Writer::Plain(socket) => socket.shutdown().await,

@@ -1,8 +1,8 @@
-//! The log: `tracing` events as lines on standard error, for people or one JSON object each; and beside it the traces, if
-//! they are on ([`crate::traces`]).
+//! Starts the log: `tracing` events as lines on standard error, as text or as one JSON object each. It also starts the
+//! traces, if they are on ([`crate::traces`]).
 //!
-//! What is logged follows `log.level`, before which the environment variable `KEYWARD_LOG` goes, so that one process can
-//! be looked into without touching its file ([`Config::load`]). Events carry values as fields; none of them carries a
+//! `log.level` sets which events are logged. The environment variable `KEYWARD_LOG` takes precedence over it, so that
+//! one process can be examined without changing its file ([`Config::load`]). Events carry values as fields, but never a
 //! client's documents.
 
 use std::io::IsTerminal;
@@ -17,18 +17,18 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 use crate::config::{Config, Log, LogFormat};
 use crate::traces::{self, Traces};
 
-/// Why nothing can be told.
+/// Why the log or the traces can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The collector's URL was checked before, so this is one of OpenTelemetry's environment variables.
+    /// One of OpenTelemetry's environment variables is invalid: the collector's URL was checked before.
     #[error("traces: {0}")]
     Traces(#[from] ExporterBuildError),
-    /// Something in this process logs already.
+    /// This process has a log already.
     #[error("the log was started twice")]
     StartedTwice,
 }
 
-/// What is told of this process while it lives.
+/// The log and the traces of this process while it lives.
 #[derive(Debug)]
 pub struct Telemetry {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -36,7 +36,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Has what `config` says hold from now on: `log.level`, and the share of commands that are traced, if any are.
+    /// Applies `config` from now on: `log.level`, and the share of commands that are traced, if any are.
     pub fn apply(&self, config: &Config) {
         if let Err(error) = self.filter.reload(filter(&config.log)) {
             tracing::warn!(%error, "the log level could not be changed");
@@ -46,7 +46,7 @@ impl Telemetry {
         }
     }
 
-    /// Sends off the traces that are left, if that takes no longer than `time`.
+    /// Sends the remaining traces, but takes no longer than `time`.
     pub fn finish(self, time: Duration) {
         if let Some(traces) = self.traces {
             traces.finish(time);
@@ -54,7 +54,7 @@ impl Telemetry {
     }
 }
 
-/// Starts the log of this process, and its traces, if there are `traces` to be.
+/// Starts the log of this process, and its traces if `traces` has settings for them.
 ///
 /// # Errors
 /// [`TelemetryError`] if OpenTelemetry's environment can't be read, or the log has been started before.
@@ -68,7 +68,7 @@ pub fn start(log: &Log, traces: Option<&traces::Settings>) -> Result<Telemetry, 
 }
 
 fn filter(log: &Log) -> EnvFilter {
-    // Lossless: the level was checked with the configuration.
+    // Nothing is lost: the level was checked with the configuration.
     EnvFilter::builder().parse_lossy(&log.level)
 }
 
@@ -85,12 +85,12 @@ fn layers(
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     match traces {
-        // Filters of their own for both: neither sees what is the other's.
+        // Both have filters of their own, so neither gets the other's events.
         Some(traces) => {
             let lines = lines.with_filter(level.and(traces::others()));
             vec![lines.boxed(), traces.layer().boxed()].boxed()
         }
-        // One for all: what it refuses isn't even made.
+        // One filter for all: events that it refuses aren't even made.
         None => level.and_then(traces::others()).and_then(lines).boxed(),
     }
 }

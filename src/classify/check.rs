@@ -1,7 +1,8 @@
-//! Checks a command by its rule: where it can write, and what the catalog knows of those places.
+//! Checks a command by its rule: the collections that it can write to, and their kinds in the catalog.
 //!
-//! What may go on goes on; a write that Keyward can protect goes to the write path; everything else that touches a
-//! protected or a proxy collection is refused. A command without a rule is searched for anything that names one.
+//! Keyward forwards a harmless command, and sends a write that it can protect to the write path. It refuses every other command
+//! on a protected or a proxy collection. If a command has no rule, Keyward searches all of it for the name of such a
+//! collection.
 
 use bson::spec::ElementType;
 
@@ -14,7 +15,7 @@ use crate::fleet;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
-/// Applies `rule` to a command that it is the rule for.
+/// Applies `rule` to its command.
 pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     Ok(match rule {
         Rule::Hello | Rule::Authenticate | Rule::Harmless => Verdict::Forward,
@@ -62,7 +63,7 @@ fn drop_database<'a>(command: &Command<'a>, protection: &impl Protection) -> Ver
         database: command.database,
         collection: fleet::COLLECTION.as_bytes(),
     };
-    // It would delete the register of Keywards, too.
+    // It would also drop the register of Keywards.
     if register.kind(protection) == Some(Kind::ProxyCollection) {
         return Verdict::Refuse(Refusal::of(command.name, register, Kind::ProxyCollection));
     }
@@ -96,7 +97,7 @@ fn define<'a>(refusal: Option<Refusal>, command: &Command<'a>, protection: &impl
 
 fn shard_key_change<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let targets = || Target::whole(&command.first);
-    // It would make the collection a view of buckets, of which each holds many documents.
+    // It would make the collection a view of buckets, each with many documents.
     if command.message.body.get("timeseries")?.is_some() {
         return Ok(refuse_known(targets(), command, protection));
     }
@@ -106,8 +107,8 @@ fn shard_key_change<'a>(command: &Command<'a>, protection: &impl Protection) -> 
     })
 }
 
-/// Why fields of a protected collection can't be encrypted so. Where `encryptedFields` stands several times, which no server
-/// takes, each counts. A value that can't be read may encrypt any field.
+/// Why fields of a protected collection can't be encrypted in this way. If `encryptedFields` occurs several times, each counts,
+/// although no server accepts that. A value that can't be read may encrypt any field.
 fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
     for field in command.message.body.elements() {
         let field = field?;
@@ -136,7 +137,8 @@ fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Optio
     Ok(None)
 }
 
-/// Why a protected collection can't be created so. Where `collation` stands several times, which no server takes, each counts.
+/// Why a protected collection can't be created in this way. If `collation` occurs several times, each counts, although no
+/// server accepts that.
 fn collates(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
     let mut collations = Vec::new();
     for field in command.message.body.elements() {
@@ -172,7 +174,7 @@ fn write<'a>(kind: WriteCommand, command: &Command<'a>, protection: &impl Protec
         Some((target, Kind::ProxyCollection)) => {
             Verdict::Refuse(Refusal::of(command.name, target, Kind::ProxyCollection))
         }
-        // The write path composes commands of its own: it gets only what has one reading.
+        // The write path composes its own commands, so the target must have only one reading.
         Some((target, Kind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
             Verdict::Refuse(Refusal::of(command.name, target, Kind::Protected))
         }
@@ -235,7 +237,7 @@ fn aggregate<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<
     Ok(Verdict::Forward)
 }
 
-/// Refuses `stage` if what its value `out` names, in any reading, is protected or a proxy collection.
+/// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.
 fn output<'a>(
     command: &Command<'a>,
     stage: &[u8],
@@ -263,7 +265,7 @@ fn output<'a>(
     )
 }
 
-/// A command that isn't in the table goes on only if nothing in it names a protected or a proxy collection.
+/// Classifies a command that isn't in the table: Keyward forwards it only if it names no protected and no proxy collection.
 pub fn unknown<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut found = None;
     let mut search = |document: Doc<'a>| {

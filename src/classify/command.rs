@@ -1,13 +1,13 @@
-//! A command's outline: its name, its first value and its database, read from the body of an OP_MSG.
+//! Reads a command's name, first value and database from the body of an OP_MSG.
 //!
-//! The name is that of the first field and the database is `$db`, as for the server; nothing else is interpreted.
+//! As for the server, the name is that of the first field, and the database is `$db`. Keyward interprets nothing else here.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Element, Malformed};
 use crate::wire::OpMsg;
 
-/// The outline of a command that the server could run.
+/// The request context: name, first field and database of a command that the server could run.
 #[derive(Debug, Clone, Copy)]
 pub struct Command<'a> {
     /// The whole message.
@@ -18,16 +18,16 @@ pub struct Command<'a> {
     pub first: Element<'a>,
     /// The value of `$db`.
     pub database: &'a [u8],
-    /// Whether `$db` stands there more than once, so that readers may differ.
+    /// Whether `$db` occurs more than once, so that readers may differ.
     pub has_two_databases: bool,
 }
 
 impl<'a> Command<'a> {
-    /// Reads the outline; `None` if the body is empty or `$db` is missing or no string, which the server answers with
-    /// an error whatever the command.
+    /// Reads the request context. `None` if the body is empty, or if `$db` is missing or isn't a string: the server then
+    /// returns an error for any command.
     ///
     /// # Errors
-    /// [`Malformed`] if the body's elements can't be told apart.
+    /// [`Malformed`] if the body can't be split into elements.
     pub fn read(message: &OpMsg<'a>) -> Result<Option<Self>, Malformed> {
         let mut first = None;
         let mut database = None;

@@ -1,9 +1,9 @@
-//! From a parsed request to what Keyward must do with it.
+//! Classifies a parsed request: forward it, serve it as a write, or refuse it.
 //!
-//! Only the command's name, `$db` and the namespaces that the command can write to are looked at, byte for byte as the
-//! server takes them. It fails closed: a command that names a protected collection and isn't known to be harmless is
-//! refused, and so is one that two readers could read differently. What the server itself will turn down is forwarded,
-//! so that the error is the server's own.
+//! Classification reads only the command's name, `$db` and the namespaces that the command can write to, byte for byte as the
+//! server does. It fails closed. Keyward refuses a command that names a protected collection unless the command is known to be
+//! harmless. It also refuses a command that two readers could read differently. Keyward forwards commands that the server
+//! itself refuses, so that the client gets the server's own error.
 
 mod check;
 mod command;
@@ -20,33 +20,33 @@ use crate::wire::Message;
 use command::Command;
 use rule::Rule;
 
-/// The look-ups that classification needs of the catalog of constraints. Names are the bytes on the wire.
+/// The lookups that classification needs in the catalog of constraints. Names are the bytes on the wire.
 pub trait Protection {
     /// Whether a constraint holds on this collection.
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
     /// Whether a constraint holds on any collection of this database.
     fn protects_any_in(&self, database: &[u8]) -> bool;
-    /// Whether this is a proxy collection, or a name kept for one.
+    /// Whether this is a proxy collection, or a name reserved for one.
     fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool;
-    /// What stands against creating this collection with this value of `collation`; nothing if it isn't protected.
+    /// The objection to creating this collection with this value of `collation`; `None` if it isn't protected.
     fn other_collation(
         &self,
         database: &[u8],
         collection: &[u8],
         collation: Option<&Element<'_>>,
     ) -> Option<OtherCollation>;
-    /// What stands against encrypting these fields of this collection; nothing if it isn't protected.
+    /// The objection to encrypting these fields of this collection; `None` if it isn't protected.
     fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted>;
 }
 
-/// What to do with a request.
+/// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// The bytes go on as they came.
+    /// Keyward forwards the bytes unchanged.
     Forward,
-    /// The bytes go on as they came; the reply is edited.
+    /// Keyward forwards the bytes unchanged and edits the reply.
     Hello,
-    /// The write path takes it.
+    /// The write path serves or refuses it.
     Write(Write<'a>),
     /// The client gets this error.
     Refuse(Refusal),
@@ -79,12 +79,12 @@ pub enum Write<'a> {
 /// Decides what to do with `message`.
 ///
 /// # Errors
-/// [`Malformed`] if a part that must be read is no BSON; the server would say so too.
+/// [`Malformed`] if a part that must be read isn't BSON; the server would report the same.
 pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     match message {
         Message::Query(query) => match query.name {
             "hello" | "isMaster" | "ismaster" => hello(query.command),
-            // Old servers log in this way.
+            // Old servers authenticate in this way.
             _ => authentication(query.command),
         },
         Message::Msg(message) => match Command::read(message)? {
@@ -101,12 +101,12 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
     }
 }
 
-/// Whether the table of commands has this name.
+/// Whether the table of commands contains this name.
 pub fn is_known_command(name: &[u8]) -> bool {
     Rule::of(name).is_some()
 }
 
-/// Through a load balancer, a driver would need the server's own support for it, which no proxy can stand in for.
+/// Handles the handshake. Behind a load balancer a driver would need the server's own support, which a proxy can't replace.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     if body.is_set("loadBalanced")? {
         return Ok(Verdict::Refuse(Refusal::LoadBalanced));
@@ -123,7 +123,8 @@ fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     Ok(Verdict::Hello)
 }
 
-/// To the server, a connection's certificate is Keyward's: a client that could log in with it would have Keyward's rights.
+/// Handles authentication. For the server, a connection's certificate is Keyward's: a client that logs in with it would get
+/// Keyward's rights.
 fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     match is_x509(body)? {
         true => Ok(Verdict::Refuse(Refusal::X509)),
@@ -134,7 +135,7 @@ fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
 fn is_x509(body: crate::raw::Doc<'_>) -> Result<bool, Malformed> {
     for field in body.elements() {
         let field = field?;
-        // Servers of old read it up to the first zero byte.
+        // Old servers read it up to the first zero byte.
         let is_it = |text: &[u8]| text.split(|byte| *byte == 0).next() == Some(b"MONGODB-X509");
         if field.name == b"mechanism" && field.as_string_bytes().is_some_and(is_it) {
             return Ok(true);

@@ -1,20 +1,20 @@
-//! What Keyward refuses because it can't be protected, and the words that it says so in.
+//! The requests that Keyward refuses because it can't protect them, and their error texts.
 //!
 //! Each text names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't retry.
 
 use super::{Kind, Target};
 use crate::wire::ServerError;
 
-/// That a protected collection isn't to have another default collation than it had when its constraints were prepared.
+/// A protected collection must not get another default collation than it had when its constraints were prepared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherCollation {
-    /// The name of a constraint that counts on it.
+    /// The name of a constraint that depends on the collation.
     pub constraint: String,
     /// The collation that the collection had, in words.
     pub had: String,
 }
 
-/// That a constraint reads a field whose equal values can't be compared, since Queryable Encryption encrypts it.
+/// A constraint reads a field that Queryable Encryption encrypts, so that equal values can't be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encrypted {
     /// The constraint's name.
@@ -23,7 +23,7 @@ pub struct Encrypted {
     pub field: String,
 }
 
-/// Why a request is refused.
+/// Why Keyward refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The command would write to a protected collection in a way that Keyward can't check.
@@ -68,7 +68,7 @@ pub enum Refusal {
     Collation {
         /// The protected collection.
         namespace: String,
-        /// What it had, and for whose sake.
+        /// The former collation, and the constraint that depends on it.
         other: OtherCollation,
     },
     /// A field that a constraint reads would be encrypted.
@@ -86,13 +86,13 @@ pub enum Refusal {
         /// The field, and the constraint that reads it.
         encrypted: Encrypted,
     },
-    /// The collection to write to is given by its UUID.
+    /// The command gives the collection to write to by its UUID.
     #[error("{command} must name its collection when it is sent through Keyward, not give its UUID")]
     Uuid {
         /// The command.
         command: String,
     },
-    /// `$db` stands in the command twice.
+    /// `$db` occurs twice in the command.
     #[error("BSON field '$db' is a duplicate field")]
     TwoDatabases,
     /// A handshake with `loadBalanced: true`.
@@ -124,8 +124,8 @@ impl Refusal {
         let (code, code_name) = match self {
             Refusal::TwoDatabases => (40413, "Location40413"),
             Refusal::LoadBalanced => (72, "InvalidOptions"),
-            // Not IllegalOperation: of a write, the Node driver takes that to mean that the deployment has no retryable
-            // writes, and puts that in place of the message.
+            // Not IllegalOperation: for a write, the Node driver takes it as "no retryable writes" in the deployment, and
+            // replaces the message.
             _ => (115, "CommandNotSupported"),
         };
         ServerError {

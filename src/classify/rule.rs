@@ -1,7 +1,7 @@
-//! The table of commands: by name, how a command can write, and so what is to be checked before it goes on.
+//! The table of commands: by name, how a command can write, and so what Keyward must check before it forwards the command.
 //!
-//! The names are those of MongoDB 4.4 to 8.0, with their old spellings. What is then checked is in
-//! [`check`](super::check), also for a name that isn't here.
+//! The names are those of MongoDB 4.4 to 8.0, with their old spellings. [`check`](super::check) makes the checks, also for
+//! names that aren't in the table.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -9,31 +9,31 @@ use std::sync::LazyLock;
 /// How a command can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The handshake: writes nothing, but says who the server is.
+    /// The handshake: writes nothing, but its reply describes the server.
     Hello,
-    /// Makes the connection another user's, or tries to; writes nothing.
+    /// Gives the connection another user, or tries to; writes nothing.
     Authenticate,
-    /// Can't change the documents of a collection, nor take a collection away.
+    /// Can't change the documents of a collection, and can't remove a collection.
     Harmless,
     /// A write command on the collection that its first field names.
     Write(WriteCommand),
     /// Writes to every collection that `nsInfo` lists.
     BulkWrite,
-    /// Writes where a `$out` or `$merge` in `pipeline` says.
+    /// Writes to the target of a `$out` or `$merge` in `pipeline`.
     Aggregate,
-    /// Writes where `out` says.
+    /// Writes to the target in `out`.
     MapReduce,
-    /// Takes away a whole database.
+    /// Removes a whole database.
     DropDatabase,
-    /// `create`: harmless, unless it makes the name a view or a time series, encrypts a constraint's fields, or gives it another default
-    /// collation.
+    /// `create`: harmless, unless it makes the name a view or a time series, encrypts a constraint's fields, or changes the
+    /// default collation.
     Create,
-    /// Changes a collection's definition, not its documents: for Keyward alone on proxy collections. It mustn't encrypt a
-    /// constraint's fields.
+    /// Changes a collection's definition, not its documents. On proxy collections only Keyward may do that. It must not encrypt
+    /// a constraint's fields.
     Definition,
-    /// Gives the collection whose whole namespace the first field is another shard key; it mustn't make it a time series.
+    /// Gives a collection, named by its whole namespace in the first field, another shard key; must not make it a time series.
     ShardKeyChange,
-    /// Replaces or moves documents of the collection that the first field names, or makes `toCollection`.
+    /// Replaces or moves documents of the collection that the first field names, or creates `toCollection`.
     Rewrite,
     /// The same for whole namespaces, in the first field and in `to`.
     RewriteOfWhole,
@@ -41,7 +41,7 @@ pub enum Rule {
     Anywhere,
 }
 
-/// The write commands that the write path takes.
+/// The write commands that the write path serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteCommand {
     Insert,
@@ -98,7 +98,7 @@ impl Rule {
 static HARMLESS_NAMES: LazyLock<HashSet<&[u8]>> =
     LazyLock::new(|| HARMLESS.iter().map(|name| name.as_bytes()).collect());
 
-/// Commands that can't change the documents of a collection, nor take a collection away.
+/// Commands that can't change the documents of a collection, and can't remove a collection.
 #[rustfmt::skip]
 const HARMLESS: &[&str] = &[
     // reading

@@ -1,13 +1,13 @@
-//! The collections that a command names, in every way in which a server may read the names.
+//! The collections that a command names, in every reading of the names that a server may use.
 //!
-//! A name is taken byte for byte. Where it holds a zero byte, a reader that stops there is allowed for.
+//! Names are compared byte for byte. If a name contains a zero byte, Keyward also considers a reader that stops there.
 
 use bson::spec::ElementType;
 
 use super::Protection;
 use crate::raw::{Doc, Element, Malformed, NESTED_DOCUMENTS_MAX};
 
-/// A collection that a command names; bytes as they came.
+/// A collection that a command names, with unchanged bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
     /// The database.
@@ -21,12 +21,12 @@ pub struct Target<'a> {
 pub enum Kind {
     /// A constraint holds on it.
     Protected,
-    /// It holds a constraint's reservations.
+    /// It contains a constraint's reservations.
     ProxyCollection,
 }
 
 impl<'a> Target<'a> {
-    /// What the catalog knows of it.
+    /// The target's kind in the catalog.
     pub fn kind(self, protection: &impl Protection) -> Option<Kind> {
         if protection.protects(self.database, self.collection) {
             Some(Kind::Protected)
@@ -37,7 +37,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The first of `targets` that the catalog knows.
+    /// The first of `targets` that is in the catalog.
     pub fn find(
         targets: impl IntoIterator<Item = Target<'a>>,
         protection: &impl Protection,
@@ -70,7 +70,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The ways to read a name: whole, and up to its first zero byte. A symbol is a string to the server.
+/// The readings of a name: whole, and up to its first zero byte. The server treats a symbol as a string.
 fn readings<'a>(element: &Element<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
     let text = match element.kind {
         ElementType::String | ElementType::Symbol => element.as_string_bytes(),

@@ -1,4 +1,4 @@
-//! Each line of the tables is a command and what must become of it.
+//! Tests classification by tables: each line is a command and its expected outcome.
 
 use bson::{Bson, Document, doc};
 
@@ -23,7 +23,7 @@ impl Protection for Shop {
         database == b"shop" && collection.starts_with(b"keyward.")
     }
 
-    /// It had none.
+    /// The collection had no collation.
     fn other_collation(
         &self,
         database: &[u8],
@@ -51,7 +51,7 @@ fn encrypting(command: &str, collection: &str, path: &str) -> Document {
     doc! { command: collection, "encryptedFields": { "fields": [{ "path": path }] } }
 }
 
-/// What became of a command, without its details.
+/// The outcome of a command, without its details.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Outcome {
     Forward,

@@ -1,18 +1,21 @@
-//! Can this update change a key? Decided from the statement alone, and whenever in doubt: yes.
+//! Decides from an update's statement alone whether it can change a key; in doubt, it can.
 //!
-//! A statement that can't touches no path of any constraint, nor of the shard key (a reservation's route), and inserts
-//! nothing; it is forwarded unchanged. Positions in arrays are left out of the comparison, so `a.0.b`, `a.$[].b` and
-//! `a.b` are one path. But what is set behind a numbered position may make elements that weren't there, each of which gives
-//! every key below the array a value, be it null: that counts as if the whole array was set. A pipeline's dotted field
-//! replaces whatever is no document on its way by one, the scalars of an array among them: `{$set: {"a.c": 1}}` makes
-//! `[{c: 1}]` of `[5]`, and only the second has an `a.b` that is null. That counts as if the first name was set.
+//! A statement can't change a key if it inserts nothing and changes no path of a constraint or of the shard key (a
+//! reservation's route). Keyward forwards such a statement unchanged. The comparison ignores positions in arrays, so `a.0.b`,
+//! `a.$[].b` and `a.b` are one path.
+//!
+//! Two updates reach further than their paths. An update at a numbered position may add elements to an array. Each new element
+//! adds a value, perhaps null, to every key below the array. So Keyward treats it as an update of the whole array. A pipeline's
+//! dotted field replaces each value on its way that isn't a document by a document, also the scalars of an array. For example,
+//! `{$set: {"a.c": 1}}` turns `[5]` into `[{c: 1}]`, and only the latter has an `a.b` that is null. So Keyward treats it as an
+//! update of the path's first name.
 
 use bson::spec::ElementType;
 
 use crate::catalog::Protected;
 use crate::raw::{Doc, Element, Malformed};
 
-/// Whether the update `u` (operators, a replacement or a pipeline) may change what stands at one of `paths`.
+/// Whether the update `u` (operators, a replacement or a pipeline) may change a value at one of `paths`.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -35,9 +38,9 @@ fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malf
         match operator.name {
             b"$set" | b"$unset" | b"$inc" | b"$mul" | b"$min" | b"$max" | b"$currentDate" | b"$bit" | b"$push"
             | b"$addToSet" | b"$pull" | b"$pullAll" | b"$pop" => {}
-            // This is not about inserted documents: an upsert may always change a key.
+            // This function doesn't cover inserted documents: an upsert may always change a key.
             b"$setOnInsert" => continue,
-            // A replacement, `$rename`, or what a newer server knows.
+            // A replacement, `$rename`, or an operator of a newer server.
             _ => return Ok(true),
         }
         for field in fields.elements() {
@@ -46,7 +49,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malf
             }
         }
     }
-    // Without any operator it is a replacement by nothing.
+    // An update without fields is a replacement by an empty document.
     Ok(update.is_empty())
 }
 
@@ -60,7 +63,7 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Mal
             let fields = operator.as_document_or_array()?;
             let touched = match (operator.name, fields) {
                 (b"$set" | b"$addFields", Some(fields)) => any(fields, |field| paths.overlap(first_name(field.name)))?,
-                // It takes away, and leaves what is no document as it is.
+                // It removes fields, and leaves values that aren't documents unchanged.
                 (b"$unset", Some(fields)) => any(fields, |field| {
                     field.as_string_bytes().is_none_or(|path| paths.overlap(path))
                 })?,
@@ -84,7 +87,7 @@ fn any(document: Doc<'_>, test: impl Fn(&Element<'_>) -> bool) -> Result<bool, M
     Ok(false)
 }
 
-/// What `operator` may change where it is given `path`: the array that it may make elements of, or what stands at the path.
+/// The path that `operator` may change if it is given `path`: the array that it may add elements to, or the path itself.
 pub fn reached<'p>(operator: &[u8], path: &'p [u8]) -> &'p [u8] {
     if let b"$unset" | b"$pull" | b"$pullAll" | b"$pop" = operator {
         return path;
@@ -104,7 +107,7 @@ fn first_name(path: &[u8]) -> &[u8] {
     path.split(|byte| *byte == b'.').next().unwrap_or(path)
 }
 
-/// Some paths.
+/// A set of paths.
 pub trait Paths {
     /// Whether `path` overlaps with any of them.
     fn overlap(&self, path: &[u8]) -> bool;
@@ -122,7 +125,7 @@ impl Paths for Protected {
     }
 }
 
-/// Whether one path, positions left out, begins with the other.
+/// Whether one path begins with the other, without positions.
 pub fn overlap(one: &[u8], other: &[u8]) -> bool {
     // Most paths differ in their first letter.
     if let ([first, ..], [other_first, ..]) = (one, other)

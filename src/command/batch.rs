@@ -1,9 +1,7 @@
-//! An `insert`, `update`, `delete` or `findAndModify` as the client sent it, read as far as enforcing constraints needs
-//! it.
+//! Reads the parts of an `insert`, `update`, `delete` or `findAndModify` that constraints need.
 //!
-//! Everything else in the body is the server's business and goes to it unchanged. What the server would refuse because
-//! of its shape is refused here with the server's code: batches are carried out in parts, so the server wouldn't see
-//! the mistake in the whole.
+//! Keyward forwards everything else in the body unchanged. If the server would refuse the command's shape, Keyward refuses it
+//! with the server's code. Keyward carries out batches in parts, so the server wouldn't see the mistake in the whole.
 
 use std::time::Duration;
 
@@ -15,21 +13,21 @@ use crate::reply::Refusal;
 use crate::reservation::Operation;
 use crate::wire::{BatchItemError, OpMsg};
 
-/// At most so many documents in one command (`maxWriteBatchSize`).
+/// The most documents in one command (`maxWriteBatchSize`).
 pub const BATCH_MAX: usize = 100_000;
 
 /// A client's command.
 #[derive(Debug)]
 pub struct BatchCommand<'a> {
-    /// The body, the batch perhaps in it.
+    /// The body, which may contain the batch.
     pub body: Doc<'a>,
     /// The documents to insert, or the statements, in order.
     pub documents: Vec<Doc<'a>>,
-    /// Whether nothing after the first failure is attempted.
+    /// Whether the command stops at its first failure.
     pub ordered: bool,
     /// Set if the command is a retryable write.
     pub retry: Option<Retry>,
-    /// The client's own limit.
+    /// The client's own time limit.
     pub max_time: Option<Duration>,
     /// Whether the client asked for no acknowledgement (`w: 0`).
     pub unacknowledged: bool,
@@ -40,12 +38,12 @@ pub struct BatchCommand<'a> {
 pub struct Retry {
     session: [u8; 16],
     txn_number: i64,
-    /// The statements' numbers where the client chose them itself.
+    /// The statements' numbers, if the client chose them itself.
     statements: Option<Vec<i32>>,
 }
 
 impl Retry {
-    /// The statement at `position` of the command.
+    /// The operation of the statement at `position` of the command.
     pub fn operation(&self, position: usize) -> Operation {
         let statement = match &self.statements {
             Some(statements) => statements.get(position).copied().unwrap_or(-1),
@@ -76,7 +74,7 @@ impl<'a> BatchCommand<'a> {
         Self::new(body, vec![body])
     }
 
-    /// The driver's operation that the statement at `position` is, if it can be retried.
+    /// The driver's operation of the statement at `position`, if it can be retried.
     pub fn operation(&self, position: usize) -> Option<Operation> {
         self.retry.as_ref().map(|retry| retry.operation(position))
     }
@@ -172,7 +170,7 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
 /// The statement numbers of a command.
 ///
 /// # Errors
-/// [`Refusal`] if they are none.
+/// [`Refusal`] if they aren't valid numbers.
 pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     let wrong = Refusal::WrongType("stmtIds");
     let Some(array) = array.as_document_or_array().map_err(malformed)? else {
@@ -186,12 +184,13 @@ pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
     array.elements().map(number).collect::<Option<Vec<_>>>().ok_or(wrong)
 }
 
-/// The server refuses what is no boolean.
+/// Whether the batch is ordered. The server refuses a value that isn't a boolean.
 fn is_ordered(ordered: Element<'_>) -> bool {
     ordered.is_nothing() || ordered.is_truthy()
 }
 
-/// The client's limit, zero meaning none. It doesn't go on as it came, so what the server would refuse is refused here.
+/// The client's limit; zero means none. Keyward doesn't forward the field unchanged, so it refuses values that the server would
+/// refuse.
 ///
 /// # Errors
 /// [`Refusal`] if the server would refuse it.
@@ -209,7 +208,7 @@ pub fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, Refusa
     }
 }
 
-/// A number of any type, near enough to compare it with small whole ones.
+/// A number of any type, precise enough for a comparison with small whole numbers.
 fn number(element: &Element<'_>) -> Option<f64> {
     match element.kind {
         ElementType::Double => Some(f64::from_le_bytes(element.value.try_into().ok()?)),
@@ -221,7 +220,7 @@ fn number(element: &Element<'_>) -> Option<f64> {
     }
 }
 
-/// Whether a write concern asks not to be told the outcome.
+/// Whether a write concern asks for no acknowledgement.
 ///
 /// # Errors
 /// [`Refusal`] if it isn't BSON.
@@ -233,11 +232,11 @@ pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Ref
         return Ok(false);
     };
     let w = write_concern.get("w").map_err(malformed)?;
-    // The server cuts a fraction off.
+    // The server truncates a fraction.
     Ok(w.and_then(|w| number(&w)).is_some_and(|w| w.trunc() == 0.0))
 }
 
-/// A refusal of what isn't BSON.
+/// The refusal of bytes that aren't BSON.
 pub fn malformed(error: Malformed) -> Refusal {
     Refusal::Malformed(error)
 }

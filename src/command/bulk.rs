@@ -1,6 +1,7 @@
-//! A `bulkWrite` as the client sent it: its operations, each as the statement of the command that it stands for.
+//! Reads a `bulkWrite`: each of its operations becomes a statement of an `insert`, `update` or `delete`.
 //!
-//! What the server would refuse because of its shape is refused here with the server's code, before anything is done.
+//! If the server would refuse the command's shape, Keyward refuses it with the server's code before it carries out any
+//! operation.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use crate::raw::{Builder, Doc, Element};
 use crate::reply::{BulkFault, BulkKind, Refusal};
 use crate::wire::{BatchItemError, OpMsg};
 
-/// Entries for so many bytes fit into a reply beside its errors.
+/// The most bytes of entries that fit into a reply beside its errors.
 const ENTRIES_BYTES_MAX: usize = 9 << 20;
-/// What an entry takes at most, but for an upserted `_id`.
+/// The most bytes of an entry, without an upserted `_id`.
 const ENTRY_BYTES: usize = 80;
 
-/// A namespace that operations are on.
+/// A namespace that operations use.
 #[derive(Debug, Clone, Copy)]
 pub struct Named<'a> {
     /// The database.
@@ -33,7 +34,7 @@ pub struct Named<'a> {
 pub struct Operation<'a> {
     /// Its kind.
     pub kind: BulkKind,
-    /// Where, by position in `nsInfo`.
+    /// The namespace, by position in `nsInfo`.
     pub namespace: usize,
     /// The document to insert, or the statement of an `update` or `delete`.
     pub statement: Cow<'a, [u8]>,
@@ -42,17 +43,17 @@ pub struct Operation<'a> {
 /// The command.
 #[derive(Debug)]
 pub struct BulkWrite<'a> {
-    /// The body, `ops` and `nsInfo` perhaps in it.
+    /// The body, which may contain `ops` and `nsInfo`.
     pub body: Doc<'a>,
     /// `nsInfo`.
     pub namespaces: Vec<Named<'a>>,
     /// `ops`.
     pub operations: Vec<Operation<'a>>,
-    /// Whether nothing after the first failure is attempted.
+    /// Whether the command stops at its first failure.
     pub ordered: bool,
-    /// Whether only failures are told one by one.
+    /// Whether the reply lists only failures one by one.
     pub errors_only: bool,
-    /// The client's own limit.
+    /// The client's own time limit.
     pub max_time: Option<Duration>,
     /// Whether the client asked for no acknowledgement (`w: 0`).
     pub unacknowledged: bool,
@@ -104,8 +105,8 @@ impl<'a> BulkWrite<'a> {
         })
     }
 
-    /// Where the run of operations that begins at `start` ends: of one kind, on one namespace, to be carried out by one
-    /// command. Where the outcome of each is to be told, an update or delete goes alone: its command only tells sums.
+    /// The end of the run of operations that begins at `start`. A run has one kind and one namespace, and one command carries
+    /// it out. If the reply must list each outcome, an update or delete forms its own run: its command only reports sums.
     pub fn end_of_run(&self, start: usize) -> usize {
         let first = &self.operations[start];
         if !self.errors_only && first.kind != BulkKind::Insert {
@@ -286,7 +287,7 @@ fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Refus
     }
 }
 
-/// What the entries of a reply take at most: an upserted `_id` is part of its operation.
+/// The most bytes that a reply's entries take: an upserted `_id` is part of its operation.
 fn entries_bytes(ops: &[Doc<'_>]) -> usize {
     let of_id = |op: &Doc<'_>| match op.get("upsert") {
         Ok(Some(upsert)) if upsert.is_truthy() => op.bytes().len(),

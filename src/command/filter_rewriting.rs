@@ -1,4 +1,4 @@
-//! A statement's query narrowed: to the document that was looked at, to the values that were seen in it, or to nothing.
+//! Rewrites a statement's query: pins it to one document or to the values in it, or makes it match nothing.
 
 use bson::spec::ElementType;
 
@@ -6,9 +6,11 @@ use crate::constraint::TypeTest;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// `query`, and no other document than `owner` with this `{_id}`: its `_id` and shard key, beside the query's own conditions so that a
-/// router sees them, or with `$and` where the query has other conditions on the same paths. What the query asks for
-/// already isn't repeated: the server takes a path that is matched twice for one that isn't.
+/// `query`, pinned to the document `owner` with this `{_id}`: its `_id` and shard key become conditions.
+///
+/// They stand beside the query's own conditions, so that a router sees them. If the query has other conditions on the same
+/// paths, `$and` joins them. Values that the query already asks for aren't repeated: if a path is matched twice, the server
+/// treats it as unmatched.
 pub fn pin(query: Doc<'_>, id: &[u8], owner: &Owner) -> Result<Vec<u8>, Malformed> {
     let mut pins = Builder::new();
     if let Some(id) = Doc::new(id)?.get("_id")? {
@@ -42,8 +44,7 @@ pub fn pin(query: Doc<'_>, id: &[u8], owner: &Owner) -> Result<Vec<u8>, Malforme
     Ok(both(Doc::new(&crossed)?, Doc::new(&pinned.finish())?))
 }
 
-/// Whether a query may be about other documents when it is asked again, even as of the same moment: by chance, by the clock,
-/// or by a program.
+/// Whether a repeated query may match other documents, even in the same snapshot: it depends on chance, the clock or a program.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -61,7 +62,7 @@ pub fn is_fickle(query: Doc<'_>) -> Result<bool, Malformed> {
     Ok(false)
 }
 
-/// Both conditions.
+/// A query with both conditions.
 pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
     let mut both = Builder::new();
     both.open(ElementType::Array, b"$and")
@@ -106,7 +107,7 @@ fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
     })
 }
 
-/// `query`, while what stands at `paths` is what stands there in `document`.
+/// `query`, as long as the values at `paths` are the same as in `document`.
 ///
 /// # Errors
 /// [`Malformed`] if either isn't BSON.
@@ -115,7 +116,7 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
     for path in paths {
         let path = match found_at(document, path)? {
             Some(path) => path,
-            // Through arrays, or by a position in one: all that stands below.
+            // The path leads through an array or names a position in one: compare the whole top-level field.
             None => path.split('.').next().unwrap_or(path),
         };
         if !compared.contains(&path) {
@@ -132,8 +133,8 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
     with_expression(query, &condition.finish())
 }
 
-/// `query`, for documents that meet those of `tests` that were met, and no other of them. An expression's `$eq` takes 1 for
-/// 1.0, which a filter's `$type` doesn't: somebody may change one into the other, and the document is in the filter, or out.
+/// `query`, for documents that pass exactly those of `tests` that were passed. An expression's `$eq` treats 1 and 1.0 as equal,
+/// but a filter's `$type` doesn't. If a client changes one into the other, the document may enter or leave the filter.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -158,12 +159,12 @@ pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malf
     Ok(rewritten.finish())
 }
 
-/// `query`, for no document at all: a retryable statement that was carried out before is answered as it was then, any
-/// other does nothing.
+/// `query`, rewritten to match no document. The server answers a retryable statement that it carried out before from memory;
+/// any other statement has no effect.
 ///
-/// It asks for a document without an `_id`. A condition that is false by itself, as `{$expr: false}` is, won't do: a router
-/// that knows it for false puts it in the place of the whole query, finds no shard key in that, and asks none of the shards
-/// what it remembers.
+/// The query asks for a document without an `_id`. A constantly false condition like `{$expr: false}` doesn't work. A router
+/// that recognises it replaces the whole query by it, and finds no shard key there. Then the router asks none of the shards for
+/// its memory.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -186,7 +187,7 @@ fn with_expression(query: Doc<'_>, expression: &[u8]) -> Result<Vec<u8>, Malform
     Ok(rewritten.finish())
 }
 
-/// `path`, if an expression's `$path` can tell what stands there: one value, or none, below plain documents.
+/// `path`, if an expression's `$path` identifies its value: one value, or none, below plain documents.
 fn found_at<'p>(document: Doc<'_>, path: &'p str) -> Result<Option<&'p str>, Malformed> {
     let is_name = |name: &str| !name.starts_with('$') && !name.bytes().all(|byte| byte.is_ascii_digit());
     if !path.split('.').all(is_name) {
@@ -217,7 +218,8 @@ fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Ma
     }
 }
 
-/// Compares as a whole and with its type, unlike a query's equality, which looks into arrays and takes null for nothing.
+/// Appends a comparison of the whole value and its type. A query's equality would look into arrays and treat null as a missing
+/// field.
 fn append_comparison(condition: &mut Builder, path: &str, value: Option<Element<'_>>) {
     let field = format!("${path}");
     match value.filter(|value| value.kind != ElementType::Undefined) {
@@ -241,7 +243,7 @@ fn append_comparison(condition: &mut Builder, path: &str, value: Option<Element<
     condition.close();
 }
 
-/// Asks for `value` at `path`.
+/// Appends the condition that `path` equals `value`.
 pub fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
     query
         .open(ElementType::EmbeddedDocument, path)

@@ -1,8 +1,8 @@
-//! Statements whose outcome for a document's keys can be read from the statement itself: plain values set or unset, a
-//! replacement, a removal; of one document.
+//! Statements about one document whose effect on its keys can be read from the statement itself.
 //!
-//! Which statements these are depends on the statement and the constraints alone, never on the document: a driver's retry
-//! must take the way that its first try took, because that is where what it did is recorded.
+//! They set or unset plain values, replace the document, or delete it. The statement and the constraints alone decide which
+//! statements these are, never the document. A driver's retry must run in the same way as its first try, because the first
+//! try's result is recorded there.
 
 use bson::spec::ElementType;
 
@@ -12,14 +12,14 @@ use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// A statement with more bytes than these isn't pinned to the values that it replaces, which mightn't fit into its command. The
-/// server takes one of 16 MiB and a little more.
+/// Keyward doesn't pin a larger statement to the values that it replaces: they might not fit into its command. The server
+/// accepts a command of 16 MiB and a little more.
 const STATEMENT_BYTES_MAX: usize = 16_000_000;
 
 /// The effect on the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyUpdate<'a> {
-    /// These are set, or unset; others may change, but no key with them.
+    /// These fields are set or unset; others may change, but no key changes with them.
     Fields(Vec<Assignment<'a>>),
     /// The document is replaced by this one.
     Replacement(Doc<'a>),
@@ -27,7 +27,7 @@ pub enum KeyUpdate<'a> {
     Removal,
 }
 
-/// A field with its new value, or none.
+/// A field with its new value; `None` removes the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment<'a> {
     path: &'a [u8],
@@ -40,10 +40,11 @@ impl<'a> KeyUpdate<'a> {
     /// # Errors
     /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
-        // Old values are compared by the server, and a collation would call others equal to them.
+        // The server compares old values, and under a collation other values would equal them.
         let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
-        // The server of one shard remembers what it found and gave back; which shard's that is, nobody could tell.
+        // The server of one shard remembers the document that a `findAndModify` returned. Without the shard key, Keyward
+        // couldn't find out which shard's answer that is.
         let is_known_by_record = statement.kind == StatementKind::FindAndModify
             && statement.body.get("txnNumber")?.is_some()
             && !names_shard(query, &protected.shard_key)?;
@@ -78,7 +79,7 @@ impl<'a> KeyUpdate<'a> {
         }
     }
 
-    /// Whether it changes what stands at `path`.
+    /// Whether it changes the value at `path`.
     pub fn affects_keys(&self, path: &str) -> bool {
         match self {
             KeyUpdate::Replacement(_) | KeyUpdate::Removal => true,
@@ -89,8 +90,8 @@ impl<'a> KeyUpdate<'a> {
         }
     }
 
-    /// The document that becomes of `document`, as far as keys are made of it; `None` if nothing does. Where the server
-    /// refuses the statement, what is given is of no importance.
+    /// The new version of `document`, with the fields that keys are made of; `None` if the document is deleted. If the server
+    /// refuses the statement, the result doesn't matter.
     ///
     /// # Errors
     /// [`Malformed`] if the document isn't BSON.
@@ -121,7 +122,7 @@ impl<'a> KeyUpdate<'a> {
     }
 }
 
-/// Whether a `findAndModify` asks for the array element that its query met: the server takes no expressions beside that.
+/// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
 fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
     for field in own.nested("fields")?.into_iter().flat_map(Doc::elements) {
         if field?.name.ends_with(b".$") {
@@ -131,8 +132,8 @@ fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
     Ok(false)
 }
 
-/// Whether the query and the change leave too little room for more. The rest doesn't count: a driver's retry may come with a
-/// newer `$clusterTime`.
+/// Whether the query and the update leave too little room for the pinned values. Other fields don't count: a driver's retry may
+/// carry a newer `$clusterTime`.
 fn is_large(own: Doc<'_>) -> Result<bool, Malformed> {
     let mut bytes = 0;
     for element in own.elements() {
@@ -144,14 +145,14 @@ fn is_large(own: Doc<'_>) -> Result<bool, Malformed> {
     Ok(bytes > STATEMENT_BYTES_MAX)
 }
 
-/// Whether the query names one shard, or one `_id` on all of them: the shard that carried out the first try of a retry is
-/// asked then, or all are.
+/// Whether the query names one shard, or one `_id` on all shards. A retry then asks the shard that carried out its first try,
+/// or all shards.
 fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
     Ok(equality(query, "_id")?.is_some() || names_shard(query, shard_key)?)
 }
 
-/// Whether the query can be about documents of one shard only: a retry then comes to the shard that carried out its first
-/// try, or to the one that has got its chunk, with what is remembered of it.
+/// Whether the query can match documents of one shard only. A retry then reaches the shard that carried out its first try, or
+/// the shard that received its chunk. The latter also received the chunk's remembered statements.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -164,8 +165,8 @@ pub fn names_shard(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malform
             .is_some())
 }
 
-/// Whether the write may be made to wait for a majority, as giving up old keys needs it: a write that is rolled back would
-/// bring them back. Whoever asks for more, or for nodes by name, gets what was asked for in a transaction's way.
+/// Whether Keyward may make the write wait for a majority. The release of old keys requires that: a rolled-back write would
+/// restore them. A write with a stronger concern, or one that names nodes, keeps its concern and runs in a transaction.
 fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
     let w = match body.nested("writeConcern")? {
         Some(write_concern) => write_concern.get("w")?,
@@ -177,7 +178,7 @@ fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
     }))
 }
 
-/// A replacement that leaves the document on its shard, and that the server stores as it is.
+/// A replacement that leaves the document on its shard, and that the server stores unchanged.
 fn replacement<'a>(
     replacement: Doc<'a>,
     query: Doc<'_>,
@@ -202,7 +203,7 @@ fn replacement<'a>(
     Ok(Some(KeyUpdate::Replacement(replacement)))
 }
 
-/// Operators of which only `$set` and `$unset` touch what keys are made of, whole values of it, each once.
+/// Operators that change keys only by `$set` and `$unset`, with whole values, each once.
 fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     let paths: Vec<&str> = protected
         .constraints
@@ -254,20 +255,20 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
     Ok(Some(KeyUpdate::Fields(assignments)))
 }
 
-/// Whether every part of the path is a field's name, whatever stands in the document.
+/// Whether every part of the path is a field's name in any document.
 fn is_plain_path(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'.')
         .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
 }
 
-/// Whether setting `changed` sets all of what stands at `path`, or nothing of it: of a part of an embedded document that
-/// is a key's value, the order of its fields would have to be known.
+/// Whether setting `changed` sets the whole value at `path`, or nothing of it. An embedded document's value depends on the
+/// order of its fields, which Keyward couldn't know after an update of a part.
 fn is_whole(changed: &[u8], path: &[u8]) -> bool {
     let names = |path: &[u8]| path.split(|byte| *byte == b'.').count();
     !overlap(changed, path) || names(changed) <= names(path)
 }
 
-/// `document` with the field at `path` set to `value`, or without it.
+/// `document` with the field at `path` set to `value`, or without that field.
 fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Result<Vec<u8>, Malformed> {
     let (first, rest) = match path.iter().position(|byte| *byte == b'.') {
         Some(dot) => (&path[..dot], Some(&path[dot + 1..])),
@@ -292,7 +293,7 @@ fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Resu
                 let nested = assigned(Doc::new(element.value)?, rest, value)?;
                 changed.append(ElementType::EmbeddedDocument, first, &nested);
             }
-            // Nothing can be set in what is no document, and there is nothing to unset.
+            // Nothing can be set below a value that isn't a document, and there is nothing to unset.
             (Some(_), _) => {
                 changed.element(&element);
             }

@@ -1,4 +1,4 @@
-//! Reads write commands from their messages alone: nothing here asks a server.
+//! Reads write commands from their messages alone, without asking a server.
 
 pub mod affected_keys;
 pub mod batch;

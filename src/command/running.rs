@@ -1,11 +1,11 @@
-//! The fields by which a command says how it runs, rather than what it does: its session and transaction, its concerns, its
-//! version of the API.
+//! The fields of a command that control how it runs, not what it does: its session and transaction, its concerns, its API
+//! version.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// The client's session, if its command names one as drivers do.
+/// The client's session, if its command names one in the drivers' form.
 ///
 /// # Errors
 /// [`Malformed`] if the body is.
@@ -19,7 +19,7 @@ pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
 /// Fields that every command of a transaction must repeat.
 pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
 
-/// Appends those fields of `body` that are called one of `names`.
+/// Appends the fields of `body` whose names are in `names`.
 ///
 /// # Errors
 /// [`Malformed`] if the body is.
@@ -32,7 +32,7 @@ pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Re
     Ok(())
 }
 
-/// Whether a client's field belongs to how its command runs, which Keyward sets anew, rather than to what it does.
+/// Whether a client's field controls how its command runs, so that Keyward sets it anew.
 pub fn is_about_running(element: &Element<'_>) -> bool {
     const NAMES: [&[u8]; 14] = [
         b"$clusterTime",

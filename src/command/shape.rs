@@ -1,5 +1,5 @@
 //! The shape of the commands that drivers send. A command of another shape has unknown fields, fields given twice, or values of
-//! an unexpected type; Keyward asks the server about such a command first.
+//! an unexpected type. Keyward probes the server for objections to such a command first.
 
 use bson::spec::ElementType;
 
@@ -12,7 +12,7 @@ use crate::wire::OpMsg;
 enum Holds {
     Text,
     Boolean,
-    /// A boolean, or a number that the server takes for one.
+    /// A boolean, or a number that the server accepts as one.
     Flag,
     Number,
     Int,
@@ -24,9 +24,9 @@ enum Holds {
     DocumentOrText,
     /// Zero or one.
     Limit,
-    /// The only one that there is.
+    /// The only existing version.
     ApiVersion,
-    /// A session's id, as drivers make it.
+    /// A session's id in the drivers' form.
     Session,
     WriteConcern,
     ReadPreference,
@@ -35,7 +35,7 @@ enum Holds {
 
 type Fields = &'static [(&'static str, Holds)];
 
-/// The circumstances in which any command may be run.
+/// The fields that any command may carry: session, concerns and so on.
 const CIRCUMSTANCES: Fields = &[
     ("$db", Holds::Text),
     ("lsid", Holds::Session),
@@ -104,7 +104,7 @@ const OF_A_DELETE: Fields = &[
     ("hint", Holds::DocumentOrText),
 ];
 
-/// A command that writes, and how it is written.
+/// A write command, by the form of its work.
 #[derive(Debug, Clone, Copy)]
 pub enum Form {
     /// An `insert`.
@@ -114,7 +114,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The name of the batch; none where the command itself is the statement.
+    /// The name of the batch; `None` if the command itself is the statement.
     pub fn list(self) -> Option<&'static str> {
         match self {
             Form::Insert => Some("documents"),
@@ -144,7 +144,7 @@ impl Form {
         }
     }
 
-    /// Whether it has no batch, though it should.
+    /// Whether its required batch is missing.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
@@ -206,13 +206,13 @@ impl Form {
     }
 }
 
-/// The fields of one document that were met, a bit for each.
+/// The fields of one document that were found, a bit for each.
 #[derive(Default)]
 struct Known(u32);
 
 impl Known {
-    /// Whether `field` is one of `fields`, stands here for the first time and holds what it should. The first of `fields` has
-    /// bit `first_bit`.
+    /// Whether `field` is one of `fields`, occurs for the first time and holds an expected value. The first of `fields` has bit
+    /// `first_bit`.
     fn holds(&mut self, field: &Element<'_>, fields: Fields, first_bit: u32) -> Result<bool, Malformed> {
         let bits = first_bit..;
         let Some((bit, (_, holds))) = bits.zip(fields).find(|(_, (name, _))| field.name == name.as_bytes()) else {
@@ -224,7 +224,7 @@ impl Known {
     }
 }
 
-/// Whether it holds what drivers send for a `txnNumber`.
+/// Whether it holds a `txnNumber` in the drivers' form.
 pub fn is_transaction_number(field: &Element<'_>) -> bool {
     field.kind == ElementType::Int64 && field.as_whole_number() >= Some(0)
 }
@@ -281,7 +281,7 @@ impl Holds {
     }
 }
 
-/// Whether it is an array of documents, numbered as elements are; the server takes no other one for a batch.
+/// Whether it is an array of documents whose elements are numbered in order; the server accepts no other array as a batch.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.

@@ -17,7 +17,7 @@ pub enum StatementKind {
 }
 
 impl StatementKind {
-    /// The field of a statement that says which documents it is about.
+    /// The field of a statement that selects its documents.
     pub fn query_name(self) -> &'static str {
         match self {
             StatementKind::FindAndModify => "query",
@@ -25,8 +25,8 @@ impl StatementKind {
         }
     }
 
-    /// Whether the statement says which documents it is about, or may leave it out: taken for a query of all documents, what
-    /// is none would change some that nobody meant.
+    /// Whether the statement's query is a document, or may be missing. Keyward must not treat another value as an empty query:
+    /// that would change documents that the client didn't mean.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
@@ -38,7 +38,7 @@ impl StatementKind {
         })
     }
 
-    /// The batch of the command that its statements stand in, if they stand in one.
+    /// The name of the batch that contains such statements, if they are in a batch.
     pub fn list(self) -> Option<&'static str> {
         match self {
             StatementKind::Update => Some("updates"),
@@ -59,16 +59,16 @@ pub struct Statement<'a> {
     pub own: Doc<'a>,
     /// Whether it is about one document only.
     pub is_single: bool,
-    /// Whether it inserts where nothing matches.
+    /// Whether it inserts a document if none matches.
     pub is_upsert: bool,
 }
 
-/// Which documents a statement is about, in the words of `find`.
+/// The documents that a statement selects, in the terms of `find`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Selection<'a> {
-    /// The query; everything if there is none.
+    /// The query; all documents if there is none.
     pub query: Option<Doc<'a>>,
-    /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, as far as the statement and its command have them.
+    /// `sort`, `collation`, `hint`, `let` and `maxTimeMS`, if the statement or its command has them.
     pub options: [Option<Element<'a>>; 5],
     /// Whether it is about one document only.
     pub is_single: bool,
@@ -103,7 +103,7 @@ impl<'a> Statement<'a> {
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
-    /// Which documents it is about.
+    /// The documents that it selects.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
@@ -123,7 +123,7 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// All documents under this collation, in the time that the client gives.
+    /// All documents under this collation, within the client's time limit.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
@@ -135,7 +135,7 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// The statement itself, with the query `narrowed` instead of its own.
+    /// The statement itself, with the query `rewritten` instead of its own.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
@@ -158,7 +158,7 @@ impl<'a> Statement<'a> {
         Ok(own.finish())
     }
 
-    /// The statement as a command of its own, with the query `narrowed` instead of its own if there is one.
+    /// The statement as a command of its own. If `rewritten` is given, it replaces the statement's query.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.

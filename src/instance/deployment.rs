@@ -20,12 +20,12 @@ use crate::server::certain;
 use crate::session::Service;
 use crate::upstream::{SetupError, Upstream};
 
-/// How long to leave a deployment that gave no answer.
+/// How long to wait after a deployment gave no answer.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long to leave it between two looks at the privileges of Keyward's own user.
+/// How long to wait between two checks of the privileges of Keyward's own user.
 const PRIVILEGES_EVERY: Duration = Duration::from_secs(30);
 
-/// Looks the deployment up: with `mongodb+srv`, until it is found.
+/// Looks the deployment up; with `mongodb+srv`, repeats this until it is found.
 pub(super) async fn resolved(config: &Config, readiness: &Readiness) -> Result<Upstream, StartError> {
     loop {
         match Upstream::new(config.upstream.uri()).await {
@@ -37,7 +37,7 @@ pub(super) async fn resolved(config: &Config, readiness: &Readiness) -> Result<U
     }
 }
 
-/// Asks until the deployment answers. It may come up after Keyward; only a refusal is final.
+/// Asks until the deployment answers, because it may start after Keyward. Only a refusal is final.
 pub(super) async fn await_answer(
     upstream: &Upstream,
     config: &Config,
@@ -58,7 +58,7 @@ pub(super) async fn await_answer(
     }
 }
 
-/// Asks until Keyward's own user may do what it must: rights can be given while it waits.
+/// Asks until Keyward's own user has its privileges: they can be granted while Keyward waits.
 pub(super) async fn await_privileges(
     upstream: &Upstream,
     config: &Config,
@@ -76,8 +76,8 @@ pub(super) async fn await_privileges(
     }
 }
 
-/// Looks again, for as long as it runs: a right that is taken away later, or a deployment that doesn't answer any more, is
-/// missed as much.
+/// Checks the privileges again for as long as Keyward runs. A privilege that is revoked later, or a deployment that
+/// stops answering, is reported in the same way.
 pub(super) async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
     let mut pause = PRIVILEGES_EVERY;
     loop {
@@ -96,7 +96,7 @@ pub(super) async fn follow_privileges(service: Arc<Service>, constraints: Vec<Ar
     }
 }
 
-/// Shows what is missing in the log, when that changes, and in `/readyz`; says whether all is there.
+/// Shows missing privileges in `/readyz`, and in the log when they change. Returns whether none is missing.
 fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
     let text = format!("Keyward's user lacks {}; see docs/security.md", missing.join("; "));
     if missing.is_empty() {
@@ -127,8 +127,8 @@ pub(super) async fn joined(
     }
 }
 
-/// Makes all constraints hold. What a broken connection or a shard without a primary leaves undone is done next time:
-/// nothing is begun that a later try wouldn't finish.
+/// Makes all constraints hold. A broken connection or a shard without a primary may interrupt this; a later try
+/// finishes every step that has begun.
 pub(super) async fn prepared(
     upstream: &Upstream,
     config: &Config,
@@ -163,7 +163,7 @@ async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) 
     tokio::time::sleep(RETRY).await;
 }
 
-/// Whether asking again would only get the same answer: the user, the password or the rights are wrong, or the server is old.
+/// Whether another try would get the same answer: the user, the password or the rights are wrong, or the server is old.
 fn is_refusal(error: &StoreError) -> bool {
     let driver = match error {
         StoreError::TooOld(_) => return true,

@@ -1,7 +1,7 @@
-//! One Keyward: from a checked configuration to a proxy that serves, and to its end.
+//! Runs one Keyward: starts it from a checked configuration, serves clients, and stops it.
 //!
-//! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for everything that
-//! is there already. Several instances may live in one process; nothing here is global.
+//! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for every
+//! existing document. Several instances may live in one process; nothing here is global.
 
 mod deployment;
 
@@ -36,7 +36,7 @@ use crate::tls;
 use crate::upstream::SetupError;
 use crate::write;
 
-/// How long, at the end, what upstream is at work on is waited for.
+/// How long a stopping Keyward waits for work that is still under way upstream.
 const AT_WORK: Duration = Duration::from_secs(1);
 /// How many clients may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -45,7 +45,7 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Instance {
     address: SocketAddr,
-    /// What holds now.
+    /// The configuration that holds now.
     config: Config,
     service: Arc<Service>,
     readiness: Readiness,
@@ -53,10 +53,10 @@ pub struct Instance {
     stage: watch::Sender<Stage>,
     serving: JoinHandle<bool>,
     membership: Arc<Membership>,
-    /// Has the constraints enforced whenever they aren't.
+    /// The task that makes constraints enforced whenever they aren't.
     keeping: Option<Keeping>,
     sweeping: Background,
-    /// Whether Keyward's own user has the privileges that it needs.
+    /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
     following: [Background; 3],
     pages: Pages,
@@ -65,14 +65,14 @@ pub struct Instance {
 /// Why a Keyward didn't start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port can't be had.
+    /// An address can't be listened on.
     #[error("{setting} ({address}) cannot be listened on: {cause}")]
     Listen {
         /// The setting with the address.
         setting: &'static str,
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
     /// The certificates for clients' connections can't be used.
@@ -90,12 +90,12 @@ pub enum StartError {
 }
 
 impl Instance {
-    /// Waits for the deployment, makes all constraints hold, and begins to serve clients. The admin pages are there from
-    /// the beginning and say what is being waited for.
+    /// Waits for the deployment, makes all constraints hold, and begins to serve clients. The admin pages are open from
+    /// the beginning and show what Keyward waits for.
     ///
-    /// - Cancel: dropping the future stops whatever has begun; what the cluster holds then is good for the next start.
+    /// - Cancel: dropping the future stops everything that has begun; the next start can use the cluster's state.
     /// # Errors
-    /// [`StartError`]; a deployment that doesn't answer (yet) is none, it is waited for.
+    /// [`StartError`]. A deployment that doesn't answer yet is no error: Keyward waits for it.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
@@ -151,13 +151,14 @@ impl Instance {
         })
     }
 
-    /// Has another configuration hold, or says why not: in the log, in the metrics, and on the admin pages.
+    /// Applies another configuration, or reports why it can't: in the log, in the metrics, and on the admin pages.
     ///
-    /// - Cancel: constraints that are new may reserve already, and enforce nothing; only to stop is of use then.
+    /// - Cancel: new constraints may reserve already, but enforce nothing. The instance is then of use only to be
+    /// stopped.
     pub async fn reload(&mut self, wanted: Result<Config, Problems>, telemetry: &Telemetry) {
         self.reloads.begin();
         let metrics = self.service.metrics.config.clone();
-        // Nobody may take a constraint for one to be enforced that is about to go.
+        // The background task must not mark a constraint as enforced that is about to be removed.
         if let Some(keeping) = self.keeping.take() {
             keeping.stop().await;
         }
@@ -193,23 +194,23 @@ impl Instance {
         }
     }
 
-    /// How often to look whether the configuration has changed; zero is never.
+    /// How often to check whether the configuration has changed; zero is never.
     pub fn reload_interval(&self) -> Duration {
         self.config.reload_interval
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where the admin pages are.
+    /// The address of the admin pages.
     pub fn admin_address(&self) -> SocketAddr {
         self.pages.address
     }
 
-    /// Says at once that clients aren't welcome any more; goes on for `drain_delay`, and then sends them away, in `drain` at
-    /// most. Gives what is left of that time.
+    /// Reports at once that clients aren't welcome any more, but serves them for `drain_delay`. Then it drains their
+    /// connections, for at most `drain`. Returns the rest of that time.
     pub async fn stop(self) -> Duration {
         self.readiness.block(Obstacle::Draining, "stopping");
         tokio::time::sleep(self.config.drain_delay).await;
@@ -221,14 +222,14 @@ impl Instance {
             false
         });
         drop(self.following);
-        // Whatever may still be done by the deployment that came through here keeps the entry in the register.
+        // While the deployment may still work on writes that came through here, the entry stays in the register.
         let writes = &self.service.writes;
         let last = writes.replace(writes.catalog().clone());
         let is_over = tokio::time::timeout(AT_WORK, last.is_over()).await.is_ok();
         self.membership
             .leave(is_drained && is_over && writes.unseen_end().is_none())
             .await;
-        // The pages close last: how the draining goes can be watched to the end.
+        // The pages close last, so that the draining can be watched to the end.
         drop(self.pages);
         drain.until().saturating_duration_since(tokio::time::Instant::now())
     }
@@ -242,7 +243,7 @@ fn keeping(service: &Arc<Service>, membership: &Arc<Membership>, config: &Config
     let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());
     let (stop, stopped) = oneshot::channel::<Infallible>();
     let runtime = Handle::current();
-    // On a thread of its own: what it does is no future that could wander from one to another.
+    // On a thread of its own: its future can't move between threads.
     let ended = tokio::task::spawn_blocking(move || {
         runtime.block_on(async {
             tokio::select! {
@@ -254,7 +255,7 @@ fn keeping(service: &Arc<Service>, membership: &Arc<Membership>, config: &Config
     Keeping { stop, ended }
 }
 
-/// What has the constraints enforced; it stops, wherever it is, when this is dropped.
+/// The task that makes constraints enforced; it stops at any point when this is dropped.
 #[derive(Debug)]
 struct Keeping {
     stop: oneshot::Sender<Infallible>,
@@ -262,7 +263,7 @@ struct Keeping {
 }
 
 impl Keeping {
-    /// Stops it, and waits until it has.
+    /// Stops the task, and waits until it has ended.
     async fn stop(self) {
         drop(self.stop);
         if let Err(error) = self.ended.await {
@@ -271,7 +272,7 @@ impl Keeping {
     }
 }
 
-/// What runs as long as Keyward does: it follows shard keys and certificates, and renews the entry in the register.
+/// The tasks that run as long as Keyward does: they follow shard keys and certificates, and renew the entry in the register.
 fn following(service: &Arc<Service>, membership: &Arc<Membership>, readiness: &Readiness) -> [Background; 3] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
@@ -300,7 +301,7 @@ fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Rea
     Background(tokio::spawn(follow_privileges(service, constraints, readiness.clone())))
 }
 
-/// A task that stops, wherever it is, when this is dropped.
+/// A task that stops at any point when this is dropped.
 #[derive(Debug)]
 struct Background(JoinHandle<()>);
 
@@ -335,13 +336,13 @@ impl Drop for Pages {
     }
 }
 
-/// Takes the address without opening it: until it listens, whoever connects is refused rather than kept waiting.
+/// Binds the address without listening. Until Keyward listens, connecting clients are refused instead of kept waiting.
 fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // As every server does: connections of a predecessor that linger must not keep a successor from starting.
+    // As every server does: lingering connections of a predecessor must not prevent a successor's start.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)

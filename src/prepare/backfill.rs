@@ -1,7 +1,7 @@
-//! Reserves the keys of documents that are there already.
+//! Reserves the keys of existing documents.
 //!
-//! It walks the documents by their `_id`s, several batches at a time, and notes how far all of them have come. Every duplicate
-//! is collected into one report; nothing is changed about the documents themselves.
+//! It walks the documents by their `_id`s, several batches at a time, and stores how far all of them have come. It
+//! collects every duplicate into one report. It does not change the documents.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::proxy_collection::StoreError;
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Token};
 
-/// So many documents are read and reserved together: the more, the nearer to each other are the reservations that the
-/// server writes one after the other.
+/// How many documents one batch reads and reserves. The larger the batch, the nearer to each other are the reservations
+/// that the server writes in sequence.
 const BATCH: i32 = 8_000;
-/// So many batches are under way: while one is read, others are reserved.
+/// How many batches are under way: while one is read, others are reserved.
 const BATCHES_AT_ONCE: usize = 3;
-/// So long nothing is logged of the wait before it.
+/// How long the backfill waits for prepared transactions before it logs the wait.
 const QUIET: Duration = Duration::from_secs(10);
-/// So many duplicates are named in a report; the rest is counted.
+/// How many duplicates a report names; it counts the rest.
 const NAMED_MAX: usize = 1_000;
 
 /// The documents that violate a constraint.
@@ -38,13 +38,13 @@ pub struct Report {
     pub namespace: Namespace,
     /// The constraint's name.
     pub constraint: String,
-    /// How many documents hold a key that another document holds, too.
+    /// How many documents hold a key that another document also holds.
     pub count: u64,
-    /// The first of them, as the server would have refused them, with their `_id`s.
+    /// The first of them, with the server's error text and their `_id`s.
     pub named: Vec<String>,
 }
 
-/// What violates some constraints.
+/// The reports of all violated constraints.
 #[derive(Debug, Clone)]
 pub struct Reports(pub Vec<Report>);
 
@@ -63,7 +63,7 @@ impl Report {
 }
 
 impl Report {
-    /// How many documents violate what, and none of their values.
+    /// The number of violating documents and their constraint, without any of their values.
     pub fn without_values(&self) -> String {
         let Report {
             namespace,
@@ -78,7 +78,7 @@ impl Report {
 }
 
 impl Reports {
-    /// How many documents violate what, and none of their values.
+    /// The number of violating documents of each constraint, without any of their values.
     pub fn without_values(&self) -> String {
         let reports: Vec<String> = self.0.iter().map(Report::without_values).collect();
         reports.join("\n")
@@ -109,8 +109,8 @@ impl fmt::Display for Reports {
     }
 }
 
-/// Reserves every key that the documents of the collection give the constraint at `position`, of those after what was
-/// `reached` before.
+/// Reserves every key of the constraint at `position`, for all documents of the collection after the position
+/// `reached`.
 pub(super) async fn backfill(
     protected: &Protected,
     position: usize,
@@ -130,7 +130,8 @@ pub(super) async fn backfill(
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }
     let (documents, _) = proxy.estimate().await?;
-    // What they have written is reserved by nobody if they began before the constraint, and the walk passes it by.
+    // Transactions that began before the constraint reserved nothing. While they are prepared, the walk does not see
+    // their writes.
     decided(protected, position).await?;
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());
@@ -144,7 +145,7 @@ pub(super) async fn backfill(
         let duplicates = take_in_batch(protected, position, lease, &batch).await?;
         Ok((batch.len() as u64, last, duplicates))
     });
-    // In the order in which they were read: everything up to `last` is taken in.
+    // In the order of reading: everything up to `last` is backfilled.
     in_order(batches, BATCHES_AT_ONCE, async |(count, last, duplicates)| {
         duplicates.into_iter().for_each(|text| report.add(text));
         done += count;
@@ -161,7 +162,7 @@ pub(super) async fn backfill(
     Ok(report)
 }
 
-/// Waits until transactions that are prepared are decided, however long that takes.
+/// Waits until all prepared transactions are decided, without a time limit.
 async fn decided(protected: &Protected, position: usize) -> Result<(), StoreError> {
     let waiting = protected.constraints[position].wait_for_prepared();
     tokio::pin!(waiting);
@@ -176,8 +177,8 @@ async fn decided(protected: &Protected, position: usize) -> Result<(), StoreErro
     waiting.await
 }
 
-/// Reserves the keys of one batch; what violates the constraint. Each key is an attempt of its own: one duplicate must not cost
-/// a document its others.
+/// Reserves the keys of one batch and returns the violations. Each key is an attempt of its own, so that one duplicate
+/// does not prevent the document's other reservations.
 async fn take_in_batch(
     protected: &Protected,
     position: usize,
@@ -192,7 +193,7 @@ async fn take_in_batch(
             Err(text) => violations.push(text),
         }
     }
-    // Next to each other in the proxy collection. Of two documents with one key the one that was read first has it.
+    // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
     for (candidate, outcome) in backfill_documents(protected, lease, under_way.attempt(), wanted).await? {

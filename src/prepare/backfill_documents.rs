@@ -1,7 +1,7 @@
-//! Reserves keys for documents that are there already.
+//! Reserves keys for existing documents.
 //!
-//! Documents may change meanwhile. What is reserved for one that doesn't hold the key any more is in nobody's way: no write of
-//! its owner's is on its way, so whoever wants the key takes it over at once, or the sweeper deletes it.
+//! Documents may change meanwhile. A reservation whose document no longer holds the key blocks no write. The backfill
+//! has no write of its owner in flight, so another write takes the key over at once, or the sweeper deletes it.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use crate::proxy_collection::{Owner, StoreError};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
 
-/// How long to wait before claiming again what somebody else has in flight.
+/// How long to wait before claiming a key again that another attempt has in flight.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// What became of one key of a document.
+/// The outcome for one key of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It is reserved for the document, which held it when it was read.
+    /// The key is reserved for the document, which held it when it was read.
     Reserved,
-    /// The document doesn't hold it any more, and another has it.
+    /// The document no longer holds the key, and another document has it.
     Gone,
-    /// Another document holds it.
+    /// Another document holds the key.
     Duplicate(Owner),
 }
 
-/// Reserves what `candidates` are about, each of one key of the same constraint, under tokens of `attempt`; says of each what
-/// became of it.
+/// Reserves the keys of `candidates` under tokens of `attempt`, and returns the outcome of each. Each candidate has one
+/// key, and all keys are of the same constraint.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster gave no sure answer about some key.
+/// [`StoreError`] if the cluster gave no definite answer about some key.
 pub async fn backfill_documents<'a>(
     protected: &Protected,
     lease: Duration,
@@ -43,15 +43,15 @@ pub async fn backfill_documents<'a>(
         let (mut left, mut duplicates) = (Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
-                // Its document is there: nothing is to be forwarded.
+                // The document exists already, so nothing is forwarded.
                 None if candidate.attempt.may_forward() => outcomes.push((candidate, Outcome::Reserved)),
                 None => left.push(candidate),
-                // It may be reserved for the very document already: by an earlier start, say.
+                // The key may already be reserved for this very document, for example by an earlier start.
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.conflicts_with_itself(key) {
                     true => outcomes.push((candidate, Outcome::Reserved)),
                     false => duplicates.push(candidate),
                 },
-                // That nobody is sure of the key: nothing is forwarded, so it can't have ended otherwise.
+                // The state of the key is unknown. Nothing is forwarded, so the attempt has no other end.
                 Some(_) => return Err(StoreError::Unsure),
             }
         }
@@ -82,7 +82,7 @@ pub async fn backfill_documents<'a>(
     Ok(outcomes)
 }
 
-/// Whether the documents still hold the keys that others hold, too: they may have been given up since they were read.
+/// Whether each document still holds its duplicate key: it may have given the key up since it was read.
 async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result<Vec<bool>, StoreError> {
     let Some(first) = duplicates.first() else {
         return Ok(Vec::new());
@@ -95,8 +95,9 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
     proxy.look_up(&claims, Scope::Linearizable).await
 }
 
-/// Whose the key is, if that can be said yet. The reservation may be of a document with the same `_id`: of one on another shard,
-/// or of the very document, which was moved since it was read, or changed past Keyward.
+/// Determines the holder of the key, or none if that is not decided yet. The conflicting reservation may belong to a
+/// document with the same `_id` on another shard. It may also belong to this very document, if that was moved since it
+/// was read, or was changed without Keyward.
 async fn duplicate(
     protected: &Protected,
     lease: Duration,
@@ -126,7 +127,7 @@ async fn duplicate(
     Ok(match other {
         _ if !is_held => Some(Outcome::Gone),
         Some(other) => Some(Outcome::Duplicate(other)),
-        // A namesake may yet come to where the reservation says.
+        // A document with the same `_id` may still arrive at the place that the reservation names.
         None if conflicting.may_be_in_flight(lease) => None,
         None => Some(Outcome::Reserved),
     })

@@ -1,4 +1,4 @@
-//! Several batches under way at a time, and what is done of them noted in their order.
+//! Runs several batches at a time and processes their results in order.
 
 use std::future::ready;
 
@@ -6,13 +6,13 @@ use futures_util::stream::{TryStream, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio::try_join;
 
-/// Runs the futures of `batches`, `at_once` at a time, and `note` with what each of them gave, in their order.
+/// Runs the futures of `batches`, `at_once` at a time, and calls `note` with their results, in order.
 ///
-/// Both are driven at the same time. A batch that isn't driven while something is noted may be next in line for a lock (of
-/// the driver's sessions, for one) which the note needs, too, and neither would ever go on.
+/// Both are driven at the same time. Otherwise a batch could be next in line for a lock that the note needs, too, such
+/// as a lock of the driver's sessions. Then neither would ever continue.
 ///
 /// # Errors
-/// The first one, of a batch or a note; what else is under way is let go.
+/// The first error of a batch or a note; other batches under way are dropped.
 pub(super) async fn in_order<S, F, T, E>(
     batches: S,
     at_once: usize,
@@ -25,7 +25,7 @@ where
     let (done, mut noted) = mpsc::unbounded_channel();
     let run = async move {
         let outcomes = batches.try_buffered(at_once);
-        // Nobody listens only if a note has failed.
+        // Sending fails only if a note has failed.
         outcomes
             .try_for_each(|outcome| {
                 let _ = done.send(outcome);
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// As the driver's sessions: one lock, which is handed on in the order in which it was asked for.
+    /// Like the driver's sessions: one lock, granted in the order of the requests.
     async fn use_a_session(sessions: &Mutex<()>) {
         let _held = sessions.lock().await;
         yield_now().await;
@@ -65,7 +65,7 @@ mod tests {
         let batches = stream::iter((0..20).map(|number| {
             let sessions = &sessions;
             Ok::<_, ()>(async move {
-                // They don't end in their order.
+                // The batches end in another order.
                 for _ in 0..=(number * 7) % 5 {
                     use_a_session(sessions).await;
                 }

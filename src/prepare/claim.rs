@@ -1,7 +1,9 @@
-//! Whose turn it is to backfill a constraint: in the constraint's own document, by the server's clock alone.
+//! Decides which Keyward backfills a constraint: by a claim in the constraint's own document, and by the server's clock
+//! alone.
 //!
-//! A claim saves work and proves nothing. If its Keyward dies it runs out, and another one goes on; if two backfill at once,
-//! since one was stopped or a clock has leapt, they do the same work twice. Nobody waits for a claim while holding one.
+//! A claim saves work and proves nothing. If a Keyward dies, its claim expires, and another Keyward continues. If one
+//! is stopped or a clock jumps, two Keywards may backfill at once: they do the same work twice. No Keyward waits for a
+//! claim while it holds one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +17,7 @@ use crate::proxy_collection::{StoreError, answered};
 
 /// How long a claim lasts unless it is renewed.
 const TERM: Duration = Duration::from_secs(30);
-/// How often that is done.
+/// How often a claim is renewed.
 const RENEWAL: Duration = Duration::from_secs(10);
 
 /// The claim to one constraint.
@@ -34,7 +36,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// None yet.
+    /// No claim yet.
     pub(super) fn new(client: &Client) -> Claims {
         Claims {
             client: client.clone(),
@@ -43,7 +45,7 @@ impl Claims {
         }
     }
 
-    /// Claims `constraint`, unless somebody else has; gives whether it did.
+    /// Claims `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let namespace = constraint.namespace();
         let claim = Claim {
@@ -58,7 +60,7 @@ impl Claims {
         Ok(is_taken)
     }
 
-    /// Does `work`, and renews what is claimed meanwhile.
+    /// Does `work`, and renews the held claims meanwhile.
     pub(super) async fn renewed_during<T>(&self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
@@ -71,7 +73,7 @@ impl Claims {
             tokio::time::sleep(RENEWAL).await;
             let held = self.held().clone();
             for claim in held {
-                // If it can't be renewed, others do the same work.
+                // If the renewal fails, other Keywards do the same work.
                 if let Err(error) = claim.update(doc! { "claim.by": self.by }, self.by, TERM).await {
                     tracing::debug!(%error, "a claim to a backfill could not be renewed");
                 }
@@ -79,11 +81,11 @@ impl Claims {
         }
     }
 
-    /// Lets go of all claims at once.
+    /// Releases all claims at once.
     pub(super) async fn release(&self) {
         let held = std::mem::take(&mut *self.held());
         for claim in held {
-            // It runs out by itself.
+            // If the release fails, the claim expires by itself.
             if let Err(error) = claim
                 .update(doc! { "claim.by": self.by }, self.by, Duration::ZERO)
                 .await
@@ -107,8 +109,8 @@ impl Claim {
     }
 }
 
-/// Whether somebody has a constraint's claim, as an expression about its document. One that lasts for longer than any may
-/// was taken before the clock went back.
+/// Whether a constraint is claimed, as an expression about its document. A claim that ends later than any claim may was
+/// made before the clock went back, so it does not count.
 pub(super) fn is_claimed() -> Document {
     let until = doc! { "$ifNull": ["$claim.until", Bson::Null] };
     doc! { "$and": [{ "$gt": [until.clone(), "$$NOW"] }, { "$lt": [until, from_now(2 * TERM)] }] }

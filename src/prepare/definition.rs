@@ -1,7 +1,8 @@
-//! What the cluster knows of each constraint: definition, identity, version and state, in `keyward.constraints` of the
-//! protected collection's database.
+//! Stores each constraint's definition, identity, version and state, in `keyward.constraints` of the protected
+//! collection's database.
 //!
-//! It keeps a fleet of Keywards of one mind: whoever has another definition of the same constraint may not start.
+//! It keeps all Keywards of a cluster consistent: a Keyward with another definition of the same constraint may not
+//! start.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +17,14 @@ use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection}
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
-/// How far a constraint has come.
+/// The state of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Documents may be there, or come, that aren't reserved.
+    /// Some documents may exist, or be written, without a reservation.
     Reserving,
-    /// Every document was reserved, once, by somebody who couldn't know whether all who write reserve.
+    /// Every document was reserved once, by a Keyward that couldn't know whether all writing Keywards reserve.
     Backfilled,
-    /// Every document is reserved, and all who may write reserve.
+    /// Every document is reserved, and every Keyward that may write reserves.
     Enforced,
 }
 
@@ -37,32 +38,32 @@ impl State {
     }
 }
 
-/// How far a constraint had come when it was looked at.
+/// The state of a constraint when its document was read at registration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registered {
-    /// What it is called in the register of Keywards.
+    /// Its identity in the register of Keywards.
     pub identity: ObjectId,
-    /// Every document is reserved, and all who may write reserve.
+    /// Every document is reserved, and every Keyward that may write reserves.
     pub is_enforced: bool,
-    /// Every document was reserved, once, in the proxy collection that is there.
+    /// Every document was reserved once, in the existing proxy collection.
     pub was_complete: bool,
 }
 
-/// How far a constraint has come, as a look at its document shows.
+/// The state of a constraint, as its document shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct Standing {
     /// Its state.
     pub state: State,
-    /// What it is called in the register of Keywards.
+    /// Its identity in the register of Keywards.
     pub identity: ObjectId,
-    /// A Keyward reads its documents now.
+    /// Whether a Keyward reads its documents now.
     pub is_claimed: bool,
 }
 
-/// In a constraint's document: the era in which it was noted as enforced. In any other it isn't: versions that know no register
-/// of Keywards don't have this.
+/// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
+/// enforced. Versions that know no register of Keywards don't write this field.
 const ENFORCED_IN: &str = "enforcedIn";
-/// What versions that know no register call a constraint that isn't enforced.
+/// The state that versions without the register write for a constraint that isn't enforced.
 const BACKFILLING: &str = "backfilling";
 
 /// The definitions of one database.
@@ -71,19 +72,19 @@ pub(super) struct Definitions {
 }
 
 impl Definitions {
-    /// Those of the protected collection's database.
+    /// The definitions of the protected collection's database.
     pub(super) fn of(client: &Client, namespace: &Namespace) -> Definitions {
         Definitions::in_database(client, &namespace.database)
     }
 
-    /// Those of a database.
+    /// The definitions of this database.
     pub(super) fn in_database(client: &Client, database: &str) -> Definitions {
         Definitions {
             collection: client.database(database).collection(DEFINITIONS),
         }
     }
 
-    /// How far each constraint of a collection has come that the cluster knows, by name.
+    /// The state of each constraint of a collection that the cluster knows, by name.
     pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
         let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
         let found = found.projection(doc! {
@@ -102,9 +103,9 @@ impl Definitions {
         Ok(found.iter().filter_map(standing).collect())
     }
 
-    /// Writes the definition down unless it is there; gives how far the constraint has come. `proxy` is the uuid of its
-    /// proxy collection, if there is one: where that isn't the one whose reservations were found complete, as when it was
-    /// dropped or restored, all documents are to be taken in again.
+    /// Stores the definition unless it exists, and returns how far the constraint has come. `proxy` is the uuid of its
+    /// proxy collection, if that exists. After a drop or a restore, it may not be the collection whose reservations
+    /// were found complete. Then all documents must be backfilled again.
     pub(super) async fn register(
         &self,
         constraint: &Constraint,
@@ -144,8 +145,8 @@ impl Definitions {
         })
     }
 
-    /// The state that the constraint is in, where its documents are kept unique as it says here; none if the cluster
-    /// doesn't know it yet.
+    /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
+    /// definition or strategy.
     pub(super) async fn look(
         &self,
         constraint: &Constraint,
@@ -161,7 +162,7 @@ impl Definitions {
         Ok(Some(state))
     }
 
-    /// No other constraint may have its reservations in the same collection.
+    /// Checks that no other constraint has its reservations in the same collection.
     async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self
             .collection
@@ -185,8 +186,8 @@ impl Definitions {
         Ok(())
     }
 
-    /// Writes its collection's strategy down unless one is there: a Keyward that trusts its lease would undo what one that
-    /// doesn't promises.
+    /// Stores the strategy of the constraint's collection unless one is stored, and fails if another is stored. A
+    /// Keyward that trusts its lease would break the guarantee of a Keyward that doesn't.
     pub(super) async fn agree_on_strategy(
         &self,
         constraint: &Constraint,
@@ -204,10 +205,11 @@ impl Definitions {
         }
     }
 
-    /// Notes that every document is reserved, in the proxy collection with the uuid `proxy`: that it is `now` enforced, or was
-    /// backfilled. Not if the `era` in which they were taken in is over: another Keyward has reported duplicates, say, and
-    /// documents may have been changed for it that were taken in here before; or one has begun to write that doesn't reserve.
-    /// Gives whether it is noted.
+    /// Notes that every document is reserved in the proxy collection with the uuid `proxy`, and that the state is
+    /// `now`: enforced or backfilled. Returns whether it is noted.
+    ///
+    /// It isn't if `backfill_epoch` is over. Another Keyward may have reported duplicates, and backfilled documents may
+    /// have been changed since. Or a Keyward that doesn't reserve may have begun to write.
     pub(super) async fn complete(
         &self,
         constraint: &Constraint,
@@ -217,7 +219,7 @@ impl Definitions {
     ) -> Result<bool, PrepareError> {
         let mut filter = id(constraint);
         filter.insert(BACKFILL_EPOCH_FIELD, backfill_epoch);
-        // Versions without eras ended one so.
+        // Versions without backfill epochs end a backfill by removing its field `backfill`.
         let or = vec![
             doc! { "backfill": { "$exists": true } },
             doc! { "state": State::Enforced.name() },
@@ -234,14 +236,15 @@ impl Definitions {
         Ok(updated.matched_count == 1)
     }
 
-    /// Notes that documents may come that aren't reserved: who enforces it next takes in all of them again.
+    /// Notes that documents may be written without reservations. The next Keyward that enforces the constraint
+    /// backfills all documents again.
     pub(super) async fn suspend(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let update = self.collection.update_one(id(constraint), suspension());
         answered(update.into_future()).await?;
         Ok(())
     }
 
-    /// The names of those on a collection but the ones with these identities.
+    /// The names of the constraints on a collection that don't have one of these identities.
     pub(super) async fn lacking(
         &self,
         namespace: &Namespace,
@@ -253,7 +256,7 @@ impl Definitions {
         Ok(found.iter().filter_map(name).collect())
     }
 
-    /// Suspends all constraints on a collection but those with these identities; gives how many there are.
+    /// Suspends all constraints on a collection that don't have one of these identities; returns their number.
     pub(super) async fn suspend_others(
         &self,
         namespace: &Namespace,
@@ -276,7 +279,7 @@ fn suspension() -> Document {
     }
 }
 
-/// The state in a constraint's document, if it is one that this version knows.
+/// The state in a constraint's document, if this version knows it.
 fn state_of(found: &Document) -> Option<State> {
     let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
     match found.get_str("state").ok()? {
@@ -288,7 +291,7 @@ fn state_of(found: &Document) -> Option<State> {
     }
 }
 
-/// The state that a constraint's document says, if its definition is the same as here.
+/// The state in a constraint's document, if its definition is the same as here.
 fn state(constraint: &Constraint, found: &Document) -> Result<State, PrepareError> {
     let definition = constraint.definition();
     let there = found
@@ -321,13 +324,13 @@ fn check_strategy(constraint: &Constraint, here: Strategy, there: &str) -> Resul
     }
 }
 
-/// Whether they are the same byte for byte: the order of the fields of a key, which equality of documents leaves out, is the
-/// order in which reservations have them.
+/// Whether both are the same byte for byte. Equality of documents ignores the order of fields, but reservations keep
+/// the order of a key's fields.
 fn is_same(one: &Document, other: &Document) -> bool {
     matches!((one.to_vec(), other.to_vec()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// The error, if the two definitions differ in nothing but what made the sort keys.
+/// The error if the two definitions differ only in the version that made the sort keys.
 fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -> Option<PrepareError> {
     let (mut ours, mut theirs) = (here.clone(), there.clone());
     let (ours_by, theirs_by) = (ours.remove(SORT_KEYS_FIELD)?, theirs.remove(SORT_KEYS_FIELD)?);
@@ -338,12 +341,12 @@ fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -
     })
 }
 
-/// The query by which a constraint's document is found, for [`Definitions`].
+/// The query that finds a constraint's document, for [`Definitions`].
 fn id(constraint: &Constraint) -> Document {
     doc! { "_id": definition_id(constraint.namespace(), constraint.name()) }
 }
 
-/// The collection of each database's constraints' documents.
+/// The name of each database's collection of constraint definitions.
 pub const DEFINITIONS: &str = "keyward.constraints";
 
 /// The `_id` of a constraint's document in [`DEFINITIONS`].

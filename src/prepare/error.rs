@@ -1,4 +1,4 @@
-//! Why constraints can't be made to hold, and what there is to do about it.
+//! Why constraints can't be made to hold, and how to fix it.
 
 use super::Reports;
 use crate::constraint::proxy_collection;
@@ -8,10 +8,10 @@ use crate::proxy_collection::StoreError;
 /// Why a constraint can't be made to hold.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// The cluster didn't do as it was asked.
+    /// The cluster did not carry out a command.
     #[error("the cluster: {0}")]
     Store(#[from] StoreError),
-    /// The same constraint stands in the cluster with another definition.
+    /// The cluster has another definition of the same constraint.
     #[error(
         "unique constraint {name} on {namespace} is defined otherwise in the cluster: here {here}, there {there}; give the \
          changed constraint another name, or drop the old one"
@@ -26,7 +26,7 @@ pub enum PrepareError {
         /// The definition in the cluster.
         there: String,
     },
-    /// Another constraint has its reservations where this one's would lie.
+    /// Another constraint has its reservations in this one's proxy collection.
     #[error(
         "unique constraint {name} on {namespace} would have its reservations in {place}, where those of unique constraint \
          {other} lie; give it another name",
@@ -40,7 +40,7 @@ pub enum PrepareError {
         /// The other one's name and collection.
         other: String,
     },
-    /// Other Keywards make the constraint's writes and reservations one in another way.
+    /// Other Keywards use another strategy for the constraint's collection.
     #[error(
         "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
          `strategy: transaction` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
@@ -53,12 +53,12 @@ pub enum PrepareError {
         namespace: Namespace,
         /// The constraint's name.
         name: String,
-        /// What it is here.
+        /// The strategy here.
         here: &'static str,
-        /// What it is in the cluster.
+        /// The strategy in the cluster.
         there: String,
     },
-    /// The reservations that are there hold sort keys of another ICU4X: in them, equal strings may look different.
+    /// The existing reservations hold sort keys of another ICU4X, in which equal strings may look different.
     #[error(
         "unique constraint {name} on {namespace} has reservations with the sort keys of another version ({difference}); go on \
          with the Keyward that made them, or give the constraint another name, so that its reservations are made anew from \
@@ -69,10 +69,10 @@ pub enum PrepareError {
         namespace: Namespace,
         /// The constraint's name.
         name: String,
-        /// What makes sort keys here, and what made those that are there.
+        /// The versions that make sort keys here, and that made the existing ones.
         difference: String,
     },
-    /// A proxy collection isn't as Keyward makes one: in it, equal keys could be two, or different ones the same.
+    /// A proxy collection isn't as Keyward makes one: in it, equal keys could count as two, or different keys as one.
     #[error(
         "the proxy collection {0} isn't as Keyward makes one: it {1}; stop every Keyward that uses it, drop it, and start"
     )]
@@ -94,26 +94,26 @@ pub enum PrepareError {
         /// The encrypted field.
         field: String,
     },
-    /// Upstream is a server by itself, which has neither transactions nor retryable writes.
+    /// Upstream is a standalone server, which has neither transactions nor retryable writes.
     #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
     Standalone,
-    /// Upstream is one shard: Keyward would see nothing of what the others hold.
+    /// Upstream is one shard: Keyward would not see the other shards' documents.
     #[error("upstream is a shard of a cluster, and constraints would hold on it alone; name the cluster's mongos")]
     Shard,
-    /// The constraint's collation, or the collection's, can't be had.
+    /// The collation of the constraint, or of its collection, can't be used.
     #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
     Collation {
         /// The protected collection.
         namespace: Namespace,
         /// The constraint's name.
         name: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Documents that are there already violate the constraint.
+    /// Existing documents violate the constraint.
     #[error("{0}")]
     Duplicates(Reports),
-    /// The documents that are there aren't all taken in yet.
+    /// The existing documents aren't all backfilled yet.
     #[error(
         "unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first"
     )]

@@ -1,4 +1,4 @@
-//! A collection's options, as `listCollections` shows them.
+//! Reads a collection's options from `listCollections`.
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
@@ -9,22 +9,22 @@ use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::server::driver;
 
-/// What of a collection matters to its constraints; nothing of one that isn't there.
+/// The options of a collection that matter to its constraints; empty if the collection doesn't exist.
 #[derive(Debug, Default)]
 pub struct Existing {
     /// Its default collation, if it has one.
     pub collation: Option<Document>,
-    /// Its uuid, if it is there.
+    /// Its uuid, if the collection exists.
     pub uuid: Option<Bson>,
     /// The fields that Queryable Encryption encrypts.
     pub encrypted: EncryptedFields,
 }
 
 impl Existing {
-    /// Asks the cluster for it.
+    /// Asks the cluster for the options.
     ///
     /// # Errors
-    /// [`PrepareError`] if the cluster doesn't say, or it is a view or a time series.
+    /// [`PrepareError`] if the cluster doesn't answer, or the collection is a view or a time series.
     pub async fn look(client: &Client, namespace: &Namespace) -> Result<Self, PrepareError> {
         let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
         let reply = client.database(&namespace.database).run_command(command).await?;

@@ -1,7 +1,8 @@
-//! Constraints that the cluster has and a Keyward hasn't: who writes to their collection lets by what nobody reserves.
+//! Suspends constraints that the cluster has and this Keyward lacks, because it lets writes through that no Keyward
+//! reserves.
 //!
-//! That is noted in the cluster before the first of its writes goes on, whether or not its configuration names the collection:
-//! those constraints aren't enforced any more, and who has them takes every document in again.
+//! Keyward notes this in the cluster before it forwards the first such write, whether or not its configuration names
+//! the collection. The constraints are then no longer enforced. A Keyward that has them backfills every document again.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +13,11 @@ use super::definition::Definitions;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
-/// Notes that those constraints of the collection aren't enforced that aren't among these. The Keyward that begins to write
-/// without them must be in the register by then.
+/// Notes that the collection's constraints aren't enforced, except those whose identities are in `constraints`. Before
+/// this call, the Keyward that begins to write without them must be in the register.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster doesn't say that it is noted.
+/// [`StoreError`] if the cluster doesn't confirm it.
 pub async fn suspend_lacking(
     client: &Client,
     namespace: &Namespace,

@@ -1,9 +1,9 @@
-//! Makes constraints hold from the first write on: before the port opens, every proxy collection exists, is spread over
-//! the shards, and has a reservation for every document that is there already. A constraint that comes later reserves for
-//! what is written before it takes in what is there.
+//! Makes constraints hold from the first write on. Before the port opens, every proxy collection exists, is spread over
+//! the shards, and has a reservation for every existing document. A constraint that is added later first reserves for
+//! new writes, and then backfills the existing documents.
 //!
-//! Every step can be repeated, and several Keywards may take it at once; whoever stops midway leaves work for the next
-//! start, never a constraint that only seems to hold.
+//! Every step can be repeated, and several Keywards may run it at once. A Keyward that stops midway leaves work for the
+//! next start. It never leaves a constraint that only seems to hold.
 
 mod backfill;
 mod backfill_documents;
@@ -47,11 +47,12 @@ pub use left_out::suspend_lacking;
 pub use reserving::{IfClaimed, Reserving, Waiting};
 use sharding::Deployment;
 
-/// Prepares all `constraints`, in their order; gives what enforces them, and those that can't be called enforced yet because
-/// some Keyward may write without them. Without `membership`, none is: nobody reserves meanwhile, as far as is known here.
+/// Prepares all `constraints` in their order. Returns the prepared constraints, and those that can't be called enforced
+/// yet because another Keyward may write without them. Without `membership`, no constraint becomes enforced: this
+/// process doesn't know whether any Keyward reserves meanwhile.
 ///
 /// # Errors
-/// [`PrepareError`]: nothing may be served then.
+/// [`PrepareError`]; Keyward must not serve clients then.
 pub async fn prepare(
     client: &Client,
     constraints: &[Arc<Constraint>],
@@ -59,7 +60,7 @@ pub async fn prepare(
     metrics: &Metrics,
     membership: Option<&Membership>,
 ) -> Result<(Reserving, Vec<Waiting>), PrepareError> {
-    // Before anything is written down, which would hold against the next configuration.
+    // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     let waiting = reserving
@@ -68,11 +69,11 @@ pub async fn prepare(
     Ok((reserving, waiting))
 }
 
-/// Makes what `constraints` need in the cluster: they are written down there, and their proxy collections exist. It changes
-/// nothing for constraints that hold already.
+/// Stores the definitions of `constraints` in the cluster and creates their proxy collections. Constraints that hold
+/// already stay unchanged.
 ///
 /// # Errors
-/// [`PrepareError`] if one stands otherwise in the cluster, or it doesn't do as it is asked.
+/// [`PrepareError`] if the cluster has another definition of one, or doesn't carry out a command.
 pub async fn make(
     client: &Client,
     constraints: &[Arc<Constraint>],
@@ -113,21 +114,21 @@ pub async fn make(
     })
 }
 
-/// Notes in the cluster that nobody reserves for `constraint` any more as far as is known here: whoever has it again takes its
-/// documents in anew.
+/// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that
+/// has it again backfills all its documents.
 ///
 /// # Errors
-/// [`PrepareError`] if the cluster doesn't do as it is asked.
+/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     Definitions::of(client, constraint.namespace())
         .suspend(constraint)
         .await
 }
 
-/// The protected collections as the cluster has them; nothing is changed.
+/// The protected collections as the cluster has them. Changes nothing.
 ///
 /// # Errors
-/// [`PrepareError`] if the cluster has another idea of a constraint.
+/// [`PrepareError`] if the cluster doesn't answer, or a constraint can't be used there.
 pub async fn prepared(
     client: &Client,
     constraints: &[Arc<Constraint>],
@@ -138,11 +139,11 @@ pub async fn prepared(
     Ok(collections.into_iter().map(|(protected, _)| protected).collect())
 }
 
-/// That each collection with these constraints has the strategy that the cluster knows of: who leaves out the one that chose it
-/// would have another one.
+/// Checks that each collection has the same strategy here as in the cluster. It differs if the configuration leaves out
+/// the constraint that chose it.
 ///
 /// # Errors
-/// [`PrepareError`] if one has another, or isn't defined so there.
+/// [`PrepareError`] if a strategy or a definition differs.
 pub async fn check_strategies(
     client: &Client,
     constraints: &[Arc<Constraint>],
@@ -158,11 +159,11 @@ pub async fn check_strategies(
     Ok(())
 }
 
-/// Whether every document of the collection is reserved under the constraint at `position`, as it stands here; all who write
-/// needn't reserve by now.
+/// Checks that every document of the collection is reserved under the constraint at `position`, as it is defined here.
+/// Some Keyward may still write without reserving.
 ///
 /// # Errors
-/// [`PrepareError`] if it isn't, or stands otherwise in the cluster.
+/// [`PrepareError`] if some documents aren't reserved, or the cluster has another definition or strategy.
 pub async fn check_enforced(client: &Client, protected: &Protected, position: usize) -> Result<(), PrepareError> {
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
@@ -175,7 +176,7 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
     }
 }
 
-/// A collection with its uuid, which it has once it is there.
+/// A collection with its uuid, if it exists.
 type Collection = (Protected, Option<Bson>);
 
 async fn look(
@@ -235,7 +236,7 @@ async fn look_at(
         let constraint = inheriting(constraint, default.as_ref())?;
         proxies.push(ProxyCollection::new(client, constraint, metrics, lease));
     }
-    // The server asks the index on `_id` before any other.
+    // The server checks the index on `_id` before any other.
     proxies.sort_by_key(|proxy| !proxy.constraint.is_on_id());
     let creatable_with = match uuid.is_some() {
         true => DefaultCollations::of_existing(default.as_ref()),
@@ -252,10 +253,10 @@ async fn look_at(
     Ok((protected, uuid))
 }
 
-/// How far each of `constraints` has come in the cluster; none of one that it doesn't know.
+/// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster doesn't say.
+/// [`StoreError`] if the cluster doesn't answer.
 pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<Standing>>, StoreError> {
     let mut known = HashMap::new();
     for constraint in constraints {
@@ -269,7 +270,7 @@ pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Resu
     Ok(constraints.iter().map(standing).collect())
 }
 
-/// The constraint as `createIndex` would make it on a collection with this default collation.
+/// The constraint as `createIndex` would define it on a collection with this default collation.
 fn inheriting(constraint: &Arc<Constraint>, default: Option<&Document>) -> Result<Arc<Constraint>, PrepareError> {
     match constraint.inheriting(default) {
         Ok(Some(collated)) => Ok(Arc::new(collated)),
@@ -289,7 +290,7 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
     }
 }
 
-/// Asks the deployment whether it answers at all, with Keyward's own user.
+/// Checks that the deployment answers Keyward's own user.
 ///
 /// # Errors
 /// [`StoreError`] if it doesn't, or is too old.
@@ -303,8 +304,8 @@ pub async fn ping(client: &Client) -> Result<(), StoreError> {
     if !has_time || hello.contains_key("operationTime") {
         return Ok(());
     }
-    // A new deployment with users says nothing of its time before it has keys to sign it with; ages of reservations need it.
-    // A router that nobody has asked anything yet may have to ask for it first.
+    // Ages of reservations need the cluster time. A new deployment with users does not report it before it has keys to
+    // sign it. A router without earlier requests may first have to ask for the time.
     let ping = client.database("admin").run_command(doc! { "ping": 1 }).await?;
     match ping.contains_key("operationTime") {
         true => Ok(()),

@@ -1,11 +1,13 @@
-//! How far a constraint's documents are taken in: in its own document in `keyward.constraints`, so that whoever starts
-//! next goes on from there.
+//! Stores how far a constraint's backfill has come, in the constraint's document in `keyward.constraints`, so that the
+//! next start continues there.
 //!
-//! Every position that was ever noted is true: whatever lies before it is reserved. So several Keywards may take a
-//! constraint in at once; only the one that began last notes how far it has come. A position never passes a duplicate:
-//! who goes on finds it again, and its report is whole. And once a report was given, or somebody has said that documents came
-//! that aren't reserved, an era is over: nothing of it is noted any more, nor does anybody who began in it enforce the
-//! constraint.
+//! Every stored position is true: all documents before it are reserved. So several Keywards may backfill a constraint
+//! at once. Only the one that began last stores its position. A position never passes a duplicate: the next backfill
+//! finds the duplicate again, and its report is complete.
+//!
+//! A backfill epoch ends when a report is made, or when a Keyward notes that documents may be written without
+//! reservations. After that, Keyward stores no position from this epoch, and no backfill that began in it makes the
+//! constraint enforced.
 
 use bson::raw::CStr;
 use bson::{Bson, Document, RawBson, RawDocument, RawDocumentBuf, cstr, doc, oid::ObjectId, rawdoc};
@@ -15,21 +17,22 @@ use super::DEFINITIONS;
 use crate::proxy_collection::{StoreError, answered};
 use crate::server::driver;
 
-/// Where the uuid of the protected collection stands.
+/// The field with the uuid of the protected collection.
 const COLLECTION_FIELD: &CStr = cstr!("collection");
-/// Where the uuid of the proxy collection stands: with a position, and with a constraint whose reservations are complete in it.
+/// The field with the uuid of the proxy collection. It belongs to a position, or to a constraint whose reservations are
+/// complete in it.
 pub(super) const PROXY_FIELD: &CStr = cstr!("proxyCollection");
-/// Whether all who might write reserved, when the position was noted.
+/// The field that says whether every Keyward that might write reserved, when the position was stored.
 const GUARDED_FIELD: &CStr = cstr!("guarded");
-/// Where the era stands, in the constraint's document.
+/// The field with the backfill epoch, in the constraint's document.
 pub(super) const BACKFILL_EPOCH_FIELD: &str = "era";
 
-/// The collections that a position counts in, each by its uuid, which it has if it is there.
+/// The collections for which a position counts, each by its uuid, if the collection exists.
 #[derive(Debug, Clone)]
 pub(super) struct Between {
-    /// Whose documents are taken in.
+    /// The collection whose documents are backfilled.
     pub collection: Option<Bson>,
-    /// Where they are reserved.
+    /// The collection with the reservations.
     pub proxy: Option<Bson>,
 }
 
@@ -39,7 +42,7 @@ impl Between {
         (raw(&self.collection), raw(&self.proxy))
     }
 
-    /// Whether a noted position counts in these.
+    /// Whether a stored position counts for these collections.
     fn is_of(&self, noted: &RawDocument) -> bool {
         let there = |field: &CStr| noted.get(field).ok().flatten().map(RawBson::from);
         let (collection, proxy) = self.uuids();
@@ -47,26 +50,27 @@ impl Between {
     }
 }
 
-/// The position of one constraint, as this process has it.
+/// The position of one constraint, as this process knows it.
 pub(super) struct Position {
     database: Database,
     definitions: Collection<RawDocumentBuf>,
     constraint: Document,
     by: ObjectId,
     between: Between,
-    /// Whether all who may write reserve meanwhile.
+    /// Whether every Keyward that may write reserves meanwhile.
     is_guarded: bool,
-    /// The era in which it began; none is one, too.
+    /// The backfill epoch in which it began; no value counts as an epoch, too.
     pub backfill_epoch: Option<Bson>,
-    /// The `_id` up to which all is done.
+    /// The `_id` up to which all documents are done.
     pub after: Option<RawBson>,
-    /// About how many documents that is.
+    /// About how many documents are done.
     pub done: u64,
 }
 
 impl Position {
-    /// Takes over from whoever went before. `constraint` is the `_id` of its document. Where one of the collections is
-    /// another one than then, as after a drop or a restore, all begins anew; so it does with a guard, if who went before had none.
+    /// Takes over from the backfill before. `constraint` is the `_id` of its document. If a collection was replaced
+    /// since, as by a drop or a restore, the backfill starts at the beginning. It also does so if this backfill is
+    /// guarded and the one before was not.
     pub(super) async fn resume(
         database: Database,
         constraint: Document,
@@ -104,7 +108,7 @@ impl Position {
         Ok(position)
     }
 
-    /// Notes that everything up to `after` is done; not if somebody else has taken over, or given a report.
+    /// Stores that everything up to `after` is done, unless another backfill has taken over or made a report.
     pub(super) async fn go_on(&self, after: &RawBson, done: u64) -> Result<(), StoreError> {
         let (Some(collection), Some(proxy)) = self.between.uuids() else {
             return Ok(());
@@ -117,7 +121,7 @@ impl Position {
         backfill.append(cstr!("done"), i64::try_from(done).unwrap_or(i64::MAX));
         let mut query = RawDocumentBuf::try_from(&self.filter()).map_err(|_| StoreError::Unexpected("a query"))?;
         query.append(cstr!("backfill.by"), self.by);
-        // In bytes: an `_id` may hold the same name twice, which no map of fields can.
+        // Built as bytes: an `_id` may hold the same field name twice, which a map of fields can't.
         let update = rawdoc! { "q": query, "u": { "$set": { "backfill": backfill } } };
         let command = rawdoc! { "update": self.definitions.name(), "updates": [update] };
         let reply = answered(self.database.run_raw_command(command).into_future()).await?;
@@ -127,7 +131,7 @@ impl Position {
         }
     }
 
-    /// Ends the era: the next one, whoever it is, begins at the first document.
+    /// Ends the backfill epoch: the next backfill begins at the first document.
     pub(super) async fn forget(&self) -> Result<(), StoreError> {
         let forgotten = doc! { "$set": { BACKFILL_EPOCH_FIELD: ObjectId::new() }, "$unset": { "backfill": 1 } };
         let forgetting = self.definitions.update_one(self.filter(), forgotten);

@@ -1,4 +1,5 @@
-//! The privileges that Keyward's own user needs, and which of them it lacks. `docs/security.md` has the role with just these.
+//! Lists the privileges that Keyward's own user needs, and finds those that it lacks. `docs/security.md` shows the role
+//! with exactly these privileges.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use super::{DEFINITIONS, PrepareError};
 use crate::constraint::Constraint;
 use crate::fleet;
 
-/// What is done to the documents of a protected database, and to Keyward's collections beside them. A takeover writes a
-/// placeholder into the protected collection, past its validator.
+/// Actions on the documents of a protected database, and on Keyward's collections in it. A takeover writes a
+/// placeholder into the protected collection and bypasses its validator.
 const IN_DATABASE: [&str; 8] = [
     "find",
     "insert",
@@ -22,11 +23,11 @@ const IN_DATABASE: [&str; 8] = [
     "createCollection",
     "createIndex",
 ];
-/// What is done to the register of Keywards, which has one even of those without any constraint.
+/// Actions on the register of Keywards. A Keyward without any constraint is in it, too.
 const IN_REGISTER: [&str; 4] = ["find", "insert", "update", "remove"];
-/// What is done to the definitions of constraints in any other database, before clients write there.
+/// Actions on the definitions of constraints in any other database, before clients write there.
 const ELSEWHERE: [&str; 2] = ["find", "update"];
-/// What spreading a proxy collection over the shards takes, too.
+/// Further actions that spreading a proxy collection over the shards needs.
 const TO_SHARD: [&str; 3] = ["enableSharding", "splitChunk", "moveChunk"];
 
 /// The privileges for `constraints`, as `createRole` takes them.
@@ -52,7 +53,7 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
         return privileges;
     }
     let in_cluster = |action: &str| doc! { "resource": { "cluster": true }, "actions": [action] };
-    // By which a transaction is ended whose connection is lost.
+    // Needed to end a transaction whose connection is lost.
     privileges.push(in_cluster("killAnySession"));
     if is_sharded {
         let config =
@@ -65,10 +66,10 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
     privileges
 }
 
-/// Those that Keyward's user lacks, each in words; none where nobody has to log in.
+/// The privileges that Keyward's user lacks, each in words; none if the deployment requires no login.
 ///
 /// # Errors
-/// [`PrepareError::Store`] if the deployment doesn't say.
+/// [`PrepareError::Store`] if the deployment doesn't answer.
 pub async fn missing(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<String>, PrepareError> {
     let admin = client.database("admin");
     let status = doc! { "connectionStatus": 1, "showPrivileges": true };
@@ -118,8 +119,8 @@ fn actions(privilege: &Document) -> Vec<String> {
     actions.filter_map(Bson::as_str).map(str::to_owned).collect()
 }
 
-/// Whether a privilege on `resource` is one on `asked`, too. Generous: what is wrongly taken for there fails later, and
-/// says so; what is wrongly missed would keep Keyward from starting.
+/// Whether a privilege on `resource` includes one on `asked`. The check is generous. If it wrongly assumes a privilege,
+/// a later command fails and says so. If it wrongly missed one, Keyward would not start.
 fn covers(resource: &Document, asked: &Document) -> bool {
     if resource.get_bool("anyResource").unwrap_or(false) {
         return true;

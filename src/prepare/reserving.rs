@@ -1,5 +1,5 @@
-//! Constraints that reserve, until they are enforced: the documents that are there are reserved, by one Keyward at a time, once
-//! nobody may write any more who doesn't reserve.
+//! Makes constraints that reserve enforced: one Keyward at a time backfills the existing documents, once every Keyward
+//! that may write reserves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,39 +19,39 @@ use crate::fleet::{Entry, Membership};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
-/// A constraint that can't be called enforced, because others may write without it.
+/// A constraint that can't be called enforced, because other Keywards may write without it.
 #[derive(Debug)]
 pub struct Waiting {
     /// The constraint.
     pub constraint: Arc<Constraint>,
-    /// They, as the register of Keywards has them; none if another Keyward reads the documents just now.
+    /// These Keywards' entries in the register; none if another Keyward reads the documents just now.
     pub others: Vec<Entry>,
 }
 
-/// What to do about documents that another Keyward reads just now.
+/// How to treat documents that another Keyward reads just now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfClaimed {
-    /// Wait until it is done, or gone.
+    /// Wait until the other Keyward has finished or is gone.
     Wait,
-    /// Come again later.
+    /// Return now, and try again later.
     Leave,
 }
 
-/// How long to leave it between two looks at what another Keyward has claimed.
+/// How long to wait between two checks of another Keyward's claim.
 const CLAIMED: Duration = Duration::from_secs(1);
 
-/// Constraints whose keys can be reserved, though documents that were there before may not be reserved yet.
+/// Constraints whose keys can be reserved, although earlier documents may not be reserved yet.
 #[derive(Debug)]
 pub struct Reserving {
     pub(super) collections: Vec<Collection>,
-    /// Those that aren't enforced: which collection, which of its constraints.
+    /// The constraints that aren't enforced: index of the collection, and of the constraint in it.
     pub(super) unready: Vec<(usize, usize)>,
-    /// What each constraint is called in the register of Keywards.
+    /// The identity of each constraint in the register of Keywards.
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
 
 impl Reserving {
-    /// The catalog in which all of them reserve.
+    /// The catalog in which all these constraints reserve.
     pub fn catalog(&self) -> Catalog {
         Catalog::new(
             self.collections
@@ -61,22 +61,22 @@ impl Reserving {
         )
     }
 
-    /// What those constraints that `are_meant` are called in the register of Keywards.
+    /// The identities, in the register of Keywards, of those constraints that `are_meant`.
     pub fn identities(&self, are_meant: impl Fn(&Constraint) -> bool) -> Vec<ObjectId> {
         let meant = self.identities.iter().filter(|(constraint, _)| are_meant(constraint));
         meant.map(|(_, identity)| *identity).collect()
     }
 
-    /// Their collections.
+    /// The collections of these constraints.
     pub fn namespaces(&self) -> impl Iterator<Item = Namespace> {
         self.collections
             .iter()
             .map(|(protected, _)| protected.namespace.clone())
     }
 
-    /// Reserves the keys of the documents that are there, and notes that the constraints are enforced; for those that
-    /// weren't, and for those that are `anew`, which were suspended since. Gives those for which some Keyward is to be waited
-    /// that may write without reserving.
+    /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so for constraints that
+    /// weren't enforced, and for those that are `anew`, which were suspended since. Returns the constraints that must
+    /// wait for a Keyward which may write without reserving.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -104,7 +104,7 @@ impl Reserving {
             let claims = Claims::new(client);
             let work = take_in_unclaimed(pending, &claims, &mut waiting);
             let left = claims.renewed_during(work).await;
-            // Where documents violate a constraint they are read again and again: that stays claimed for a while.
+            // The documents of a violated constraint are read again at every try. So its claim stays until it expires.
             let is_violated = matches!(left, Err(PrepareError::Duplicates(_)));
             if !is_violated || if_claimed == IfClaimed::Wait {
                 claims.release().await;
@@ -120,7 +120,8 @@ impl Reserving {
     }
 }
 
-/// Takes in the documents of those of `pending` that nobody has claimed; gives the others, but for those that are enforced by now.
+/// Backfills those of `pending` that no other backfill has claimed. Returns the others, except those that are enforced
+/// by now.
 async fn take_in_unclaimed<'a>(
     pending: Vec<TakingIn<'a>>,
     claims: &Claims,
@@ -145,7 +146,8 @@ async fn take_in_unclaimed<'a>(
             Taken::Nothing(others) => waiting.push(one.waiting(others)),
         }
     }
-    // None while one is violated: who is refused one goes on without any.
+    // If one constraint is violated, none becomes enforced: a Keyward that is refused one constraint continues without
+    // any.
     if reports.is_empty() {
         for (one, backfill_epoch) in taken_in {
             match one.enforce(backfill_epoch).await? {
@@ -165,24 +167,25 @@ fn is_same(one: &Constraint, other: &Constraint) -> bool {
     one.namespace() == other.namespace() && one.name() == other.name()
 }
 
-/// A constraint whose documents are taken in.
+/// A constraint whose documents are being backfilled.
 struct TakingIn<'a> {
     client: &'a Client,
     protected: &'a Protected,
     position: usize,
     lease: Duration,
     between: Between,
-    /// Where to see whether others write without it, and what it is called there.
+    /// The membership that shows whether other Keywards write without the constraint, and the constraint's identity
+    /// there.
     guard: Option<(&'a Membership, ObjectId)>,
 }
 
-/// What became of the documents of a constraint.
+/// The result for the documents of a constraint.
 enum Taken {
-    /// All are reserved in this era.
+    /// All are reserved in this backfill epoch.
     All(Option<Bson>),
     /// Some violate the constraint.
     Violated(Report),
-    /// These may write without reserving: nothing was begun.
+    /// These Keywards may write without reserving, so the backfill did not begin.
     Nothing(Vec<Entry>),
 }
 
@@ -197,7 +200,8 @@ impl<'a> TakingIn<'a> {
         guard: Option<(&'a Membership, ObjectId)>,
     ) -> Result<TakingIn<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
-        // As it is before anything is reserved in it: of one that is put in its place meanwhile nothing is known.
+        // Read before anything is reserved in the proxy collection: nothing is known of a collection that replaces it
+        // later.
         let proxy = Existing::look(client, &constraint.proxy_collection()).await?.uuid;
         Ok(TakingIn {
             client,
@@ -223,7 +227,7 @@ impl<'a> TakingIn<'a> {
         }
     }
 
-    /// Those that may write without reserving.
+    /// The Keywards that may write without reserving.
     async fn lacking(&self) -> Result<Vec<Entry>, StoreError> {
         match self.guard {
             Some((membership, identity)) => {
@@ -234,20 +238,21 @@ impl<'a> TakingIn<'a> {
         }
     }
 
-    /// Whether another Keyward has brought it to its end.
+    /// Whether another Keyward has made the constraint enforced.
     async fn is_enforced(&self) -> Result<bool, PrepareError> {
         let definitions = Definitions::of(self.client, &self.protected.namespace);
         let state = definitions.look(self.constraint(), self.protected.strategy()).await?;
         Ok(state == Some(State::Enforced))
     }
 
-    /// Reserves all documents, if all who may write reserve.
+    /// Reserves all documents, if every Keyward that may write reserves.
     async fn reserve_all(&self) -> Result<Taken, PrepareError> {
         let namespace = &self.protected.namespace;
         let id = definition_id(namespace, self.constraint().name());
         let database = self.client.database(&namespace.database);
-        // First the era, then the register: who begins to write without the constraint registers first, and ends the era then.
-        // So either it is seen here, or the era in which this began is over before its first write.
+        // Read the backfill epoch before the register. A Keyward that begins to write without the constraint registers
+        // first, and then ends the epoch. So either this check sees that Keyward, or the epoch read here ends before
+        // its first write.
         let reached = Position::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
         let others = self.lacking().await?;
         if !others.is_empty() {
@@ -260,8 +265,8 @@ impl<'a> TakingIn<'a> {
         })
     }
 
-    /// Notes that the constraint is enforced, or was backfilled if nobody knows who reserves. Where the `era` in which its
-    /// documents were reserved is over, that is done again first.
+    /// Marks the constraint as enforced, or as backfilled if it is unknown which Keywards reserve. If `backfill_epoch`,
+    /// in which its documents were reserved, is over, they are reserved again first.
     async fn enforce(&self, mut backfill_epoch: Option<Bson>) -> Result<Taken, PrepareError> {
         let (namespace, constraint) = (&self.protected.namespace, self.constraint());
         let definitions = Definitions::of(self.client, namespace);

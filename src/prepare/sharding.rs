@@ -1,7 +1,7 @@
 //! Creates proxy collections and spreads them evenly over the shards before the first write.
 //!
-//! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Repeating any
-//! of it, or doing it from several Keywards at once, comes to the same.
+//! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Every step
+//! can be repeated, and several Keywards may run it at once, with the same result.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::namespace::Namespace;
 use crate::server::{code, driver};
 use crate::upstream::{shard_keys, sharded_collection};
 
-/// How long spreading one proxy collection may take, other Keywards doing the same included.
+/// How long spreading one proxy collection may take, including the same work by other Keywards.
 const SPREAD_MAX: Duration = Duration::from_secs(120);
-/// How long to wait before looking again at what another Keyward is moving.
+/// How long to wait before checking chunks again that another Keyward may be moving.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What upstream is.
+/// The kind of deployment upstream.
 #[derive(Debug, Clone)]
 pub(super) enum Deployment {
     /// A `mongos`, with the names of its shards, sorted.
@@ -46,7 +46,7 @@ impl Deployment {
         Ok(Deployment::Sharded(names))
     }
 
-    /// Refuses what looks like a replica set and is a part of a cluster.
+    /// Refuses a shard of a cluster, which looks like a replica set.
     pub(super) async fn refuse_shard(&self, client: &Client) -> Result<(), PrepareError> {
         if let Deployment::Sharded(_) = self {
             return Ok(());
@@ -70,8 +70,8 @@ impl Deployment {
         }
     }
 
-    /// Creates the proxy collection of `constraint`; spreads it unless it `was_complete` once, when its chunks are the
-    /// balancer's business.
+    /// Creates the proxy collection of `constraint`, and spreads it over the shards. If it `was_complete` once, it is
+    /// not spread: the balancer then places its chunks.
     pub(super) async fn create(
         &self,
         client: &Client,
@@ -82,12 +82,12 @@ impl Deployment {
         let Deployment::Sharded(shards) = self else {
             return create_unsharded(client, &namespace).await;
         };
-        // A server that is asked to shard what is sharded locks the collection nevertheless: behind a transaction that is open
-        // there, and every reservation behind that.
+        // `shardCollection` locks a collection even if it is sharded already. The lock waits for open transactions
+        // there, and every reservation waits for the lock.
         let key = sharded_collection(client, &namespace).await?;
         match key.as_ref().and_then(|entry| entry.get_document("key").ok()) {
             Some(key) if *key == doc! { "_id": 1 } => {}
-            // By a hash, 1 and 1.0 may be on two shards.
+            // With a hashed shard key, 1 and 1.0 may be on two shards.
             Some(_) => {
                 return Err(PrepareError::NotOurs(
                     namespace,
@@ -114,13 +114,13 @@ async fn create_unsharded(client: &Client, namespace: &Namespace) -> Result<(), 
     }
 }
 
-/// Splits at equal steps of `h` and moves one range to each shard, until the chunks lie so.
+/// Splits at equal steps of `h` and moves one range to each shard, until the chunks are so placed.
 async fn spread(client: &Client, namespace: &Namespace, shards: &[String]) -> Result<(), PrepareError> {
     let deadline = Instant::now() + SPREAD_MAX;
     loop {
         let mut failure = None;
         for command in missing(client, namespace, shards).await? {
-            // Another Keyward may be at it: what counts is where the chunks lie in the end.
+            // Another Keyward may be doing the same: only the final places of the chunks count.
             if let Err(error) = client.database("admin").run_command(command).await {
                 failure = Some(error.to_string());
             }

@@ -8,11 +8,11 @@ use super::{Doc, Element};
 #[derive(Debug, Clone)]
 pub struct Builder {
     bytes: Vec<u8>,
-    /// Where the length field of each open document inside the whole stands, outermost first.
+    /// The position of the length field of each open nested document, outermost first.
     open: Vec<usize>,
 }
 
-/// What most documents that are built here don't outgrow: without it they would be moved several times while they grow.
+/// The size of most documents that are built here: without it, they would be moved several times as they grow.
 const CAPACITY: usize = 256;
 
 impl Default for Builder {
@@ -32,7 +32,7 @@ impl Builder {
         Self::default()
     }
 
-    /// Starts with the elements of a whole document, more of which may follow; with none if the bytes are no document.
+    /// Starts with the elements of a whole document; more may follow. Starts empty if the bytes aren't a document.
     pub fn from_document(bytes: &[u8]) -> Self {
         match Doc::new(bytes) {
             Ok(document) => {
@@ -48,7 +48,7 @@ impl Builder {
         }
     }
 
-    /// Whether the first element is called `name`, as a command's is by what it does.
+    /// Whether the first element is named `name`; a command's first element names the command.
     pub fn is_first(&self, name: &str) -> bool {
         let first = self.bytes.get(5..).unwrap_or_default();
         first.starts_with(name.as_bytes()) && first.get(name.len()) == Some(&0)
@@ -61,7 +61,7 @@ impl Builder {
         self
     }
 
-    /// Appends what stands before a value, which will take so many bytes.
+    /// Appends the bytes before a value, which will take `value` bytes.
     fn name(&mut self, kind: ElementType, name: &[u8], value: usize) {
         debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
         self.bytes.reserve(name.len() + value + 2);
@@ -70,12 +70,12 @@ impl Builder {
         self.bytes.push(0);
     }
 
-    /// Appends `element` as it is.
+    /// Appends `element` unchanged.
     pub fn element(&mut self, element: &Element<'_>) -> &mut Self {
         self.append(element.kind, element.name, element.value)
     }
 
-    /// Appends a string, which need not be UTF-8.
+    /// Appends a string; it need not be UTF-8.
     pub fn string(&mut self, name: &str, text: &[u8]) -> &mut Self {
         self.name(ElementType::String, name.as_bytes(), text.len() + 5);
         self.bytes.extend_from_slice(&length_field(text.len() + 1));
@@ -121,7 +121,7 @@ impl Builder {
         self.append(ElementType::EmbeddedDocument, name.as_bytes(), document.bytes())
     }
 
-    /// Opens a nested document or array; what is appended next goes into it until [`Builder::close`].
+    /// Opens a nested document or array; the next elements go into it until [`Builder::close`].
     pub fn open(&mut self, kind: ElementType, name: &[u8]) -> &mut Self {
         self.append(kind, name, &[]);
         self.open.push(self.bytes.len());
@@ -137,7 +137,7 @@ impl Builder {
         self
     }
 
-    /// Appends an array of what `append` makes of each of `items`; it gets the element's name.
+    /// Appends an array; `append` makes its elements from `items` and gets each element's name.
     pub fn array<T>(
         &mut self,
         name: &str,
@@ -165,7 +165,7 @@ impl Builder {
         })
     }
 
-    /// The document, with everything still open closed.
+    /// Closes all open documents and returns the whole document.
     pub fn finish(mut self) -> Vec<u8> {
         while !self.open.is_empty() {
             self.close();
@@ -174,7 +174,7 @@ impl Builder {
         self.bytes
     }
 
-    /// Ends the document whose length field stands at `start`.
+    /// Ends the document whose length field is at `start`.
     fn end(&mut self, start: usize) {
         self.bytes.push(0);
         let length = length_field(self.bytes.len() - start);
@@ -182,7 +182,7 @@ impl Builder {
     }
 }
 
-/// The int32 length field for `size` bytes; anything that reaches 2 GiB is a bug, messages end at 48 MB.
+/// The int32 length field for `size` bytes. A size of 2 GiB is a bug: messages end at 48 MB.
 fn length_field(size: usize) -> [u8; 4] {
     i32::try_from(size)
         .expect("a BSON document stays far below 2 GiB")

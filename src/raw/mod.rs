@@ -1,9 +1,8 @@
-//! BSON as bytes: walks a document's elements without decoding or copying them, and builds documents from such
-//! elements.
+//! BSON as bytes: walks a document's elements without decoding or copying them, and builds documents from such elements.
 //!
-//! It stands beside the `bson` crate because the server stores what that crate refuses (strings and field names that
-//! aren't UTF-8), and because keys are compared and copied byte for byte. Every length is checked before it is used;
-//! nested documents are checked when they are walked. It doesn't decode values: whoever needs one asks the element.
+//! Keyward needs it beside the `bson` crate for two reasons. The server stores strings and field names that aren't UTF-8, which
+//! that crate refuses. Keyward also compares and copies keys byte for byte. Every length is checked before use; nested
+//! documents are checked during a walk. Walking doesn't decode values; an element decodes its own value on request.
 
 mod builder;
 
@@ -15,7 +14,7 @@ pub use builder::Builder;
 /// Why bytes are not a BSON document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// A length field disagrees with the bytes that are there.
+    /// A length field disagrees with the available bytes.
     #[error("Incorrect BSON length {0}")]
     Length(i64),
     /// A document or a name ends without its zero byte.
@@ -24,7 +23,7 @@ pub enum Malformed {
     /// An element has a type byte that BSON doesn't define.
     #[error("Unrecognized BSON type {0}")]
     UnknownType(u8),
-    /// A boolean is another byte than 0 or 1.
+    /// A boolean's byte isn't 0 or 1.
     #[error("BSON bool is neither false nor true")]
     Boolean(u8),
     /// Documents and arrays are nested deeper than [`NESTED_DOCUMENTS_MAX`].
@@ -32,7 +31,7 @@ pub enum Malformed {
     TooDeep,
 }
 
-/// How many documents and arrays may stand inside each other below a document (the server's `maxBSONDepth`).
+/// How deep documents and arrays may be nested below a document (the server's `maxBSONDepth`).
 pub const NESTED_DOCUMENTS_MAX: usize = 200;
 
 /// A document (or an array) whose outer length and terminator have been checked.
@@ -55,7 +54,7 @@ impl<'a> Doc<'a> {
         Ok(Doc(bytes))
     }
 
-    /// Takes the document at the start of `bytes`, and gives what follows it.
+    /// Splits off the document at the start of `bytes`, and returns it with the rest.
     ///
     /// # Errors
     /// [`Malformed`] if `bytes` doesn't start with a whole document.
@@ -102,10 +101,10 @@ impl<'a> Doc<'a> {
         Ok(None)
     }
 
-    /// The document or array named `name`; nothing if there is none, or something else.
+    /// The document or array named `name`; `None` if the field is missing or has another type.
     ///
     /// # Errors
-    /// [`Malformed`] if an element before it is, or it isn't what it says.
+    /// [`Malformed`] if an element before it is malformed, or its own bytes are.
     pub fn nested(self, name: &str) -> Result<Option<Doc<'a>>, Malformed> {
         match self.get(name)? {
             Some(element) => element.as_document_or_array(),
@@ -113,7 +112,7 @@ impl<'a> Doc<'a> {
         }
     }
 
-    /// Whether the field `name` is there, and the server would take it for true.
+    /// Whether the field `name` exists and the server would treat it as true.
     ///
     /// # Errors
     /// [`Malformed`] if an element before it is.
@@ -121,7 +120,7 @@ impl<'a> Doc<'a> {
         Ok(self.get(name)?.is_some_and(|element| element.is_truthy()))
     }
 
-    /// The whole number in the field `name`; nothing if there is none, or something else.
+    /// The whole number in the field `name`; `None` if the field is missing or has another value.
     ///
     /// # Errors
     /// [`Malformed`] if an element before it is.
@@ -129,12 +128,13 @@ impl<'a> Doc<'a> {
         Ok(self.get(name)?.and_then(|element| element.as_whole_number()))
     }
 
-    /// Checks everything down to the last nested document, as the server does on intake.
+    /// Checks all nested documents, as the server does for received messages.
     ///
     /// # Errors
     /// The first [`Malformed`] part.
     pub fn validate(self) -> Result<(), Malformed> {
-        // Own stack: the nesting comes from the network, and the limit must hold before the program's stack ends.
+        // Uses its own stack: the nesting comes from the network, and the limit must apply before the program's stack
+        // overflows.
         let mut open = vec![self.elements()];
         while let Some(innermost) = open.last_mut() {
             let Some(element) = innermost.next() else {
@@ -186,7 +186,7 @@ pub struct Element<'a> {
     pub kind: ElementType,
     /// The field name, without its zero byte; any bytes but zero.
     pub name: &'a [u8],
-    /// The value as it stands in the document, its own length fields included.
+    /// The value's bytes in the document, with its own length fields.
     pub value: &'a [u8],
 }
 
@@ -203,7 +203,7 @@ impl<'a> Element<'a> {
         Ok((Element { kind, name, value }, rest))
     }
 
-    /// Checks what the length alone doesn't show to be right, and gives the document inside, a code's scope too.
+    /// Checks everything that the length alone doesn't prove. Returns the document inside, also the scope of a code.
     fn checked_inside(&self) -> Result<Option<Doc<'a>>, Malformed> {
         let terminated = |text: &[u8]| match text.last() {
             Some(0) => Ok(None),
@@ -254,12 +254,12 @@ impl<'a> Element<'a> {
         }
     }
 
-    /// The nested document, decoded; none if it isn't one, is malformed, or is nested deeper than the server takes.
+    /// The nested document, decoded; `None` if it is no document, is malformed, or is nested deeper than the server accepts.
     pub fn to_document(self) -> Option<Document> {
         if self.kind != ElementType::EmbeddedDocument {
             return None;
         }
-        // Decoding recurses: what is nested deeper than the stack must be found out before.
+        // Decoding recurses, so a document that is nested too deep for the stack must be rejected before.
         Doc::new(self.value).ok()?.validate().ok()?;
         Document::try_from(RawDocument::from_bytes(self.value).ok()?).ok()
     }
@@ -277,12 +277,13 @@ impl<'a> Element<'a> {
         }
     }
 
-    /// Whether the server takes the field for one that isn't there.
+    /// Whether the server treats the field as missing.
     pub fn is_nothing(&self) -> bool {
         matches!(self.kind, ElementType::Null | ElementType::Undefined)
     }
 
-    /// Whether the server would take the value for true: a non-zero number, or anything but false, null and undefined.
+    /// Whether the server would treat the value as true: a non-zero number, or any other value except false, null and
+    /// undefined.
     pub fn is_truthy(&self) -> bool {
         match self.kind {
             ElementType::Boolean => self.value != [0],
@@ -304,7 +305,8 @@ impl<'a> Element<'a> {
 /// 10^34: a Decimal128's coefficient is below it.
 pub const COEFFICIENT_LIMIT: u128 = 10_u128.pow(34);
 
-/// The coefficient of a Decimal128 with these bits: zero where it would have more than 34 digits; none if it is no finite number.
+/// The coefficient of a Decimal128 with these bits: zero if it would have more than 34 digits, `None` if it isn't a finite
+/// number.
 pub fn decimal_coefficient(bits: u128) -> Option<u128> {
     match (bits >> 122) & 0x1f {
         0x1e.. => None,
@@ -332,9 +334,10 @@ fn split_c_string(bytes: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     Ok((&bytes[..end], &bytes[end + 1..]))
 }
 
-/// How many bytes the value at the start of `bytes` takes; the caller checks that they are there.
+/// The number of bytes of the value at the start of `bytes`; the caller checks that they exist.
 fn value_size(kind: ElementType, bytes: &[u8]) -> Result<usize, Malformed> {
-    // A value with its own length field: at least `minimum` by that field, plus `extra` that it doesn't count.
+    // The size of a value with its own length field: at least `minimum` by that field, plus `extra` bytes that it doesn't
+    // count.
     let counted = |minimum: i32, extra: usize| {
         let length = read_i32(bytes)?;
         match length >= minimum {
@@ -377,7 +380,7 @@ mod tests {
         let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());
         let bits = |bits: u128| Bson::Decimal128(bson::Decimal128::from_bytes(bits.to_le_bytes()));
         let zeros = ["0", "-0", "0E+3", "0.00"].map(decimal);
-        // More digits than it may have, in either form.
+        // More digits than allowed, in either form.
         let too_long = [(6176 << 113) | ((1 << 113) - 1), 0x18 << 122].map(bits);
         let others = [
             Bson::Int32(0),
@@ -431,7 +434,7 @@ mod tests {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut broken = bytes.clone();
                 broken[position] = value;
-                // Must not panic; whether it is an error depends on what the byte was.
+                // Must not panic; whether it is an error depends on the former byte.
                 let _ = Doc::new(&broken).and_then(Doc::validate);
             }
         }

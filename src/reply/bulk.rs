@@ -1,5 +1,5 @@
-//! The reply to a `bulkWrite` that was carried out as the commands it stands for: one entry for each operation, or for
-//! each that failed, all in one batch, and the counts.
+//! The reply to a `bulkWrite` that was carried out as a series of other commands. It has the counts, and in one batch an entry
+//! for each operation, or for each failed one.
 
 use bson::{RawDocument, spec::ElementType};
 
@@ -7,10 +7,10 @@ use super::Times;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::reply as server;
 
-/// Errors may take so many bytes; later ones lose their text: past 16 MB a reply can't be sent.
+/// The most bytes of errors; later ones lose their text: a reply of more than 16 MB can't be sent.
 const ERRORS_BYTES_MAX: usize = 5 << 20;
 
-/// What is wrong with a `bulkWrite`, so that nothing of it was carried out.
+/// The fault of a `bulkWrite`, because of which Keyward carried out none of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BulkFault {
     /// It was sent to another database than `admin`.
@@ -28,13 +28,13 @@ pub enum BulkFault {
     /// An entry of `nsInfo` isn't `database.collection`.
     #[error("Invalid namespace specified for bulkWrite: '{0}'")]
     Namespace(String),
-    /// An operation is on a namespace that isn't there.
+    /// An operation has a namespace that doesn't exist in `nsInfo`.
     #[error("BulkWrite ops entry {0} has an invalid nsInfo index.")]
     NamespaceIndex(usize),
-    /// Both ways of numbering statements at once.
+    /// The command has both ways of numbering statements.
     #[error("May not specify both stmtId and stmtIds in bulkWrite command.")]
     TwoNumberings,
-    /// The statements' numbers aren't one for each.
+    /// There isn't one number for each statement.
     #[error(
         "Number of statement ids must match the number of batch entries. Got {numbers} statement ids but {operations} operations."
     )]
@@ -68,7 +68,7 @@ impl BulkFault {
     }
 }
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BulkKind {
     /// `insert`.
@@ -92,14 +92,14 @@ pub struct BulkReply {
     upserted: i32,
     deleted: i32,
     retried: Vec<i32>,
-    /// The elements of the latest part's reply that are merely passed on.
+    /// The elements of the latest part's reply that Keyward copies unchanged.
     passed_on: Vec<u8>,
     write_concern_error: Option<Vec<u8>>,
     times: Times,
 }
 
 impl BulkReply {
-    /// Of nothing; `errors_only` leaves out what succeeded.
+    /// Starts an empty reply; with `errors_only` it omits successful operations.
     pub fn new(errors_only: bool) -> BulkReply {
         BulkReply {
             errors_only,
@@ -112,8 +112,8 @@ impl BulkReply {
         self.errors > 0
     }
 
-    /// Adds the reply to the command that `count` operations of one kind, the first of them at position `first`, were
-    /// carried out by. Where what succeeded is to be told, an update or delete must come alone.
+    /// Adds the reply to the command that carried out `count` operations of one kind, the first of them at position `first`. If
+    /// the reply lists successes, an update or delete must be alone in its command.
     ///
     /// # Errors
     /// [`Malformed`] if the reply isn't BSON.
@@ -214,7 +214,7 @@ impl BulkReply {
         for element in reply.elements() {
             let element = element?;
             match element.name {
-                // Where to recover a transaction is told of the client's own only.
+                // A part has a `recoveryToken` only in the client's own transaction.
                 b"electionId" | b"opTime" | b"recoveryToken" => {
                     passed_on.element(&element);
                 }

@@ -1,7 +1,7 @@
-//! What the client is told of its writes: replies that Keyward composes, and refusals.
+//! Composes Keyward's replies to writes, and its refusals.
 //!
-//! A reply that Keyward composes has the fields, codes and order of the server's own; a refusal names the constraint or
-//! the collection, and the way out.
+//! A reply that Keyward composes has the fields, codes and order of the server's own. A refusal names the constraint or the
+//! collection, and the way out.
 
 mod bulk;
 mod dropped;

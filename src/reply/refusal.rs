@@ -1,4 +1,4 @@
-//! Commands that Keyward refuses as a whole: why, in the server's form, with the way out.
+//! Commands that Keyward refuses as a whole: the reason in the server's form, and the way out.
 
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
@@ -6,10 +6,10 @@ use crate::reply::{BulkFault, Times};
 use crate::server::code;
 use crate::server::reply::append_label;
 
-/// Why a command was refused before anything of it took effect, unless the variant says otherwise.
+/// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The message isn't BSON where it has to be.
+    /// A part of the message that must be BSON isn't.
     #[error("{0}")]
     Malformed(Malformed),
     /// A field that the server requires is missing.
@@ -23,16 +23,16 @@ pub enum Refusal {
     /// A field has a type that the server refuses.
     #[error("BSON field '{0}' is of the wrong type")]
     WrongType(&'static str),
-    /// It isn't a command that drivers send, and too large to ask the server what it has against it.
+    /// It isn't a command that drivers send, and it is too large to probe the server for objections.
     #[error(
         "Keyward doesn't know all fields of this command, or their types, and can't ask the server about one so large; send \
          fewer statements at a time"
     )]
     Unasked,
-    /// The server takes 1 to 100,000 documents.
+    /// The server accepts 1 to 100,000 documents.
     #[error("Write batch sizes must be between 1 and 100000. Got {0} operations.")]
     BatchSize(usize),
-    /// The client numbers its statements, but not all of them, or more.
+    /// The client numbers its statements, but gives fewer or more numbers than statements.
     #[error(
         "Number of statement ids must match the number of batch entries. Got {numbers} statement ids but {statements} \
          operations."
@@ -43,10 +43,10 @@ pub enum Refusal {
         /// How many statements there are.
         statements: usize,
     },
-    /// What is wrong with a `bulkWrite`.
+    /// The fault of a `bulkWrite`.
     #[error("{0}")]
     Bulk(BulkFault),
-    /// One statement would change too many documents in one transaction; nothing was changed.
+    /// One statement would change too many documents in one transaction; it has no effect.
     #[error(
         "Keyward changes at most {documents_max} documents of {namespace} with one statement \
          (limits.max_documents_per_statement), because its unique constraints are kept by one transaction; update fewer \
@@ -58,8 +58,7 @@ pub enum Refusal {
         /// The limit.
         documents_max: usize,
     },
-    /// One statement that a driver may send again is too large together with the values that it is to replace; nothing was
-    /// changed.
+    /// One retryable statement is too large together with the values that it is to replace; it has no effect.
     #[error(
         "Keyward can't keep the unique constraints of {namespace} with this retryable statement: together with the value that \
          it replaces it exceeds 16 MB; send it without retryWrites, or in a transaction"
@@ -68,34 +67,35 @@ pub enum Refusal {
         /// The protected collection.
         namespace: Namespace,
     },
-    /// A commit of the client's transaction has passed already.
+    /// Keyward has already forwarded a commit of the client's transaction.
     #[error("the commit of this transaction has passed through Keyward; nothing can be written in it any more")]
     Committed,
-    /// The client's transaction is not to be committed; nothing of it takes effect.
+    /// The client's transaction must not be committed; it has no effect.
     #[error("Transaction with {{ txnNumber: {number} }} has been aborted.")]
     NoSuchTransaction {
         /// `txnNumber`.
         number: i64,
     },
-    /// As the server says it of a statement of a transaction.
+    /// The server's error for a write concern on a statement of a transaction.
     #[error("writeConcern is not allowed within a multi-statement transaction")]
     WriteConcernInTransaction,
-    /// A transaction met another one, or a reservation that has been cleared away; nothing of it took effect.
+    /// A transaction conflicted with another one, or with a stale reservation that Keyward has removed; it has no effect.
     #[error(
         "WriteConflict error: this operation conflicted with another operation. Please retry your operation or multi-document transaction."
     )]
     Conflict,
-    /// Another Keyward may count this one as gone, or isn't known to have heard of what it is about to write; nothing was written.
+    /// Another Keyward may presume this one gone, or isn't known to have learned where this one is about to write; nothing was
+    /// written.
     #[error(
         "Keyward writes nothing here as long as the cluster's register of Keywards doesn't say that it may: {reason}; try again"
     )]
     Unregistered {
-        /// What is missing.
+        /// The missing condition.
         reason: String,
         /// The label that lets the driver try again, if it may.
         label: Option<&'static str>,
     },
-    /// The cluster didn't say whether a key could be reserved; parts of the command may have taken effect.
+    /// The cluster gave no sure answer whether a key could be reserved; parts of the command may have taken effect.
     #[error(
         "Keyward couldn't reserve a key of unique constraint {constraint} on {namespace}: the cluster gave no sure answer; try again"
     )]
@@ -104,10 +104,10 @@ pub enum Refusal {
         namespace: Namespace,
         /// The constraint's name.
         constraint: String,
-        /// Whether the driver may send the same operation again.
+        /// Whether the driver may resend the same operation.
         retryable: bool,
     },
-    /// The client's `maxTimeMS` is none.
+    /// The client's `maxTimeMS` is invalid.
     #[error("{0}")]
     MaxTime(String),
     /// The client's `maxTimeMS` passed; parts of the command may have taken effect.
@@ -116,7 +116,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// That a part of a command isn't sent any more, since it waited here until this Keyward may not write.
+    /// The refusal of a part that Keyward no longer sends: it waited so long that this Keyward may not write any more.
     pub fn outlasted(is_retryable: bool) -> Refusal {
         Refusal::Unregistered {
             reason: "its entry couldn't be renewed while this write waited".to_owned(),
@@ -133,7 +133,7 @@ impl Refusal {
             Refusal::MaxTime(_) => (2, "BadValue"),
             Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (code::INVALID_LENGTH, "InvalidLength"),
             Refusal::Bulk(fault) => fault.code(),
-            // What a mongos says that can't reach a shard: drivers try again.
+            // The error of a mongos that can't reach a shard: drivers retry.
             Refusal::Unsure { .. } | Refusal::Unregistered { .. } => (6, "HostUnreachable"),
             Refusal::TooMany { .. } => (code::EXCEEDED_MEMORY_LIMIT, "ExceededMemoryLimit"),
             Refusal::TooLarge { .. } => (code::BSON_OBJECT_TOO_LARGE, "BSONObjectTooLarge"),

@@ -1,11 +1,12 @@
-//! The cluster times that a reply carries, so that a client's causal session goes on through Keyward's own replies.
+//! The cluster times of a reply, so that a client's causal session continues through Keyward's own replies.
 
 use bson::spec::ElementType;
 use bson::{Document, RawDocument, RawDocumentBuf, Timestamp};
 
 use crate::raw::{Builder, Doc, Element};
 
-/// The latest times that the deployment told. In bytes, as they came: every write of every client reads, keeps and repeats them.
+/// The latest times that the deployment reported. Kept as unchanged bytes: every write of every client reads, stores and
+/// repeats them.
 #[derive(Debug, Clone, Default)]
 pub struct Times {
     /// `operationTime`.
@@ -15,7 +16,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// The times that a reply of the server carries.
+    /// The times of a server's reply.
     pub fn of_raw(reply: &RawDocument) -> Times {
         Times {
             operation: reply.get_timestamp("operationTime").ok(),
@@ -23,7 +24,7 @@ impl Times {
         }
     }
 
-    /// Takes a field of a reply for what it is; says whether it is one of the two.
+    /// Takes a field of a reply if it is one of the two times; returns whether it is.
     pub fn take(&mut self, field: &Element<'_>) -> bool {
         match (field.name, field.kind) {
             (b"$clusterTime", ElementType::EmbeddedDocument) => {
@@ -36,7 +37,7 @@ impl Times {
         true
     }
 
-    /// Keeps whichever is later, of each.
+    /// Keeps the later of each time.
     pub fn advance(&mut self, later: Times) {
         if later.operation > self.operation {
             self.operation = later.operation;
@@ -46,15 +47,15 @@ impl Times {
         }
     }
 
-    /// Keeps whichever `$clusterTime` is later.
+    /// Keeps the later `$clusterTime`.
     pub fn advance_cluster(&mut self, told: &Document) {
         if told.get_timestamp("clusterTime").ok() > self.cluster_timestamp() {
             self.cluster = RawDocumentBuf::try_from(told).ok();
         }
     }
 
-    /// The `$clusterTime`, if it is later than the one that a command carries, or the command has none. What isn't a time is
-    /// the server's business.
+    /// The `$clusterTime`, if it is later than the one that a command carries, or if the command has none. The server checks a
+    /// carried value that isn't a time.
     pub fn later_than(&self, carried: Option<&Element<'_>>) -> Option<Doc<'_>> {
         let own = self.cluster_timestamp()?;
         if let Some(carried) = carried {
@@ -67,8 +68,8 @@ impl Times {
         Doc::new(self.cluster.as_ref()?.as_bytes()).ok()
     }
 
-    /// Whether `$clusterTime` is signed by the deployment. Where nobody logs in none is; and a user who may advance the clock is
-    /// told none, which nobody else may send.
+    /// Whether `$clusterTime` is signed by the deployment. Without authentication it never is. A user who may advance the clock
+    /// gets it unsigned, and no other user may send it unsigned.
     pub fn is_signed(&self) -> bool {
         let signature = self
             .cluster
@@ -81,7 +82,7 @@ impl Times {
         self.cluster.as_ref()?.get_timestamp("clusterTime").ok()
     }
 
-    /// Appends `$clusterTime`, which a command may carry, too.
+    /// Appends `$clusterTime`; a command may carry it, too.
     pub fn append_cluster_to(&self, message: &mut Builder) {
         if let Some(cluster) = &self.cluster
             && let Ok(cluster) = Doc::new(cluster.as_bytes())

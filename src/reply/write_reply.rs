@@ -1,5 +1,5 @@
-//! The reply to a write that was carried out in parts: counts added up, errors under the client's positions, the latest
-//! times, in the server's order of fields.
+//! The reply to a write that was carried out in parts: its counts are sums, errors have the client's positions, and times are
+//! the latest. Fields have the server's order.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{code, reply as server};
 
-/// A reply's errors may take so many bytes; later ones lose their text, as a mongos does it: past 16 MB the server
-/// would close the connection without a reply.
+/// The most bytes of a reply's errors; later errors lose their text, as with mongos. If a reply exceeded 16 MB, the server
+/// would close the connection without it.
 const ERRORS_BYTES_MAX: usize = 8 << 20;
 
 /// One entry of `writeErrors`, without its index.
@@ -44,7 +44,7 @@ impl WriteError {
         }
     }
 
-    /// The document's `_id` is taken.
+    /// A document with this `_id` already exists.
     pub fn duplicate_id(namespace: &Namespace, id: &RawBson) -> WriteError {
         WriteError::duplicate(&DuplicateKey::of_id(namespace, id))
     }
@@ -89,7 +89,7 @@ pub struct WriteReply {
     upserted: BTreeMap<usize, Vec<u8>>,
     errors: BTreeMap<usize, WriteError>,
     retried: Vec<i32>,
-    /// The elements of the latest part's reply that are merely passed on.
+    /// The elements of the latest part's reply that Keyward copies unchanged.
     passed_on: Vec<u8>,
     write_concern_error: Option<Vec<u8>>,
     times: Times,
@@ -98,8 +98,8 @@ pub struct WriteReply {
 }
 
 impl WriteReply {
-    /// Of a write that is part of the client's transaction: by what the router says of that the client may commit it through
-    /// another one. What a router says of a transaction of Keyward's own isn't for clients.
+    /// Starts the reply to a write in the client's own transaction. The router's recovery data is copied: with it, the client
+    /// may commit the transaction through another router. The recovery data of Keyward's own transactions isn't for clients.
     pub fn in_transaction() -> WriteReply {
         WriteReply {
             is_in_transaction: true,
@@ -117,12 +117,12 @@ impl WriteReply {
         !self.errors.is_empty()
     }
 
-    /// Takes the times that Keyward's own reads told into account.
+    /// Advances the reply's times by those of Keyward's own reads.
     pub fn advance(&mut self, times: Times) {
         self.times.advance(times);
     }
 
-    /// Adds the server's reply to one part of the write, its write errors aside.
+    /// Adds the server's reply to one part of the write, without its write errors.
     ///
     /// # Errors
     /// [`Malformed`] if the reply isn't BSON.
@@ -148,18 +148,18 @@ impl WriteReply {
         Ok(())
     }
 
-    /// Counts a document that was inserted before, by the statement of that number.
+    /// Counts a document that was inserted before, by the statement with this number.
     pub fn retried(&mut self, statement: i32) {
         self.n += 1;
         self.retried.push(statement);
     }
 
-    /// Counts documents that the server won't count in a reply.
+    /// Counts documents that no server reply will count.
     pub fn count(&mut self, documents: usize) {
         self.n += i32::try_from(documents).unwrap_or(i32::MAX);
     }
 
-    /// Adds the server's reply to a run of statements, the first of which is the client's at position `first`.
+    /// Adds the server's reply to a run of statements; the first of them is at the client's position `first`.
     ///
     /// # Errors
     /// [`Malformed`] if the reply isn't BSON.

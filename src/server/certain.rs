@@ -1,34 +1,34 @@
-//! What an error code proves about the effect of a command.
+//! Decides from an error code whether a command definitely had no effect.
 //!
-//! A code that isn't listed proves nothing: the write is in doubt, then. The next version of the server may know other codes.
+//! A code that isn't listed proves nothing: the write is then in doubt. The next version of the server may have other codes.
 
 use super::code;
 
-/// Whether a command that failed as a whole with this code has had no effect, and will have none. After any other failure of
-/// the whole a part of it may have taken effect.
+/// Whether a command that failed as a whole with this code had no effect, and will have none. After any other such failure, a
+/// part of the command may have taken effect.
 pub fn refused_before_execution(code: i32) -> bool {
     REFUSED_BEFORE_EXECUTION.contains(&code)
 }
 
-/// Whether a write error of this code says that its document isn't there and won't come.
+/// Whether a write error with this code proves that its document doesn't exist and never will.
 ///
-/// With any other the server, or the router, may have lost track of it midway: a router passes on whatever code the lost
-/// connection to a shard gave it.
+/// With any other code, the server or the router may have lost track of the document midway: a router passes on the code of its
+/// lost connection to a shard.
 pub fn refused_document(code: i32) -> bool {
     match code {
-        // Assertions about the document itself: an index's, the storage's. Among them stand a few older codes.
+        // Assertions about the document itself, of an index or the storage. A few older codes are among them.
         10_000.. => !LOST_TRACK.contains(&code),
         _ => REFUSED_DOCUMENT.contains(&code),
     }
 }
 
-/// Whether the code says that the server at the other end isn't the primary, or won't be for long: another try on the same
-/// connection fares no better.
+/// Whether the code reports that the server isn't the primary, or won't be for long: another try on the same connection would
+/// fail, too.
 pub fn of_another_primary(code: i32) -> bool {
     ANOTHER_PRIMARY.contains(&code)
 }
 
-/// Whether a server, or a router on its behalf, uses the code while it can't be reached, ends, or isn't primary.
+/// Whether a server, or a router on its behalf, uses the code while the server is unreachable, shutting down, or not primary.
 pub fn may_pass(code: i32) -> bool {
     NOT_NOW.contains(&code)
 }
@@ -84,7 +84,7 @@ const REFUSED_DOCUMENT: [i32; 24] = [
     code::CANNOT_INDEX_PARALLEL_ARRAYS,
 ];
 
-/// Codes from 10000 on that say nothing about the document.
+/// Codes from 10000 on that prove nothing about the document.
 const LOST_TRACK: [i32; 7] = [
     code::LEGACY_NOT_PRIMARY,
     code::NOT_WRITABLE_PRIMARY,

@@ -1,4 +1,4 @@
-//! The server's error codes, under the names that it gives them.
+//! The server's error codes, under the server's names.
 
 /// `BadValue`
 pub const BAD_VALUE: i32 = 2;
@@ -122,9 +122,9 @@ pub const INTERRUPTED_DUE_TO_REPL_STATE_CHANGE: i32 = 11_602;
 pub const NOT_PRIMARY_NO_SECONDARY_OK: i32 = 13_435;
 /// `NotPrimaryOrSecondary`
 pub const NOT_PRIMARY_OR_SECONDARY: i32 = 13_436;
-/// A field stands twice in a command; the server has no name for it.
+/// A field occurs twice in a command; the server has no name for this code.
 pub const DUPLICATE_FIELD: i32 = 40_413;
-/// A command lacks a field; the server has no name for it.
+/// A command lacks a field; the server has no name for this code.
 pub const MISSING_FIELD: i32 = 40_414;
-/// A command has a field that it doesn't know; the server has no name for it.
+/// A command has an unknown field; the server has no name for this code.
 pub const UNKNOWN_FIELD: i32 = 40_415;

@@ -1,4 +1,4 @@
-//! The documents in the reply of a command that opens a cursor or fetches more of one.
+//! Reads the documents in the reply of a command that opens a cursor or fetches more documents.
 
 use crate::raw::{Builder, Doc, Malformed};
 
@@ -19,7 +19,7 @@ pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
     Ok(documents)
 }
 
-/// The id to fetch more with; `None` if that was all.
+/// The cursor's id to fetch more with; `None` if there is no more.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -29,7 +29,7 @@ pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
     Ok(id.filter(|id| *id != 0))
 }
 
-/// Asks with a `find` for no more than `most` documents, all in the first batch.
+/// Limits a `find` to `most` documents, all in the first batch.
 pub fn in_one_batch(find: &mut Builder, most: usize) {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     find.int32("limit", most)

@@ -1,4 +1,4 @@
-//! The fields of a reply that the driver has decoded, and of its errors.
+//! Reads the fields of replies, and of their errors, that the driver has decoded.
 
 use bson::{Bson, Document};
 use mongodb::error::{Error, ErrorKind};
@@ -13,7 +13,7 @@ pub fn code_of(error: &Error) -> Option<i32> {
     }
 }
 
-/// What failed of a batch; `None` if nothing did.
+/// The failures of a batch; `None` if there are none.
 pub fn write_errors(reply: &Document) -> Option<&[Bson]> {
     Some(reply.get_array("writeErrors").ok()?)
 }
@@ -23,7 +23,7 @@ pub fn first_write_error(reply: &Document) -> Option<&Document> {
     write_errors(reply)?.first()?.as_document()
 }
 
-/// What is wrong with the write concern, if fewer servers have the write than were to.
+/// The write concern's error, if fewer servers than required have the write.
 pub fn write_concern_error(reply: &Document) -> Option<&Document> {
     reply.get_document("writeConcernError").ok()
 }
@@ -33,12 +33,12 @@ pub fn error_code(error: &Document) -> Option<i32> {
     error.get_i32("code").ok()
 }
 
-/// Whether a command failed as a whole because its `maxTimeMS` have passed.
+/// Whether a command failed as a whole because its `maxTimeMS` had passed.
 pub fn is_time_up(error: &Error) -> bool {
     code_of(error) == Some(code::MAX_TIME_MS_EXPIRED)
 }
 
-/// Whether a write error, or one about the write concern, says that the command's `maxTimeMS` have passed.
+/// Whether a write error, or a write concern's error, reports that the command's `maxTimeMS` had passed.
 pub fn says_time_up(error: &Document) -> bool {
     error_code(error) == Some(code::MAX_TIME_MS_EXPIRED)
 }

@@ -1,10 +1,10 @@
-//! The fields of a reply that came as bytes.
+//! Reads the fields of a reply that was received as bytes.
 
 use bson::spec::ElementType;
 
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// An entry of `writeErrors`: what is wrong with one statement of a batch.
+/// An entry of `writeErrors`: the error of one statement of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct StatementError<'a> {
     /// The statement's position in the batch, if the entry names one.
@@ -15,7 +15,7 @@ pub struct StatementError<'a> {
     pub body: Doc<'a>,
 }
 
-/// Whether the command succeeded; single statements of a batch may have failed even so.
+/// Whether the command succeeded; single statements of a batch may still have failed.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -39,7 +39,7 @@ pub fn errmsg(reply: Doc<'_>) -> Result<Option<&[u8]>, Malformed> {
     Ok(reply.get("errmsg")?.and_then(|text| text.as_string_bytes()))
 }
 
-/// What failed of a batch, in the order of the reply.
+/// The failures of a batch, in the order of the reply.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -76,7 +76,7 @@ pub struct Upserted<'a> {
     pub id: Option<Element<'a>>,
 }
 
-/// What the upserts of a batch inserted, in the order of the reply.
+/// The documents that the upserts of a batch inserted, in the order of the reply.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -95,7 +95,7 @@ pub fn upserted(reply: Doc<'_>) -> Result<Vec<Upserted<'_>>, Malformed> {
     Ok(all)
 }
 
-/// The `_id` of the document that an upsert inserted: the only statement of an `update`, or a `findAndModify`.
+/// The `_id` of the document that an upsert inserted; the upsert is the only statement of an `update`, or a `findAndModify`.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -127,7 +127,7 @@ fn count(reply: Doc<'_>, name: &str) -> Result<i32, Malformed> {
     Ok(count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0))
 }
 
-/// What is wrong with the write concern, if fewer servers have the write than were to.
+/// The write concern's error, if fewer servers than required have the write.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -135,7 +135,7 @@ pub fn write_concern_error(reply: Doc<'_>) -> Result<Option<Doc<'_>>, Malformed>
     reply.nested("writeConcernError")
 }
 
-/// Whether the server answered from its memory: a first try had carried the statement, or some of the batch, out.
+/// Whether the server answered from its memory: a first try had carried out the statement, or some of the batch.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.

@@ -1,4 +1,5 @@
-//! How long to leave what somebody else has in flight: longer each time, and never in step with others who wait.
+//! The waits for other attempts' writes in flight: each is longer than the last, and random, so that waiting clients don't
+//! retry in step.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// The next wait: 4 ms at most the first time, 250 ms in the end.
+    /// The next wait: at most 4 ms the first time, at most 250 ms in the end.
     pub fn next(&mut self) -> Duration {
         let wait = self.next.mul_f64(rand::random_range(0.5..1.0));
         self.next = LONGEST.min(self.next * 2);

@@ -1,10 +1,10 @@
-//! `bulkWrite` on protected collections: carried out as the inserts, updates and deletes that it stands for, one after the
-//! other, each in the way in which it would be carried out had the client sent it; also where upstream doesn't know
-//! `bulkWrite` yet.
+//! `bulkWrite` on protected collections: carries it out as a series of inserts, updates and deletes, also if upstream doesn't
+//! know `bulkWrite`.
 //!
-//! Adjacent operations of one kind on one collection form one command. Each operation of a retryable command keeps its number, so a
-//! driver's retry, which begins at the first operation again, finds what was done done. Killed midway, some operations took
-//! effect and the others didn't, as when the server is.
+//! Keyward carries out each part as if the client had sent it. Adjacent operations of one kind on one collection form one
+//! command. Each operation of a retryable command keeps its number, and a driver's retry starts again at the first operation.
+//! So the retry recognises the operations that took effect. If Keyward is killed midway, some operations took effect and the
+//! others didn't, as when a server is killed.
 
 use std::ops::Range;
 
@@ -21,10 +21,10 @@ use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
 
-/// Carries out the command; gives the reply's body. A part that fails as a whole ends it with that part's reply.
+/// Carries out the command; returns the reply's body. If a part fails as a whole, the command ends with that part's reply.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn bulk_write(
     context: &Context,
     bulk: &BulkWrite<'_>,
@@ -40,7 +40,7 @@ pub async fn bulk_write(
         }
         let run = next..bulk.end_of_run(next);
         let kind = bulk.operations[next].kind;
-        // In a client's transaction its commit is what counts.
+        // In a client's transaction only the commit counts.
         if !bulk.in_transaction && !upstream.may_write() {
             return Ok(Refusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
@@ -50,7 +50,7 @@ pub async fn bulk_write(
         if !is_ok(answer)? {
             return Ok(part);
         }
-        // The first error ends a transaction, and so the command, ordered or not.
+        // The first error ends a transaction, and so the command, whether ordered or unordered.
         let stops = bulk.ordered || bulk.in_transaction;
         reply.add(kind, next, run.len(), stops, answer)?;
         if stops && reply.has_errors() {
@@ -61,7 +61,7 @@ pub async fn bulk_write(
     Ok(reply.body()?)
 }
 
-/// Carries out one of the commands that it stands for, on whatever collection; gives the reply's body.
+/// Carries out the command for the operations of `run`, on any collection; returns the reply's body.
 async fn part(
     context: &Context,
     bulk: &BulkWrite<'_>,
@@ -80,7 +80,7 @@ async fn part(
     };
     let bytes = draft.frame(0, 0).map_err(upstream::Error::from)?.to_vec();
     let message = OpMsg::parse(&bytes).map_err(upstream::Error::from)?;
-    // Judged like any command of a client: nothing gets through as a part that wouldn't on its own.
+    // A part is classified like any client's command: no part gets through that would be refused alone.
     let catalog = context.catalog();
     let served = match classify(&Message::Msg(message), &**catalog)? {
         Verdict::Forward | Verdict::Hello => Served::Untouched,
@@ -93,12 +93,12 @@ async fn part(
     }
 }
 
-/// The body of the command for the operations of `run`: the client's own but for what is `bulkWrite`'s alone.
+/// The body of the command for the operations of `run`: the client's own without the fields that only `bulkWrite` has.
 fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Result<Vec<u8>, Malformed> {
     let first = &bulk.operations[run.start];
     let namespace = &bulk.namespaces[first.namespace];
     let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
-    // By itself the server numbers the statements of a command from zero.
+    // By default the server numbers the statements of a command from zero.
     let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
     let mut body = Builder::new();
     body.string(name(first.kind), namespace.collection);
@@ -109,9 +109,10 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
             b"let" if first.kind == BulkKind::Insert => {}
             // A transaction begins once.
             b"startTransaction" | b"readConcern" if bulk.in_transaction && run.start > 0 => {}
-            // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
+            // The stable API doesn't know statement numbers. Parts without numbers keep the field, so its other rules stay
+            // enforced.
             b"apiStrict" if numbers.is_some() => {}
-            // Whether an operation failed must be known, to attempt none after it.
+            // Keyward must learn whether an operation failed, so that it attempts none after it.
             b"writeConcern" if bulk.unacknowledged => {
                 body.open(ElementType::EmbeddedDocument, b"writeConcern")
                     .int32("w", 1)

@@ -1,8 +1,7 @@
-//! The catalog changes while clients write: from which moment on was everything decided by the new constraints?
+//! Catalog epochs: a change of the catalog learns when every command in progress was decided by the new constraints.
 //!
-//! Each connection holds the epoch of the catalog by which it decided what is still under way on it, and releases the epoch
-//! once the answer has come. So no message is counted on its way; a change of the catalog waits until no connection holds the
-//! epoch before.
+//! Each connection holds the epoch of the catalog that decided its commands in progress. It releases the epoch after the reply
+//! has arrived. So Keyward counts no messages: a change of the catalog waits until no connection holds the previous epoch.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,24 +11,24 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// How long a client's transaction may live: the server ends what is older than `transactionLifetimeLimitSeconds`, 60, and looks
-/// for that every 30 seconds.
+/// How long a client's transaction may live. The server ends transactions older than `transactionLifetimeLimitSeconds`, 60; it
+/// checks for them every 30 seconds.
 pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 
-/// Held as long as something that one catalog has decided may be under way.
+/// Held as long as a command that this catalog decided may be in progress.
 #[derive(Debug, Clone)]
 pub struct CatalogEpoch(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
 
-/// An epoch that has ended for new commands, but not for what is under way.
+/// An epoch that has ended for new commands, but not for commands in progress.
 #[derive(Debug)]
 pub struct PastEpoch {
     held: mpsc::Receiver<Infallible>,
 }
 
 impl PastEpoch {
-    /// Waits until nothing is under way any more that was decided then.
+    /// Waits until no command that this epoch decided is in progress any more.
     pub async fn is_over(mut self) {
-        // Nothing can be sent; it ends when the last sender is gone.
+        // Nothing can be sent; `recv` returns when the last sender is gone.
         self.held.recv().await;
     }
 }
@@ -42,10 +41,10 @@ pub(super) struct CatalogEpochs {
     pub(super) begun: Instant,
     /// How long a write with a lost reply may take: a transaction's life, or the lease that limits a protected write.
     life: Duration,
-    /// When a command of a client's transaction last passed, or a write's reply was last lost, in milliseconds since
-    /// `begun`, and one more.
+    /// When a command of a client's transaction was last forwarded, or a write's reply was last lost, in milliseconds since
+    /// `begun`, plus one.
     pub(super) unseen_at: AtomicU64,
-    /// When a write's reply was last lost, as above.
+    /// When a write's reply was last lost, in the same unit.
     pub(super) lost_at: AtomicU64,
 }
 
@@ -71,12 +70,12 @@ impl CatalogEpochs {
         PastEpoch { held: past }
     }
 
-    /// The time, as it is noted.
+    /// The current time in the unit of the notes.
     pub(super) fn now(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
-    /// When a transaction's life is over after what was noted there, unless it is over already.
+    /// The noted time plus the longest life of a transaction; `None` if that is past, or no time is noted.
     pub(super) fn end_of(&self, noted: &AtomicU64) -> Option<Instant> {
         let at = noted.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.begun + Duration::from_millis(at) + self.life).filter(|end| *end > Instant::now())

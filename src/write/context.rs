@@ -1,4 +1,4 @@
-//! What the writes of one Keyward have in common.
+//! The shared state of all writes of one Keyward.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,29 +16,29 @@ use crate::claims::InFlight;
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 
-/// How long a write may wait and try again where the client set no limit: as long as a server's transaction may live.
+/// How long a write may wait and retry if the client set no limit: as long as a server's transaction may live.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What the writes of one Keyward have in common.
+/// The shared state of all writes of one Keyward.
 #[derive(Debug)]
 pub struct Context {
     pub(super) catalog: ArcSwap<Catalog>,
-    /// How long a reservation whose owner isn't there yet is presumed in flight.
+    /// How long Keyward presumes a reservation in flight if its owner doesn't exist yet.
     pub(super) lease: Duration,
     /// The attempts under way in this process.
     pub(super) in_flight: InFlight,
     pub(super) epochs: CatalogEpochs,
     /// Whether clients have to log in.
     pub(super) has_users: bool,
-    /// The transactions of clients that pass.
+    /// The clients' transactions that this Keyward forwards.
     pub transactions: ClientTransactions,
-    /// The strict inserts of several clients that go in by one transaction.
+    /// The strict inserts of several clients that one transaction carries.
     pub(super) groups: Arc<Groups>,
     documents_max: AtomicUsize,
 }
 
 impl Context {
-    /// Enforces what stands in `catalog`.
+    /// Enforces the constraints of `catalog`.
     pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit) -> Context {
         Context {
             catalog: ArcSwap::new(catalog),
@@ -52,7 +52,7 @@ impl Context {
         }
     }
 
-    /// The same where clients have to log in, if they `have_to`.
+    /// The same context; if `have_to`, clients have to log in.
     #[must_use]
     pub fn with_users(self, have_to: bool) -> Context {
         Context {
@@ -61,12 +61,12 @@ impl Context {
         }
     }
 
-    /// Has one statement change no more than `max` documents in one transaction.
+    /// Limits the documents that one statement may change in one transaction to `max`.
     pub fn limit_documents(&self, max: usize) {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// Whether the commit of a client's transaction goes on; the server refuses a commit without a transaction.
+    /// Whether Keyward forwards the commit of a client's transaction. The server refuses a commit without a transaction.
     pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
         transaction.map_or(Commit::GoesOn, |transaction| self.transactions.commit(transaction))
     }
@@ -76,53 +76,53 @@ impl Context {
         self.documents_max.load(Ordering::Relaxed)
     }
 
-    /// The constraints that hold now.
+    /// The constraints in force.
     pub fn catalog(&self) -> Guard<Arc<Catalog>> {
         self.catalog.load()
     }
 }
 
 impl Context {
-    /// The catalog epochs as they begin. A connection takes its epoch before it reads the catalog.
+    /// The catalog epochs, each from its start. A connection takes its epoch before it reads the catalog.
     pub fn epochs(&self) -> watch::Receiver<CatalogEpoch> {
         self.epochs.current.subscribe()
     }
 
-    /// Notes that a command of a client's transaction passes.
+    /// Notes that Keyward forwards a command of a client's transaction.
     pub fn note_transaction(&self) {
         self.epochs.unseen_at.store(self.epochs.now(), Ordering::Relaxed);
     }
 
-    /// Notes a write of unknown outcome: the connection broke before its reply came, or the reply leaves the outcome open. The
-    /// server may be at work on it for as long as a transaction may live, or for a lease if that is longer. Forwarded replies are
-    /// not inspected.
+    /// Notes a write of unknown outcome: the connection broke before its reply arrived, or the reply leaves the outcome open.
+    /// The server may execute the write for as long as a transaction may live, or for a lease if that is longer. Forwarded
+    /// replies are not inspected.
     pub fn note_lost(&self) {
         let now = self.epochs.now();
         self.epochs.unseen_at.store(now, Ordering::Relaxed);
         self.epochs.lost_at.store(now, Ordering::Relaxed);
     }
 
-    /// When every transaction must have ended of which a command has passed so far, and every write of unknown outcome.
+    /// The time by which every forwarded client transaction and every write of unknown outcome must have ended.
     pub fn unseen_end(&self) -> Option<Instant> {
         self.epochs.end_of(&self.epochs.unseen_at)
     }
 
-    /// When every write of unknown outcome must have ended.
+    /// The time by which every write of unknown outcome must have ended.
     pub fn lost_end(&self) -> Option<Instant> {
         self.epochs.end_of(&self.epochs.lost_at)
     }
 
-    /// Refuses from now on to commit clients' transactions that began before the last change of the catalog: how long one may be
-    /// open is a setting of the servers, and a prepared one stays open until all of its shards answer. A commit that has passed
-    /// is under way until the returned epoch is over.
+    /// From now on, refuses the commit of clients' transactions that began before the last change of the catalog. They can't be
+    /// waited for: a server setting limits how long a transaction may be open, and a prepared transaction stays open until all
+    /// of its shards answer. A commit that Keyward has forwarded is in progress until the returned epoch is over.
     pub fn refuse_older_transactions(&self) -> PastEpoch {
         self.transactions.refuse_older();
         self.epochs.begin()
     }
 
-    /// Decides by `catalog` from now on.
+    /// Decides commands by `catalog` from now on.
     pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpoch {
-        // The catalog comes first: a connection that holds the new epoch has decided nothing by the old catalog.
+        // The catalog comes first: a connection that holds the new epoch has decided no command by the old catalog.
         self.catalog.store(catalog);
         self.transactions.note_change();
         self.epochs.begin()
@@ -156,7 +156,7 @@ mod tests {
         assert!(over.clone().now_or_never().is_none());
         drop(held);
         over.await;
-        // Nobody held the second one.
+        // No connection held the second epoch.
         context.replace(Arc::new(Catalog::default())).is_over().await;
     }
 
@@ -171,7 +171,7 @@ mod tests {
         assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
     }
 
-    /// The server may be at work on a protected write until its lease is over.
+    /// The server may execute a protected write until its lease is over.
     #[test]
     fn a_lost_write_is_waited_for_as_long_as_its_lease() {
         let lease = 4 * TRANSACTION_LIFE;

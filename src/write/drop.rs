@@ -1,19 +1,20 @@
-//! `drop` and `dropDatabase`: collections go first, on the client's connection, and only then the reservations of what
-//! was in them.
+//! `drop` and `dropDatabase`: first drops the collections on the client's connection, then releases their documents'
+//! reservations.
 //!
-//! Reservations that outlive their documents are stale, and the next write that meets one finds out. Documents that outlived their
-//! reservations would be unprotected. So no proxy collection is ever dropped: another Keyward may just have reserved there
-//! for a document that arrives after the drop. Killed at any point, this leaves stale reservations at most.
+//! Reservations that outlive their documents are stale, and the next write that meets one detects that. Documents that outlive
+//! their reservations would be unprotected. So Keyward never drops a proxy collection: another Keyward may just have reserved a
+//! key there for a document that arrives after the drop. If Keyward is killed at any point, at most stale reservations are
+//! left.
 //!
-//! A recent reservation is presumed in flight for its lease, and a write that wants its key has to wait. So that a
-//! test can drop a collection and begin anew at once, those reservations are noted before the drop whose document is there:
-//! their writes have ended, and no other write is under way for the same token and time. If their documents are gone
-//! afterwards, by a read that a deposed primary can't answer, they are deleted, unless they were written anew. Older ones
-//! are in nobody's way, and left to the sweeper.
+//! A recent reservation is presumed in flight for its lease, and a write that wants its key has to wait. A test must be able to
+//! drop a collection and start again at once. So before the drop, Keyward notes the recent reservations whose documents exist.
+//! The writes of these reservations have ended, and no other write in progress has the same token and time. After the drop,
+//! Keyward checks by a read that a deposed primary can't answer whether the documents are gone. If so, it deletes their
+//! reservations, unless they were written anew. Older reservations block no write, and the sweeper removes them.
 //!
-//! All that is done as Keyward's own user, and may be much: so not for a client that seems to have no right to the drop. Its
-//! command goes to the server all the same, whose answer is the client's. If the privilege has just been granted, recent
-//! reservations wait for their lease.
+//! Keyward does this work, which may be large, as its own user. So it omits it for a client that seems to have no right to the
+//! drop. It still forwards the client's command, and the client gets the server's answer. If the privilege has just been
+//! granted, recent reservations wait for their lease.
 
 use bson::RawDocument;
 use futures_util::future::join_all;
@@ -33,15 +34,15 @@ use crate::reservation::Scope;
 use crate::server::{code::NAMESPACE_NOT_FOUND, cursor, reply::code};
 use crate::upstream::Connection;
 
-/// At most so many reservations of one constraint are settled with a drop; others wait for their lease.
+/// The most reservations of one constraint that Keyward settles with a drop; others wait for their lease.
 const SETTLED_MAX: i64 = 100_000;
-/// A reservation counts as young for so many leases: other Keywards may run with longer ones, or haven't known it for as long.
+/// A reservation counts as recent for this many leases: other Keywards may have longer leases, or may have learned of it later.
 const LEASES: u32 = 3;
 
-/// Drops a protected collection by the client's command `body`; gives the server's reply.
+/// Drops a protected collection by the client's command `body`; returns the server's reply.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_collection(
     context: &Context,
     protected: &Protected,
@@ -52,7 +53,7 @@ pub async fn drop_collection(
     drop_with(context, protected, &rights, body, upstream).await
 }
 
-/// The same for a client with these rights, as far as they are known.
+/// The same for a client with these rights, as far as Keyward knows them.
 async fn drop_with(
     context: &Context,
     protected: &Protected,
@@ -67,15 +68,15 @@ async fn drop_with(
     };
     let reply = upstream.run(body.bytes()).await?;
     release(protected, &settled).await;
-    // It was dropped with its shard key: made again, it isn't sharded.
+    // The drop removed the shard key: a new collection of that name isn't sharded.
     context.renew_shard_keys().await;
     Ok(reply)
 }
 
-/// Drops every collection of `database` but Keyward's own, by the client's command `body`; gives the reply.
+/// Drops every collection of `database` except Keyward's own, by the client's command `body`; returns the reply.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_database(
     context: &Context,
     database: &[u8],
@@ -83,7 +84,7 @@ pub async fn drop_database(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     if body.get("autocommit")?.is_some() {
-        // Never served in a transaction: the server says so.
+        // The server never allows it in a transaction, and its error says so.
         return Ok(upstream.run(body.bytes()).await?);
     }
     match drop_all(context, database, body, upstream).await {
@@ -115,12 +116,12 @@ async fn drop_all(
         };
         times.advance(times_of(&reply));
         match code(Doc::new(&reply)?)? {
-            // Somebody else dropped it meanwhile.
+            // Another client dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
             Some(_) => return Err(Failure::Refused(Refused { body: reply })),
         }
     }
-    // What the server keeps for the others goes with them, or is empty; some of it can't be dropped.
+    // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
     for name in systems {
         times.advance(times_of(&upstream.run(&drop_command(database, &name, body)?).await?));
     }
@@ -176,7 +177,7 @@ fn times_of(reply: &[u8]) -> Times {
     RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
 }
 
-/// What the client may do, as far as the server says it: nothing, where it doesn't.
+/// The client's rights, as the server reports them; none if the server doesn't report them.
 async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Rights, ForwardError> {
     if !context.has_users {
         return Ok(Rights::no_less_than_keywards());
@@ -189,7 +190,7 @@ async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> 
     }
 }
 
-/// For each constraint, the young reservations whose document is there.
+/// For each constraint, the recent reservations whose documents exist.
 async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Reservation)>> {
     let span = context.lease * LEASES;
     let each = protected.constraints.iter().map(|proxy| async move {
@@ -211,7 +212,7 @@ async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
     join_all(each).await
 }
 
-/// Deletes those of the reservations whose document is gone now.
+/// Deletes those of the reservations whose documents are gone now.
 async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
     let each = protected
         .constraints

@@ -1,8 +1,8 @@
-//! Forwards documents whose keys are held, on the client's own connection, and reads from the reply what became of each.
+//! Forwards documents whose keys are held, on the client's own connection, and reads the outcome of each from the reply.
 //!
-//! The command goes on as the client sent it but for its documents, a time limit inside the lease, and the statements'
-//! numbers where a part of a retryable write would otherwise be renumbered. An outcome that the reply leaves open is
-//! [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
+//! Keyward changes three parts of the client's command. It replaces the documents and sets a time limit inside the lease. It
+//! keeps the statements' numbers where the server would renumber a part of a retryable write. An outcome that the reply leaves
+//! open is [`Outcome::InDoubt`]. A failure is definite only if its code says that nothing was, or will be, done.
 
 use std::time::Duration;
 
@@ -20,13 +20,14 @@ use crate::server::reply;
 use crate::upstream;
 use crate::wire::{Draft, OutSequence};
 
-/// Why there is no reply to make something of.
+/// The reason why there is no reply to use.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// The connection is gone: everything forwarded is in doubt, and the client's connection has to go, too.
+    /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.
     #[error(transparent)]
     Lost(#[from] upstream::Error),
-    /// Another client's connection is gone that inserted for this one, too: in doubt, as if it had been this one's.
+    /// Another client's connection is gone that also carried this client's insert. The insert is in doubt, as if this client's
+    /// own connection were gone.
     #[error("the connection that inserted for several clients is gone")]
     LostTogether,
     /// The reply isn't BSON.
@@ -34,11 +35,10 @@ pub enum ForwardError {
     Malformed(#[from] Malformed),
 }
 
-/// The reply, if it comes within a lease: the server ends what it was given less time for, so whatever is later than that
-/// isn't worth waiting for. The connection is done for then.
+/// Waits for the reply within a lease. The server ends a command with a shorter time limit, so a later reply isn't worth
+/// waiting for. After a timeout the connection can't be used any more.
 ///
-/// # Errors
-/// [`ForwardError`]: that of the reply, or that it is late.
+/// # Errors [`ForwardError`]: the reply's own, or the timeout.
 pub async fn within<T>(
     lease: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
@@ -47,8 +47,8 @@ pub async fn within<T>(
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
-/// Sends the statements at `positions` of an `update` or `delete` (`list` is its batch) on unchanged; gives the reply's
-/// body, and whether it is `ok`.
+/// Forwards the statements at `positions` of an `update` or `delete` (`list` is its batch) unchanged. Returns the reply's body,
+/// and whether it is `ok`.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
@@ -85,29 +85,29 @@ pub async fn statements(
 pub enum Reason {
     /// No document matches.
     NoMatch,
-    /// The server's error is the statement's, in a reply to its batch.
+    /// The server's error concerns the statement, in a reply to its batch.
     Statement,
-    /// The server's error is the whole command's.
+    /// The server's error concerns the whole command.
     Command,
 }
 
-/// A statement that was sent, and answered.
+/// A statement that was sent and answered.
 #[derive(Debug)]
 pub struct Sent {
     /// Its outcome.
     pub outcome: Outcome<Reason>,
-    /// Whether a majority has what it did, so that no step-down can undo it.
+    /// Whether a majority has the statement's effect, so that no step-down can undo it.
     pub by_majority: bool,
     /// The reply's body.
     pub body: Vec<u8>,
 }
 
-/// The members that must have a statement's effect before it is answered.
+/// The members that must have a statement's effect before the server answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acknowledged {
-    /// Enough where nothing is to be done: a majority would be waited for even so.
+    /// Enough for a statement without effect: the server would wait for a majority even then.
     ByPrimary,
-    /// Even if the client asked for less.
+    /// A majority, even if the client asked for less.
     ByMajority,
 }
 
@@ -121,7 +121,7 @@ impl Acknowledged {
     }
 }
 
-/// Sends the statement at `index` on as `own` has it, under the client's own number. `time` limits it instead of the client.
+/// Forwards the statement at `index` in the form `own`, under the client's own number. `time` replaces the client's limit.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
@@ -164,7 +164,7 @@ pub async fn statement(
     })
 }
 
-/// The reply in place of the server's to what is no longer sent: others may take this Keyward for gone by now.
+/// The reply to a write that Keyward withholds: other Keywards may presume this one gone by now.
 pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
     Refusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
@@ -189,7 +189,7 @@ fn outcome(answer: Doc<'_>) -> Result<Outcome<Reason>, Malformed> {
     })
 }
 
-/// The client's body without its batch `list`, of which the part at `positions` is sent beside it.
+/// The client's body without its batch `list`; the part of the batch at `positions` is sent beside it.
 pub fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
@@ -202,7 +202,7 @@ pub fn part_of_body(
             .map(|position| retry.operation(position).statement)
             .collect::<Vec<_>>()
     });
-    // By itself the server numbers the statements of a command from zero.
+    // By default the server numbers the statements of a command from zero.
     let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
     let mut part = Builder::new();
     for element in command.body.elements() {
@@ -210,11 +210,12 @@ pub fn part_of_body(
         match element.name {
             b"stmtId" | b"stmtIds" | b"$clusterTime" => {}
             name if name == list.as_bytes() => {}
-            // The limit of an insert is set anew, within its lease.
+            // Keyward sets a new limit for an insert, within its lease.
             b"maxTimeMS" if list == "documents" => {}
-            // The stable API doesn't know statement numbers; what it forbids otherwise is refused with other parts.
+            // The stable API doesn't know statement numbers. The other parts of the command still carry the field, so its other
+            // rules stay enforced.
             b"apiStrict" if numbers.is_some() => {}
-            // Whether a document was refused must be known, to give its keys back.
+            // Keyward must learn whether a document was refused, to release its keys.
             b"writeConcern" if command.unacknowledged => {
                 part.open(ElementType::EmbeddedDocument, b"writeConcern")
                     .int32("w", 1)
@@ -232,7 +233,7 @@ pub fn part_of_body(
     Ok(part)
 }
 
-/// The command, to be acknowledged so, and with `time` for its limit if there is one.
+/// The command with the write concern `acknowledged`, and with the limit `time` if there is one.
 fn concerned(
     command: Doc<'_>,
     acknowledged: Acknowledged,
@@ -251,7 +252,7 @@ fn concerned(
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
     acknowledged.append_to(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
-    // A limit is the client's for what it asked for itself.
+    // The client's `wtimeout` applies only to the `w` that the client asked for.
     let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
     for element in own.elements() {
         let element = element?;

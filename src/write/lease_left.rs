@@ -1,12 +1,12 @@
-//! How much of a lease is left for a write: it must end before the lease of its keys does.
+//! The part of a lease that is left for a write: the write must end before the lease of its keys does.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A write is forwarded only with at least this part of the lease left for it.
+/// Keyward forwards a write only if at least this part of the lease is left.
 const LEFT_MIN: f64 = 0.4;
-/// This part of the lease is kept back from what a forwarded write may take: for its way to the server.
+/// Keyward reserves this part of the lease for the write's way to the server: a forwarded write may not use it.
 const KEPT_BACK: f64 = 0.1;
 
 /// The rest of the lease of keys.
@@ -17,18 +17,18 @@ pub struct LeaseLeft {
 }
 
 impl LeaseLeft {
-    /// For keys of which the first can have been reserved at `since` at the earliest, if any was.
+    /// For keys whose first reservation was made at `since` at the earliest; `None` if no key was reserved.
     pub fn new(lease: Duration, since: Option<Instant>) -> LeaseLeft {
         LeaseLeft { lease, since }
     }
 
-    /// Whether the keys had better be claimed anew.
+    /// Whether Keyward should claim the keys anew.
     pub fn is_too_little(self) -> bool {
         let latest = self.lease.mul_f64(1.0 - LEFT_MIN);
         self.since.is_some_and(|since| since.elapsed() > latest)
     }
 
-    /// How long a write may take that has to end by `deadline`, too; `None` if there is no time any more.
+    /// The time that a write with this `deadline` may take; `None` if there is no time left.
     pub fn time_to_write(self, deadline: Option<Instant>) -> Option<Duration> {
         let usable = self.lease.mul_f64(1.0 - KEPT_BACK);
         let in_lease = self

@@ -1,7 +1,7 @@
-//! Carries out the writes on protected collections: reserves keys, writes on the client's own connection, releases keys.
+//! Carries out writes on protected collections: reserves keys, writes on the client's own connection, releases keys.
 //!
-//! It runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. It refuses
-//! a write that it can't protect, and names the collection and the way out.
+//! Keyward runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. It refuses a write
+//! that it can't protect. The refusal names the collection and the way out.
 
 mod back_off;
 mod bulk;
@@ -40,16 +40,16 @@ use txn::client_transactions::{ask_to_end, commit_unseen};
 /// How a write was served.
 #[derive(Debug)]
 pub enum Served {
-    /// It was carried out, or refused: the reply's body.
+    /// The write was carried out or refused; the reply's body.
     Reply(Vec<u8>),
-    /// It can't change a key, and nothing of it was carried out: it may go on unchanged.
+    /// The write can't change a key, and no part of it was carried out: Keyward may forward it unchanged.
     Untouched,
 }
 
 /// Carries out a write on protected data.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn serve(
     plan: Plan<'_>,
     message: &OpMsg<'_>,
@@ -63,7 +63,7 @@ pub async fn serve(
     let Some(transaction) = transaction else {
         return carry_out(plan, message, context, upstream).await;
     };
-    // Commands of Keyward's take the place of the client's, without it.
+    // Keyward's own commands replace the client's and carry no write concern.
     if let Some(concern) = message.body.nested("writeConcern")?
         && concern.elements().next().is_some()
     {
@@ -82,17 +82,17 @@ pub async fn serve(
     Ok(served)
 }
 
-/// The reply to a commit that mustn't go on unchanged; none if it may after all.
+/// The reply to a commit that Keyward must not forward unchanged; `None` if Keyward may forward it after all.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's connection has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn refuse_commit(
     commit: Doc<'_>,
     transaction: Option<TransactionId>,
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    // Outside a transaction the server refuses it.
+    // The server refuses a commit outside a transaction.
     let is_within = commit.get("autocommit")?.is_some() && !commit.is_set("autocommit")?;
     let Some(transaction) = transaction.filter(|_| is_within) else {
         return Ok(None);
@@ -105,7 +105,8 @@ pub async fn refuse_commit(
             commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
         }
         Commit::Refused => {
-            // So that nobody has to wait for what it has locked. It isn't committed whatever the answer is.
+            // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't
+            // committed, with any answer.
             ask_to_end(commit, upstream).await?;
             let number = commit.whole_number("txnNumber")?.unwrap_or_default();
             Some(Refusal::NoSuchTransaction { number }.body(&Times::default()))

@@ -1,4 +1,4 @@
-//! One write operation: a client's command on a protected collection, with all that carrying it out needs.
+//! One write operation: a client's command on a protected collection, with everything needed to carry it out.
 
 use tokio::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::raw::Malformed;
 use crate::reply::{Refusal, Times};
 use crate::upstream::Connection;
 
-/// A client's command on its way, on the client's own upstream connection.
+/// A client's command under way on the client's own upstream connection.
 pub struct WriteOp<'a> {
     /// The shared state of this Keyward's writes.
     pub context: &'a Context,
@@ -21,16 +21,16 @@ pub struct WriteOp<'a> {
     pub protected: &'a Protected,
     /// The command.
     pub command: &'a BatchCommand<'a>,
-    /// The client's own limit.
+    /// The client's own time limit.
     pub deadline: Option<Instant>,
-    /// When Keyward gives up: the client's own limit, or [`TIME_MAX`] from the start.
+    /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`] from the start.
     pub give_up: Instant,
-    /// The client's upstream connection, which nothing else uses meanwhile.
+    /// The client's upstream connection; nothing else uses it meanwhile.
     pub upstream: &'a mut Connection,
 }
 
 impl<'a> WriteOp<'a> {
-    /// Begins to carry `command` out; its time runs from now.
+    /// Starts the operation of `command`; its time runs from now.
     pub fn new(
         context: &'a Context,
         protected: &'a Protected,
@@ -62,18 +62,17 @@ impl<'a> WriteOp<'a> {
         Transaction::own(self.protected, self.command.body, self.upstream)
     }
 
-    /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat it.
+    /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
     pub fn reservation_times(&self) -> Times {
         gossip::told(self.protected, self.upstream)
     }
 
-    /// Reserves the candidate's keys, and waits until Keyward gives up for other attempts at them. Nothing is held unless all
-    /// are.
+    /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
     pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> Claimed {
         reserve(self.context, self.protected, candidate, self.give_up).await
     }
 
-    /// Makes sure that a write goes on only with all its keys: otherwise it could make a duplicate.
+    /// Asserts that a write is forwarded only while all its keys are held: otherwise it could make a duplicate.
     pub fn assert_held<'c>(candidates: impl IntoIterator<Item = &'c Candidate<'c>>) {
         let holds_all = |candidate: &Candidate<'_>| candidate.attempt.may_forward();
         assert!(
@@ -82,12 +81,12 @@ impl<'a> WriteOp<'a> {
         );
     }
 
-    /// Releases what the candidates hold and don't need.
+    /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
         give_back(self.protected, self.context.lease, candidates).await;
     }
 
-    /// Notes a write of unknown outcome: its reservations stay, and it may still take effect.
+    /// Notes a write of unknown outcome: its reservations stay, because it may still take effect.
     pub fn note_in_doubt(&self, candidate: &Candidate<'_>) {
         self.context.note_lost();
         for ConstrainedKey { constraint, .. } in &candidate.keys {
@@ -95,7 +94,7 @@ impl<'a> WriteOp<'a> {
         }
     }
 
-    /// The refusal where no sure answer about a key of the constraint at this position could be had.
+    /// The refusal if the cluster gave no sure answer about a key of the constraint at this position.
     pub fn unsure(&self, constraint: usize) -> Refusal {
         self.protected.unsure(constraint, self.is_retryable())
     }

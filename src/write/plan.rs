@@ -1,7 +1,7 @@
-//! Plans a write from its message and the constraints alone: no server is asked.
+//! Plans a write from its message and the constraints alone, without asking a server.
 //!
-//! A plan carries the constraints that it was made with, so they are looked up once. It depends on the statements and the
-//! constraints, never on documents: a driver's retry gets the plan that its first try got, and finds what that one did.
+//! A plan carries its constraints, so that Keyward looks them up once. It depends on the statements and the constraints, never
+//! on documents. So a driver's retry gets the plan of its first try, and finds the first try's result.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::wire::OpMsg;
 /// How a write is carried out.
 #[derive(Debug)]
 pub enum Plan<'m> {
-    /// No statement can change a key: the message goes on unchanged, like a read.
+    /// No statement can change a key: Keyward forwards the message unchanged, like a read.
     Forward,
     /// The documents or statements of one command on one protected collection.
     Command(Box<CommandPlan<'m>>),
@@ -40,9 +40,9 @@ pub enum Plan<'m> {
 pub struct CommandPlan<'m> {
     /// The collection, with its constraints.
     pub protected: Arc<Protected>,
-    /// Which command it is.
+    /// The kind of the command.
     pub form: Form,
-    /// Whether a driver may have sent it; otherwise the server is asked first what it has against it.
+    /// Whether a driver may have sent it. If not, Keyward first probes the server for objections.
     pub is_usual: bool,
     /// The work.
     pub work: Work<'m>,
@@ -51,11 +51,11 @@ pub struct CommandPlan<'m> {
 /// The work that a command on a protected collection asks for.
 #[derive(Debug)]
 pub enum Work<'m> {
-    /// Documents are inserted, with their reservations.
+    /// Inserts documents with their reservations.
     Insert(BatchCommand<'m>, Strategy),
-    /// Statements of an `update` or a `delete`, or the one of a `findAndModify`.
+    /// Statements of an `update` or a `delete`, or the single statement of a `findAndModify`.
     Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
-    /// Nothing: the command is refused.
+    /// No work: Keyward refuses the command.
     Refused(Refusal),
 }
 
@@ -71,16 +71,16 @@ pub struct StatementPlan<'m> {
 /// How a statement is carried out.
 #[derive(Debug)]
 pub enum Way<'m> {
-    /// It can't change a key, or the server refuses it: it goes on unchanged.
+    /// It can't change a key, or the server refuses it: Keyward forwards it unchanged.
     PassThrough,
-    /// Its new keys can be read from it: they are reserved, it is carried out, the old keys are released.
+    /// The statement states its new keys. Keyward reserves them, forwards the statement, and releases the old keys.
     InPlace(KeyUpdate<'m>),
     /// It runs in a transaction with its reservations: the client's own, or one of Keyward's.
     InTransaction,
 }
 
 impl<'m> Plan<'m> {
-    /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that it was classified with.
+    /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that classified it.
     pub fn of(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
         if is_forwarded(write, message, catalog) {
             return Plan::Forward;
@@ -96,7 +96,7 @@ impl<'m> Plan<'m> {
             Write::DropDatabase { database } => return Plan::DropDatabase(database),
             Write::ShardKeyChange => return Plan::ShardKeyChange,
         };
-        // A collection that the catalog doesn't protect needs no care.
+        // A collection outside the catalog needs no protection.
         let Some(protected) = protected(target) else {
             return Plan::Forward;
         };
@@ -154,11 +154,10 @@ impl<'m> StatementPlan<'m> {
     }
 }
 
-/// Whether no statement of the write can change a key, so that it goes on unchanged, like a read. False for what can't be
-/// read, too.
+/// Whether no statement of the write can change a key, so that Keyward forwards it unchanged, like a read. False also if the
+/// statements can't be read.
 ///
-/// A driver's retry goes on as its first try did: the answer depends on the statement and the constraints, never on
-/// documents.
+/// A driver's retry is treated like its first try: the answer depends on the statement and the constraints, never on documents.
 pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> bool {
     let (target, kind) = match write {
         Write::Update(target) => (target, StatementKind::Update),
@@ -178,7 +177,7 @@ pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
 fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &impl Paths) -> Option<bool> {
     let batch = message.documents(list).ok()??;
-    // The server refuses what comes in the body and beside it, and a batch of nothing.
+    // The server refuses a batch that is both in the body and in a sequence, and an empty batch.
     let mut any = None;
     for own in batch.iter().ok()? {
         if affects_keys(kind, own.ok()?, paths).ok()? {
@@ -189,7 +188,8 @@ fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths:
     any
 }
 
-/// Whether the statement `own` may change a key, and so must be watched. A statement that the server always refuses needn't be.
+/// Whether the statement `own` may change a key, so that Keyward must watch it. A statement that the server always refuses need
+/// not be watched.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -201,7 +201,7 @@ pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &impl Paths) -> Re
             b"upsert" if field.is_truthy() => return Ok(true),
             b"u" | b"update" => match update {
                 None => update = Some(field),
-                // A second one makes the statement unusual: the full plan decides.
+                // A second update makes the statement unusual: the full plan decides.
                 Some(_) => return Ok(true),
             },
             b"remove" => removes |= field.is_truthy(),

@@ -1,4 +1,4 @@
-//! One candidate's way to its keys, with the waits for other attempts at them.
+//! Reserves one candidate's keys, and waits for other attempts at them.
 
 use tokio::time::Instant;
 
@@ -8,20 +8,20 @@ use crate::catalog::Protected;
 use crate::claims::{Candidate, settle};
 use crate::reservation::{Ended, Event, NotHeld};
 
-/// How a candidate's attempt at its keys ended; keys by their position among the candidate's.
+/// The result of a candidate's attempt at its keys. A key is given by its position in the candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimed {
-    /// All are its own now.
+    /// The candidate holds all of them.
     Held,
     /// A document holds this one.
     Duplicate(usize),
     /// The cluster gave no sure answer about this one.
     Unsure(usize),
-    /// Somebody else is still at one when the time is up.
+    /// Another attempt still held a key when the time was up.
     TimeLimit,
 }
 
-/// Reserves the candidate's keys, waiting until `deadline` for other attempts at them. Nothing is held unless all are.
+/// Reserves the candidate's keys, and waits for other attempts at them until `deadline`. On failure no key is held.
 pub async fn reserve(
     context: &Context,
     protected: &Protected,

@@ -1,8 +1,8 @@
-//! Asks the server what it has against a command that no driver sends ([`crate::command::shape`]), before anything is done.
+//! Probes the server for objections to a command that no driver sends ([`crate::command::shape`]), before Keyward acts on it.
 //!
-//! Two commands without effect ask: one has the same fields, so that the server finds the same fault, and one more field that
-//! it refuses whatever comes before; the other has the same circumstances (session, concerns, …), and changes nothing.
-//! Without an objection the command is carried out like any other.
+//! Keyward sends two commands without effect. The first has the same fields, so that the server finds the same fault, and one
+//! unknown field that the server always refuses. The second has the same session, concerns and other circumstances, and changes
+//! nothing. If the server has no objection, Keyward carries the command out like any other.
 
 use bson::spec::ElementType;
 
@@ -16,7 +16,7 @@ use crate::server::reply::{errmsg, is_ok};
 use crate::upstream::Connection;
 use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
 
-/// The fields of a transaction under way, which the probe leaves out: an error would end the transaction.
+/// The fields of a transaction in progress. The probe omits them: an error would end the transaction.
 const OF_TRANSACTIONS: [&[u8]; 5] = [
     b"lsid",
     b"txnNumber",
@@ -25,10 +25,10 @@ const OF_TRANSACTIONS: [&[u8]; 5] = [
     b"readConcern",
 ];
 
-/// A field that no command has: every server refuses it in these commands, before it does anything.
+/// A field that no command has: every server refuses it in these commands before it executes them.
 const UNKNOWN: &str = "keywardAsks";
 
-/// The server's objection to a command that no driver sends, as its reply.
+/// The server's objection to a command that no driver sends, as the server's reply.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled.
@@ -55,8 +55,8 @@ pub async fn server_objection(
     Ok((!is_ok).then_some(reply))
 }
 
-/// The command's own fields, and one that no command has, unless there is nothing to be done anyway. An `insert` has only a
-/// document here that can't be inserted.
+/// The command's own fields, and one that no command has; the latter is omitted if the command has no batch. The documents of
+/// an `insert` are replaced by one that can't be inserted.
 fn never_accepted(form: Form, message: &OpMsg<'_>) -> Result<Vec<u8>, Malformed> {
     let mut command = Builder::new();
     for field in message.body.elements() {
@@ -96,14 +96,15 @@ fn without_effect(form: Form, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
         let field = field?;
         let is_own = form.has_field(field.name);
         let is_list = form.list().is_some_and(|list| field.name == list.as_bytes());
-        // A usual one is left out: what was done under it before would be told again, or found to be another command.
+        // A usual `txnNumber` is omitted: the server would repeat the reply of an earlier command, or refuse the probe as a
+        // different one.
         let is_number_of_retry =
             field.name == b"txnNumber" && is_transaction_number(&field) && body.get("lsid")?.is_some();
         if position == 0 || !is_own && !is_list && !is_number_of_retry {
             command.element(&field);
         }
     }
-    // A router wants the shard key of a `findAndModify`.
+    // A router requires the shard key of a `findAndModify`.
     let query = match body.get("query")? {
         Some(query) if matches!(form, Form::Changes(StatementKind::FindAndModify)) => {
             inside(&query)?.unwrap_or(Doc::empty())
@@ -140,7 +141,7 @@ fn without_effect(form: Form, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     Ok(command.finish())
 }
 
-/// The batch of an `insert` that inserts nothing: the server takes no array for an `_id`.
+/// Appends a batch of an `insert` that inserts nothing: the server refuses an array as `_id`.
 fn append_impossible_document(command: &mut Builder) {
     command.open(ElementType::Array, b"documents");
     command.open(ElementType::EmbeddedDocument, b"0");

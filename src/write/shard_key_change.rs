@@ -1,8 +1,9 @@
-//! Keeps the catalog's shard keys true while clients drop, make and shard collections.
+//! Keeps the catalog's shard keys current while clients drop, create and shard collections.
 //!
-//! A shard key that is out of date is harmless (a takeover in strict mode reads its own): a look by a wrong route that misses is repeated on all shards, and whatever
-//! is written meanwhile is judged by `_id` and key alone. It only costs time, and here and there an error that trying again
-//! clears. So it is enough to look after a command that changes one, and every now and then for what other ways change.
+//! An outdated shard key is harmless. A takeover in strict mode reads the shard key itself. If a lookup by a wrong route finds
+//! nothing, Keyward repeats it on all shards. Writes in the meantime are judged by `_id` and key alone. An outdated shard key
+//! only costs time, and occasionally causes an error that a retry clears. So Keyward reads the shard keys again after each
+//! command that may change one, and at intervals for other changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,11 @@ use crate::proxy_collection::answered;
 use crate::raw::Doc;
 use crate::upstream::{Connection, shard_keys};
 
-/// How often to look for shard keys that were changed past this Keyward.
+/// The interval at which Keyward looks for shard keys that were changed past it.
 const EVERY: Duration = Duration::from_secs(10);
 
 impl Context {
-    /// Looks again and again.
+    /// Renews the shard keys at intervals, without end.
     ///
     /// - Cancel: at any time.
     pub async fn follow_shard_keys(&self) {
@@ -27,7 +28,7 @@ impl Context {
         }
     }
 
-    /// Looks the shard keys of all protected collections up.
+    /// Looks up the shard keys of all protected collections.
     pub async fn renew_shard_keys(&self) {
         let asked = self.catalog.load_full();
         let Some(proxy) = asked.all().flat_map(|protected| &protected.constraints).next() else {
@@ -44,10 +45,10 @@ impl Context {
     }
 }
 
-/// Sends a command on that may change a shard key; gives the server's reply.
+/// Forwards a command that may change a shard key; returns the server's reply.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn change_shard_key(
     context: &Context,
     body: Doc<'_>,

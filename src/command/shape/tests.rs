@@ -1,4 +1,4 @@
-//! Which commands are usual, and what the others are asked about.
+//! Tests which commands are usual, and what Keyward asks about the others.
 
 use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
 
@@ -29,7 +29,7 @@ fn is_usual(kind: Option<StatementKind>, body: &Document, sequence: Option<(&str
     form.is_usual(&OpMsg::parse(&bytes).unwrap()).unwrap()
 }
 
-/// What drivers add to a command.
+/// The fields that drivers add to a command.
 fn circumstances() -> Document {
     let subtype = BinarySubtype::Uuid;
     doc! {

@@ -1,9 +1,9 @@
-//! Compensating mode's insert: documents whose keys are held are forwarded on the client's own connection, and the reply says
-//! what became of each.
+//! Compensating mode's insert: forwards documents whose keys are held, on the client's own connection, and reads each outcome
+//! from the reply.
 //!
-//! The command goes on as the client sent it but for its documents, a time limit inside the lease, and the statements'
-//! numbers where a part of a retryable write would otherwise be renumbered. If the reply leaves a document's fate open, its
-//! outcome is [`Outcome::InDoubt`]: a failure is definite only if its code says that nothing was, or will be, done.
+//! Keyward changes three parts of the client's command. It replaces the documents and sets a time limit inside the lease. It
+//! keeps the statements' numbers where the server would renumber a part of a retryable write. If the reply leaves a document's
+//! outcome open, it is [`Outcome::InDoubt`]. A failure is definite only if its code says that nothing was, or will be, done.
 
 use super::part::{DocumentOutcome, Part};
 use crate::claims::Candidate;
@@ -18,7 +18,7 @@ use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 
-/// Inserts `ready`, whose keys are held, within what is left of their lease.
+/// Inserts `ready`, whose keys are held, within the rest of their lease.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
@@ -52,12 +52,12 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
     .await
 }
 
-/// Whether the candidate's keys had better be claimed anew: a write must end before the lease of its keys.
+/// Whether Keyward should claim the candidate's keys anew: a write must end before the lease of its keys.
 pub fn is_late(op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
     candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()
 }
 
-/// Reads what a reply says about each of `count` documents.
+/// Reads the outcomes of `count` documents from a reply.
 fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
     let body = answer.bytes().to_vec();
     if !reply::is_ok(answer)? {
@@ -79,7 +79,8 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErr
         let error = Some(WriteError::from_server(body)?);
         let (is, of_the_rest) = match refused_document(code) {
             true => (Outcome::NotApplied(error), Outcome::NotApplied(None)),
-            // The router names the first document only, but what it sent to that shard with it may have gone through.
+            // The router names the first document only. But it may have sent later documents to that shard with the first, and
+            // they may have taken effect.
             false => (Outcome::InDoubt(error), Outcome::InDoubt(None)),
         };
         *outcome = is;
@@ -119,10 +120,10 @@ mod tests {
         assert_eq!(outcomes(doc! { "n": 2, "ok": 1.0 }, 2, true), "aa");
         assert_eq!(outcomes(failed(121), 3, true), "aen");
         assert_eq!(outcomes(failed(121), 3, false), "aea");
-        // A router that lost a shard midway: what follows may have been sent along.
+        // A router that lost a shard midway may have sent the later documents along.
         assert_eq!(outcomes(failed(91), 3, true), "a??");
         assert_eq!(outcomes(failed(202), 3, false), "a?a");
-        // A code that nobody has heard of proves nothing.
+        // An unknown code proves nothing.
         assert_eq!(outcomes(failed(9_999), 1 + 1, true), "a?");
         assert_eq!(outcomes(failed(10_107), 2, true), "a?");
         assert_eq!(outcomes(failed(16_755), 2, true), "ae");

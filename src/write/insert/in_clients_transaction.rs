@@ -1,5 +1,5 @@
-//! `insert` inside a client's transaction: the reservations are written in it, before the documents, so that its commit
-//! or abort carries both.
+//! `insert` inside a client's transaction: writes the reservations in it, before the documents, so that its commit or abort
+//! carries both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,17 +22,18 @@ use crate::write::update::existing_reservations::{ExistingReservation, existing_
 use crate::write::update::reservation_conflict::resolve;
 use crate::write::update::reservation_diff::{ReservationConflict, ReservationDiff};
 
-/// Carries out the insert; gives the reply's body. A transaction's batch stops at its first error, ordered or not.
+/// Carries out the insert; returns the reply's body. A transaction's batch stops at its first error, whether ordered or
+/// unordered.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) -> Result<Vec<u8>, ForwardError> {
     match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-            // It may have left the transaction open, with a part of what belongs together. But not if a look was refused, or
-            // the first command that reserves: what that may have left is a reservation without a document, which does no
-            // harm. Then the transaction is what the server has made of it, as natively.
+            // The refused command may have left the transaction open, with a part of the insert. If the server refused a read
+            // or the first command that reserves, Keyward doesn't abort. That command may at most have left a reservation
+            // without a document, which does no harm. The transaction then stays as the server left it, as without Keyward.
             if transaction.has_written() || refused.is_transient() {
                 transaction.abort(op.upstream).await?;
             }
@@ -64,7 +65,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     let conflict = match &refused {
         Some((_, Reason::ReservationConflict(conflict))) => Some(conflict.clone()),
         _ => {
-            // No two of these hold one key, and each can be indexed.
+            // No two of these documents hold one key, and each can be indexed.
             let diff = ReservationDiff::between(&[], &images[..accepted]).unwrap_or_default();
             diff.run(protected, token, transaction, op.upstream).await?
         }
@@ -78,7 +79,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
             _ => Refusal::Conflict.body(&protected.times()),
         });
     }
-    // The refused one, too: natively the server's own reasons to refuse it come first.
+    // Keyward sends the refused document, too: without Keyward, the server's own reasons to refuse it come first.
     let sent = documents
         .iter()
         .take(accepted + 1)
@@ -101,7 +102,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     Ok(failed(protected, position, error)?)
 }
 
-/// Why a document can't be inserted.
+/// Why the server can't insert a document.
 enum Reason {
     Unindexable(KeyError),
     Duplicate(ConstrainedKey),
@@ -109,7 +110,7 @@ enum Reason {
     ReservationConflict(ReservationConflict),
 }
 
-/// The first document that can't be inserted, and why.
+/// The first document that can't be inserted, and the reason.
 fn first_refused(
     images: &[DocumentKeys],
     existing_reservations: &BTreeMap<ConstrainedKey, ExistingReservation>,
@@ -153,7 +154,7 @@ async fn insert(
         .await
 }
 
-/// The client's body as a command of a transaction, without documents, time limit, and what it knows of the deployment's time.
+/// The client's body as a command of a transaction, without documents, time limit and cluster time.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -173,7 +174,7 @@ async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {
     WriteError::duplicate(&protected.constraints[key.constraint].refuse(&key.key).await)
 }
 
-/// The reply of a batch that was undone at `position`; as natively, what stands before it is counted.
+/// The reply of a batch that was undone at `position`. As without Keyward, the documents before it are counted.
 fn failed(protected: &Protected, position: usize, error: WriteError) -> Result<Vec<u8>, Malformed> {
     let mut reply = WriteReply::default();
     reply.count(position);

@@ -1,8 +1,9 @@
 //! `insert` into a protected collection: reserves the keys, inserts the documents, releases the keys of refused documents.
 //!
-//! The documents go in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice every document with all its
-//! keys is inserted first, and only then does Keyward wait for other attempts: so no attempt waits for a document that waits.
-//! Killed at any point, this leaves reservations whose owners exist or never come; the next write that meets one finds out.
+//! Keyward handles the documents in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice, Keyward
+//! first inserts every document that has all its keys. Only then does it wait for other attempts, so that waits never chain. If
+//! Keyward is killed at any point, this leaves reservations whose owners exist or never arrive. The next write that meets one
+//! finds that out.
 
 mod compensating;
 mod in_clients_transaction;
@@ -32,15 +33,15 @@ pub use in_clients_transaction::insert_within;
 use part::Part;
 use way::InsertWay;
 
-/// So many documents, and so many bytes of them, are reserved and forwarded together.
+/// The most documents, and bytes of them, that are reserved and forwarded in one slice.
 const SLICE: Fitting = Fitting {
     items: 2_000,
     bytes: 16 << 20,
 };
-/// A command whose keys take so many starts before half a lease has passed is given up.
+/// Keyward gives up a command whose keys need this many starts before half a lease has passed.
 const RESTARTS_MAX: u32 = 3;
 
-/// One `insert` on its way.
+/// One `insert` in progress.
 struct Insert<'a> {
     op: WriteOp<'a>,
     strategy: Strategy,
@@ -50,18 +51,18 @@ struct Insert<'a> {
     stopped: Option<Stopped>,
 }
 
-/// Why nothing more of the command is attempted.
+/// Why Keyward attempts no further documents of the command.
 enum Stopped {
-    /// An ordered command met its first error; what was gathered is the reply.
+    /// An ordered command met its first error; the outcomes so far form the reply.
     AtFirstError,
     /// The command failed as a whole with this reply.
     Whole(Vec<u8>),
 }
 
-/// Carries out the insert by `strategy`; gives the reply's body.
+/// Carries out the insert by `strategy`; returns the reply's body.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn insert(op: WriteOp<'_>, strategy: Strategy) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {
@@ -105,7 +106,7 @@ impl<'a> Insert<'a> {
             pending.extend(rest);
         }
         if self.stopped.is_some() {
-            // The client's time passed during a wait.
+            // The client's time ran out during a wait.
             pending.iter_mut().for_each(Candidate::withdraw);
             self.op.release(&mut pending).await;
         }
@@ -117,8 +118,8 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Inserts those that have their keys, notes what has become of the others, and releases what isn't needed any more. Those
-    /// that an ordered command may not attempt yet come back, begun anew.
+    /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Candidates
+    /// that an ordered command may not attempt yet are returned with new attempts.
     async fn try_ready(
         &mut self,
         way: &InsertWay,
@@ -131,10 +132,11 @@ impl<'a> Insert<'a> {
         };
         let forwarded = self.forward_ready(way, pending).await;
         if is_ordered {
-            // In a transaction one may have lost its keys again: those behind it are not refused before it is inserted.
+            // In a transaction a candidate may have lost its keys again. The candidates behind it are not refused before it is
+            // inserted.
             rest.splice(0..0, after_first_undecided(pending));
         }
-        // An ordered command that has just failed attempts nothing after that.
+        // An ordered command that has just failed attempts no further documents.
         if self.stopped.is_none() {
             self.note_what_is_not_held(pending).await;
         }
@@ -156,7 +158,8 @@ impl<'a> Insert<'a> {
         Ok(rest)
     }
 
-    /// On one replica set a transaction inserts all at once if no reservation is in the way. Otherwise the keys are claimed first.
+    /// On one replica set, a transaction inserts all documents at once if no reservation is in the way. Otherwise Keyward
+    /// claims the keys first.
     async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
         let InsertWay::Transactional(transactional) = way else {
             return Ok(());
@@ -169,7 +172,7 @@ impl<'a> Insert<'a> {
             return Ok(());
         };
         for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
-            // The document exists with its reservations, or neither does.
+            // Either the document and its reservations exist, or none of them.
             if let Some(Outcome::InDoubt(_)) = outcome {
                 self.op.context.note_lost();
                 continue;
@@ -181,8 +184,8 @@ impl<'a> Insert<'a> {
         self.take_part(part, std::iter::empty())
     }
 
-    /// Begins the attempts of a slice. A document that can't be indexed, say, is an error of its own, which ends an ordered
-    /// slice once what stands before it is done.
+    /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
+    /// the documents before it are done.
     fn candidates(&mut self, positions: Range<usize>) -> (Vec<Candidate<'a>>, Option<(usize, WriteError)>) {
         let mut candidates = Vec::with_capacity(positions.len());
         for position in positions {
@@ -210,7 +213,7 @@ impl<'a> Insert<'a> {
         (candidates, None)
     }
 
-    /// Takes out the duplicates that an earlier try of the command inserted itself.
+    /// Removes the duplicates that an earlier try of the command inserted itself.
     async fn take_out_what_was_done_before(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
@@ -234,7 +237,7 @@ impl<'a> Insert<'a> {
                 return Ok(());
             }
         };
-        // The keys that they reserved before they met the duplicate.
+        // The keys that the candidates reserved before they met the duplicate.
         self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
             self.reply.retried(retry.operation(candidate.position).statement);
@@ -242,7 +245,7 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Claims the keys anew of candidates that have too little time left to be written.
+    /// Claims the keys anew of candidates that have too little of their lease left.
     fn restart_what_is_late(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
         let op = &self.op;
         let mut late = pending
@@ -258,7 +261,7 @@ impl<'a> Insert<'a> {
         late.for_each(Candidate::restart);
     }
 
-    /// Inserts every candidate that has its keys, and notes what became of it.
+    /// Inserts every candidate that has its keys, and notes its outcome.
     async fn forward_ready(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) -> Result<(), ForwardError> {
         let ready: Vec<&Candidate<'_>> = pending
             .iter()
@@ -285,7 +288,8 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// A document that the server had inserted before may hold other keys since.
+    /// Releases keys that a document doesn't hold any more: the server may have inserted it before, and it may have changed
+    /// since.
     async fn settle_what_was_done_before(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
         let done = positions_done_before(self.op.command, forwarded.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
@@ -326,7 +330,7 @@ impl<'a> Insert<'a> {
         Ok(self.reply.add_part(Doc::new(&part.body)?)?)
     }
 
-    /// Notes the candidates that won't be forwarded: duplicates, and keys nobody is sure of.
+    /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
     async fn note_what_is_not_held(&mut self, pending: &mut [Candidate<'_>]) {
         for candidate in pending {
             match candidate.attempt.ended() {
@@ -334,7 +338,7 @@ impl<'a> Insert<'a> {
                     let is_there = candidate.conflicts_with_itself(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.op.protected.constraints[*constraint];
-                    // The very document is there: the server checks `_id` first.
+                    // This same document exists: the server checks `_id` first.
                     let error = match is_there {
                         true => {
                             proxy.metrics.duplicates.inc();
@@ -353,7 +357,7 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// Waits until the conflicting attempts may be decided; those in the same command are decided by now.
+    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.attempt.attempt();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
@@ -384,7 +388,7 @@ impl<'a> Insert<'a> {
         self.reply.error(position, error);
     }
 
-    /// Fails the command as a whole, unless an ordered one has met its first error already.
+    /// Fails the command as a whole, unless it is ordered and has met its first error already.
     fn refuse(&mut self, refusal: &Refusal) {
         if self.stopped.is_none() {
             self.stopped = Some(Stopped::Whole(refusal.body(&self.op.protected.times())));
@@ -404,9 +408,9 @@ impl<'a> Insert<'a> {
     }
 }
 
-/// Ends the waits of those whose turn has come. Documents of one command that want the same key get it in their order, as
-/// the server would write them one after the other: who holds nothing stays behind while one before it is undecided.
-/// Nobody waits for it meanwhile, so nobody waits in a circle.
+/// Ends the waits of candidates that may go on. Documents of one command that want the same key get it in their order, as the
+/// server would write them one after the other. A candidate that holds no keys stays behind while one before it is undecided.
+/// No attempt waits for that candidate, so there are no deadlocks.
 fn go_on(pending: &mut [Candidate<'_>]) {
     let mut wanted_before: HashSet<ConstrainedKey> = HashSet::new();
     for candidate in pending {
@@ -419,17 +423,17 @@ fn go_on(pending: &mut [Candidate<'_>]) {
     }
 }
 
-/// Where the slice that begins at `start` ends; it holds one document at least.
+/// The end of the slice that begins at `start`; it has at least one document.
 fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
     start + SLICE.count(&documents[start..], |document| document.bytes().len())
 }
 
-/// Takes away what an ordered command may not attempt before the first candidate that isn't ready.
+/// Removes the candidates behind the first one that isn't ready: an ordered command may not attempt them before that one.
 fn after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
     after_first(pending, |candidate| !candidate.attempt.may_forward())
 }
 
-/// Takes away what an ordered command may say nothing of before the first candidate that nothing has become of yet.
+/// Removes the candidates behind the first undecided one: an ordered command may not report them before that one.
 fn after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
     after_first(pending, |candidate| candidate.attempt.ended().is_none())
 }

@@ -1,25 +1,26 @@
-//! The outcome of documents that were sent together, with any strategy.
+//! The outcome of documents that were sent in one command, with any strategy.
 
 use crate::reply::{Refusal, Times, WriteError};
 use crate::write::outcome::Outcome;
 
-/// The outcome of one document, with the server's error for it. An error of an earlier document may have stopped the batch before
-/// it.
+/// The outcome of one document, with the server's error for it. Without an error, an earlier document's error may have stopped
+/// the batch.
 pub type DocumentOutcome = Outcome<Option<WriteError>>;
 
 /// The reply to one part.
 #[derive(Debug)]
 pub struct Part {
-    /// One for each document; none for a document that wasn't tried, because one that shares its transaction has to wait.
+    /// One outcome for each document. `None` for a document that wasn't tried, because another document of its transaction has
+    /// to wait.
     pub outcomes: Vec<Option<DocumentOutcome>>,
     /// The reply's body.
     pub body: Vec<u8>,
-    /// Whether the command as a whole failed, so that the body is the client's reply and nothing may follow.
+    /// Whether the command failed as a whole, so that the body is the client's reply and no further documents may follow.
     pub failed: bool,
 }
 
 impl Part {
-    /// None of `count` documents was sent, and the command is refused.
+    /// The part of a refused command: none of the `count` documents was sent.
     pub fn refused(refusal: &Refusal, times: &Times, count: usize) -> Part {
         Part {
             outcomes: vec![Some(Outcome::NotApplied(None)); count],

@@ -1,4 +1,4 @@
-//! How the documents of an `insert` become one with their reservations: the one place that chooses, and all that differs.
+//! How an `insert` makes documents and reservations agree: the only place that chooses between the modes.
 
 use std::collections::HashSet;
 
@@ -15,15 +15,15 @@ use crate::write::txn::Failure;
 /// How the documents of one slice are inserted, once their keys are reserved.
 #[derive(Debug)]
 pub enum InsertWay {
-    /// They are forwarded within the lease of their keys, and the keys of those that the server refuses are released.
+    /// Keyward forwards them within the lease of their keys, and releases the keys of documents that the server refuses.
     Compensating,
-    /// They are inserted by a transaction, which takes effect only if their keys are reserved for them then.
+    /// A transaction inserts them. It takes effect only if their keys are reserved for them then.
     Transactional(Transactional),
 }
 
 impl InsertWay {
-    /// The way of the slice that begins at `first`. A slice without keys is only forwarded, whatever the strategy; so is its
-    /// retry.
+    /// The way of the slice that begins at `first`. Keyward only forwards a slice without keys, with any strategy; also when it
+    /// is retried.
     pub fn of_slice(op: &WriteOp<'_>, strategy: Strategy, first: usize, candidates: &[Candidate<'_>]) -> InsertWay {
         let has_keys = candidates.iter().any(|candidate| !candidate.keys.is_empty());
         match strategy {
@@ -46,7 +46,7 @@ impl InsertWay {
     /// The positions of those of `duplicates` that an earlier try of the command inserted; the documents may be gone since.
     ///
     /// # Errors
-    /// [`Failure`] if that can't be found out.
+    /// [`Failure`] if Keyward can't find that out.
     pub async fn done_before(
         &self,
         op: &mut WriteOp<'_>,
@@ -58,7 +58,7 @@ impl InsertWay {
         }
     }
 
-    /// Whether the candidate's keys are to be claimed anew before it is written.
+    /// Whether Keyward should claim the candidate's keys anew before it writes the document.
     pub fn is_late(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
             InsertWay::Compensating => compensating::is_late(op, candidate),

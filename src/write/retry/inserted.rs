@@ -1,7 +1,8 @@
-//! Records what a retryable `insert` has done in Keyward's own transactions: one record for each slice of the command, in
-//! `keyward.results` beside those of other statements, written by the very transactions that inserted.
+//! Records the documents that a retryable `insert` inserted in Keyward's own transactions.
 //!
-//! The server forgets nothing of a retryable write that it ran itself; one that ran as a transaction it doesn't know again.
+//! There is one record for each slice of the command, in `keyward.results` beside those of other statements. The inserting
+//! transactions write it themselves. The server remembers the retryable writes that it ran itself, but doesn't recognise one
+//! that ran as a transaction.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use crate::write::operation::WriteOp;
 use crate::write::txn::pipeline::{self, Step};
 use crate::write::txn::{Failure, Refused, Transaction};
 
-/// How often what an earlier try left open is to be ended.
+/// How often Keyward tries to end the transactions that an earlier try left open.
 const ENDS_MAX: u32 = 3;
 
 /// A note about the documents that a transaction inserts for one slice.
@@ -32,8 +33,8 @@ pub struct Note {
 }
 
 impl Note {
-    /// That `statements` of the slice that begins with the statement `first` took effect. The operation's first statement
-    /// of the slice stands for all of them.
+    /// Notes that `statements` of the slice that begins with the statement `first` took effect. The operation of the slice's
+    /// first statement stands for all of them.
     pub fn new(first: Operation, statements: Vec<i32>) -> Note {
         Note {
             id: results::id_of(first),
@@ -41,7 +42,7 @@ impl Note {
         }
     }
 
-    /// Whether one of its statements is among these.
+    /// Whether one of the note's statements is among `statements`.
     pub fn has_any_of(&self, statements: &BTreeSet<i32>) -> bool {
         self.statements.iter().any(|own| statements.contains(own))
     }
@@ -68,7 +69,7 @@ impl Note {
     }
 }
 
-/// Reads the records that `notes` go into.
+/// Reads the records of `notes`.
 pub fn find<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
     let mut command = Builder::new();
     command.string("find", results::COLLECTION.as_bytes());
@@ -93,7 +94,7 @@ pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
     step(protected, command)
 }
 
-/// The statements that took effect, from the reply to [`find`]; of several records those of all.
+/// The statements that took effect, from the reply to [`find`]; if there are several records, those of all.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
@@ -116,12 +117,11 @@ fn step(protected: &Protected, command: Builder) -> Step<'_> {
     }
 }
 
-/// The statements that an earlier try of the command has done, once a majority has them: until then a step-down may
-/// undo them.
-/// It waits no longer than until `give_up`.
+/// The statements that an earlier try of the command carried out, after a majority has them: until then a step-down may undo
+/// them. Waits until `give_up` at most.
 ///
 /// # Errors
-/// [`Failure`] if that can't be found out.
+/// [`Failure`] if Keyward can't find that out.
 pub async fn inserted_by_majority(
     op: &mut WriteOp<'_>,
     first: Operation,
@@ -133,7 +133,7 @@ pub async fn inserted_by_majority(
         let mut transaction = op.own_transaction()?;
         match read(op, &record, &mut transaction).await {
             Ok(statements) => return Ok(statements),
-            // Its session is that of the command's first try, which may still be at work.
+            // The command's first try uses the same session, and may still be running.
             Err(Failure::Refused(refused))
                 if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < give_up =>
             {
@@ -154,14 +154,14 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
     let done = statements(Doc::new(&found)?)?;
     match done.is_empty() {
         true => transaction.abort(op.upstream).await?,
-        // For a majority to have what was read the server waits here.
+        // The server waits here until a majority has the records that were read.
         false => drop(transaction.commit_until_known(op.upstream).await?),
     }
     Ok(done)
 }
 
-/// Has what an earlier try left open ended, on all shards: it may have been of a group, whose other documents are on
-/// other shards than this command's, and whose clients wait for their keys there.
+/// Ends the transactions that an earlier try left open, on all shards. The earlier try may have run in a group, whose other
+/// documents are on other shards than this command's. Their clients wait for their keys there.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -184,7 +184,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
         let mut transaction = op.own_transaction()?;
         let replies = pipeline::run(vec![records, everywhere], &mut transaction, op.upstream).await?;
         transaction.abort(op.upstream).await?;
-        // A number that is too low, say, ends nothing.
+        // A transaction number that is too low, for example, ends nothing.
         if !replies
             .iter()
             .any(|reply| reply.as_ref().is_err_and(Refused::is_transient))
@@ -195,7 +195,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
     Ok(())
 }
 
-/// Whether a key was met that an earlier try of the same operation had reserved.
+/// Whether the candidate met a key that an earlier try of the same operation had reserved.
 pub fn is_retry(candidate: &Candidate<'_>) -> bool {
     let own = candidate.attempt.token();
     candidate

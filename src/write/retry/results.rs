@@ -1,12 +1,12 @@
 //! The results of retryable statements that ran in Keyward's own transactions, in `keyward.results` of the protected
 //! collection's database.
 //!
-//! The server remembers that such a transaction committed, but not what its statement's reply was, and it knows the
-//! transaction by another session than the client's. So the reply is written in the same transaction, under what a
-//! driver's retry has in common with its first try, and expires when no retry can come any more.
+//! The server remembers that such a transaction committed, but not its statement's reply. The transaction also ran under
+//! another session than the client's. So Keyward writes the reply in the same transaction. Its key consists of the parts that a
+//! driver's retry shares with its first try. The record expires when no retry can come any more.
 //!
-//! The result of a `findAndModify` may be as large as a document can be. With it a record would be larger, so it lies in parts
-//! beside the record then.
+//! The result of a `findAndModify` may be as large as a document can be. A record with it would be larger, so Keyward stores
+//! such a result in parts beside the record.
 
 use std::time::SystemTime;
 
@@ -28,10 +28,10 @@ pub const COLLECTION: &str = "keyward.results";
 
 /// The size limit of a document.
 const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// So much of a reply goes into one part.
+/// The most bytes of a reply in one part.
 const PART_BYTES_MAX: usize = DOCUMENT_BYTES_MAX / 2;
 
-/// Where one operation's result is, or will be.
+/// The place of one operation's result.
 #[derive(Debug)]
 pub struct Recorded<'a> {
     database: &'a str,
@@ -47,7 +47,7 @@ impl<'a> Recorded<'a> {
         }
     }
 
-    /// The reply that a first try got, if it committed.
+    /// The reply to a first try, if that committed.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -64,7 +64,7 @@ impl<'a> Recorded<'a> {
         let mut whole = Vec::new();
         for part in 0..record.whole_number("parts")?.unwrap_or(0) {
             let id = self.part(part);
-            // They expire together with the record, but not all at once.
+            // The parts expire with the record, but not all at once.
             let Some(part) = self.read(id.as_bytes(), transaction, upstream).await? else {
                 return Ok(reply);
             };
@@ -98,7 +98,7 @@ impl<'a> Recorded<'a> {
         id
     }
 
-    /// The record, and parts of the reply if it takes them.
+    /// The record, and parts of the reply if they are needed.
     fn documents(&self, reply: &[u8], at: i64) -> Result<Vec<Vec<u8>>, Malformed> {
         let document = |id: &[u8]| {
             let mut document = Builder::new();
@@ -132,7 +132,7 @@ impl<'a> Recorded<'a> {
         Ok(documents)
     }
 
-    /// Writes `reply` down; false if another try has done so.
+    /// Writes `reply`; returns false if another try has written its reply.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -179,9 +179,10 @@ pub fn id_of(operation: Operation) -> RawDocumentBuf {
     id
 }
 
-/// Milliseconds since 1970, from which a record's life is counted: by the server that sent `reply`, whose clock ends it.
+/// The start of a record's life, in milliseconds since 1970, by the clock of the server that sent `reply`: that clock also ends
+/// it.
 fn told_at(reply: Doc<'_>) -> Result<i64, Malformed> {
-    // A timestamp: the seconds stand behind four bytes of counting.
+    // A timestamp: four bytes of a counter, then the seconds.
     let seconds = reply
         .get("operationTime")?
         .and_then(|time| time.value.get(4..)?.try_into().ok());
@@ -195,7 +196,7 @@ fn now() -> i64 {
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The fields of the commit's reply: when the statement took effect, and whether as many have it as are to.
+/// The fields of the commit's reply: the time of the statement's effect, and whether enough members have it.
 const OF_THE_COMMIT: [&[u8]; 5] = [
     b"$clusterTime",
     b"operationTime",
@@ -216,7 +217,7 @@ fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     Ok(without.finish())
 }
 
-/// A statement's reply with the times of the commit's, which is when it took effect.
+/// A statement's reply with the times of the commit's reply: the statement took effect then.
 ///
 /// # Errors
 /// [`Malformed`] if either isn't BSON.

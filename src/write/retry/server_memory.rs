@@ -1,9 +1,9 @@
 //! The server's memory of retryable writes that it carried out itself: it answers a repeated statement from memory, by the
 //! statement's number alone.
 //!
-//! A document that the first try of an insert inserted may hold other keys since: it was updated, by any client, or by a later
-//! operation of the same `bulkWrite`. So before Keyward reports a duplicate it asks whether the server did the statement, and
-//! it releases what was reserved for such a document if the document doesn't hold it any more.
+//! A document that an insert's first try inserted may hold other keys since. Any client may have updated it, or a later
+//! operation of the same `bulkWrite`. So before Keyward reports a duplicate, it asks whether the server carried out the
+//! statement before. If such a document no longer holds a key, Keyward releases the key's reservation.
 
 use std::collections::HashSet;
 
@@ -24,11 +24,11 @@ use crate::write::outcome::Outcome;
 use crate::write::update::in_transaction::StatementRun;
 use crate::write::update::result::StatementResult;
 
-/// Those of `candidates`, statements of a retryable insert, that the server did before; by position.
+/// Those of `candidates`, statements of a retryable insert, that the server carried out before; by position.
 ///
-/// Deletes that match nothing ask, under the statements' numbers: if the server knows a number it says so; otherwise the delete
-/// leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused as a duplicate.
-/// A document counts once a majority has it: until then a step-down may undo it.
+/// Keyward asks by deletes that match nothing, under the statements' numbers. If the server knows a number, it reports that;
+/// otherwise the delete leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused
+/// as a duplicate. A document counts after a majority has it: until then a step-down may undo it.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -50,7 +50,7 @@ async fn ask(
     positions_done_before(op.command, candidates.iter().copied(), Doc::new(&reply)?).map_err(Into::into)
 }
 
-/// The positions of those of `candidates` that a reply says were done before.
+/// The positions of those of `candidates` that the server did before, according to a reply.
 ///
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
@@ -70,7 +70,7 @@ pub fn positions_done_before<'c, 'd: 'c>(
         .collect())
 }
 
-/// Releases the keys of `candidates` that their documents, which were inserted before, don't hold any more.
+/// Releases the keys of `candidates` whose documents were inserted before and no longer hold them.
 pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let of_candidate = |candidate: &'_ &Candidate<'_>| {
@@ -88,7 +88,7 @@ pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>])
             .map(|(key, candidate)| (*key, &candidate.owner))
             .collect();
         let released = async {
-            // By a read that a deposed primary can't answer: it may not know the document yet.
+            // A deposed primary, which may not know the document yet, can't answer this read.
             let held = proxy.look_up(&claims, Scope::Linearizable).await?;
             let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
             let moved: Vec<_> = moved
@@ -111,7 +111,7 @@ fn question(
     question.open(ElementType::Array, b"deletes");
     for (place, candidate) in candidates.iter().enumerate() {
         question.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
-        // Where the document was inserted, a shard knows of it.
+        // The query names the place of the document: the shard that inserted it remembers it.
         let mut place = Builder::new();
         if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
             append_equal(&mut place, b"_id", &id);
@@ -139,7 +139,7 @@ fn question(
     Ok(question.finish())
 }
 
-/// The server's answer to the first try of a statement that may come again, if there was one.
+/// The server's answer to the first try of a retryable statement, if there was a first try.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -151,11 +151,12 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
     Ok((said.outcome != Outcome::NotApplied(Reason::NoMatch)).then(|| said.into()))
 }
 
-/// A shard's answer to the first try of a statement that may come again and doesn't name its shard.
+/// A shard's answer to the first try of a retryable statement that doesn't name its shard.
 ///
-/// The document that was seen may have come to its shard since then, or may be another one with the same `_id`: what was done
-/// is remembered where it was done, and goes along with a chunk, but not with a document. Asked after the look: who carries
-/// the first try out later than this does so on the document that was seen, or finds that it has gone.
+/// The document that Keyward read may have moved to its shard since the first try, or may be another one with the same `_id`. A
+/// shard remembers the statements that it carried out. That memory moves with a chunk, but not with a document. Keyward asks
+/// after it has read the document. If the first try runs later than that, it updates the document that Keyward read, or finds
+/// that the document has gone.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -166,7 +167,7 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
     }
     match ask_about_statement(run, Acknowledged::ByPrimary).await?.outcome {
         Outcome::NotApplied(Reason::NoMatch) => Ok(None),
-        // It counts once a majority has it.
+        // The answer counts after a majority has the effect.
         _ => first_try(run).await,
     }
 }
@@ -193,8 +194,8 @@ async fn ask_about_statement(
     })
 }
 
-/// The reply to a statement about one document: what was done to it two shards remember if its chunk has moved, and a router
-/// adds up what they say.
+/// Corrects the reply to a statement about one document. If the document's chunk has moved, two shards remember the statement,
+/// and a router adds up their counts.
 fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut once = Builder::new();
     for element in Doc::new(reply)?.elements() {

@@ -1,16 +1,15 @@
-//! Clients' transactions as they pass through this Keyward, so that none is committed in which a statement was begun and not
-//! brought to its end.
+//! Tracks clients' transactions that this Keyward forwards, and commits none in which a statement was started but not finished.
 //!
-//! In a client's transaction a statement takes effect before its reservations do: which keys it gives documents only the
-//! server can say. If the connection breaks in between, or Keyward is killed, the client could commit the one without the
-//! other.
+//! In a client's transaction a statement takes effect before its reservations do: only the server knows which keys it gives
+//! documents. If the connection breaks in between, or Keyward is killed, the client could commit the statement without its
+//! reservations.
 //!
-//! - A transaction in which a statement was broken off is never committed through this process, whatever the server says: a
-//!   router forgets that it has aborted one, and doesn't look whether its shards have.
-//! - Nor is one that began before the constraints changed, once the documents of that time are about to be backfilled
-//!   ([`ClientTransactions::refuse_older`]).
-//! - Of one whose beginning this process hasn't seen nothing is known. Nothing protected is written in it, and its commit goes
-//!   on only if it can but repeat one before ([`commit_unseen`]).
+//! - A transaction with an interrupted statement is never committed through this process, whatever the server reports. A router
+//!   forgets that it has aborted a transaction, and doesn't check whether its shards have.
+//! - A transaction that began before the constraints changed isn't committed either, once the backfill of the existing
+//!   documents is about to start ([`ClientTransactions::refuse_older`]).
+//! - A transaction whose start this process hasn't seen is unknown. Keyward writes nothing protected in it, and forwards its
+//!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -28,17 +27,18 @@ use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
 
-/// How long a transaction is remembered of which nothing is heard any more; one that is open for so long is ended by its commit.
+/// How long a transaction without further commands is remembered. If it is open for longer, its commit ends it.
 const MEMORY: Duration = Duration::from_secs(3600);
-/// How long one is remembered whose commit has passed: without, the server is asked when the commit comes again.
+/// How long a transaction is remembered after its commit was forwarded. After that, Keyward asks the server when the commit
+/// comes again.
 const MEMORY_OF_COMMITTED: Duration = Duration::from_secs(60);
-/// After so many new ones those are forgotten whose time is over.
+/// After this many new transactions, expired ones are forgotten.
 const FORGET_EVERY: usize = 1 << 12;
-/// More aren't remembered: far more than there can be clients at once.
+/// The most transactions that are remembered: far more than there can be clients at once.
 const SESSIONS_MAX: usize = 1 << 17;
 
-/// What the server answers to `getMore` where it ends the transaction; or where it isn't open, be it committed, aborted, about
-/// to commit, or forgotten.
+/// The server's codes for a `getMore` that ends the transaction, or meets one that isn't open: committed, aborted, about to
+/// commit, or forgotten.
 const NOT_OPEN: [i32; 5] = [
     code::CURSOR_NOT_FOUND,
     code::NO_SUCH_TRANSACTION,
@@ -46,14 +46,14 @@ const NOT_OPEN: [i32; 5] = [
     code::PREPARED_TRANSACTION_IN_PROGRESS,
     code::TRANSACTION_TOO_OLD,
 ];
-/// Those of them that say that it is committed, about to commit, or past.
+/// The codes among them for a transaction that is committed, about to commit, or past.
 const DECIDED: [i32; 3] = [
     code::TRANSACTION_COMMITTED,
     code::PREPARED_TRANSACTION_IN_PROGRESS,
     code::TRANSACTION_TOO_OLD,
 ];
 
-/// One transaction of a client's, by the `lsid.id` and the `txnNumber` of its commands.
+/// One client transaction, by the `lsid.id` and the `txnNumber` of its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionId {
     session: [u8; 16],
@@ -61,7 +61,7 @@ pub struct TransactionId {
 }
 
 impl TransactionId {
-    /// That of a command's body; `None` if the server will refuse it, too.
+    /// The transaction of a command's body; `None` if the server will refuse the command, too.
     pub fn of(body: Doc<'_>) -> Option<TransactionId> {
         Some(TransactionId {
             session: session_of(body).ok()??,
@@ -77,32 +77,32 @@ pub struct ClientTransactions {
     begun: AtomicUsize,
     /// How often the constraints have changed.
     changes: AtomicU64,
-    /// Transactions that began before there were so many changes aren't committed.
+    /// Transactions that began before this many changes aren't committed.
     oldest: AtomicU64,
 }
 
-/// What becomes of a commit.
+/// The decision on a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// It goes on unchanged.
+    /// Keyward forwards it unchanged.
     GoesOn,
-    /// It is refused: a statement was broken off, or the constraints have changed since the beginning.
+    /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
     Refused,
-    /// This process hasn't seen the beginning.
+    /// This process hasn't seen the transaction's start.
     Unknown,
 }
 
 #[derive(Debug)]
 struct SeenTransaction {
     number: i64,
-    /// Its statements that were begun and not brought to their end: those under way, and those that never will be.
+    /// The number of statements that were started and not finished: in progress, or interrupted.
     unfinished: usize,
-    /// Whether it is never to be committed any more.
+    /// Whether the transaction must never be committed.
     is_lost: bool,
-    /// Whether its commit came before its beginning.
+    /// Whether its commit came before its start.
     is_unseen: bool,
     is_committed: bool,
-    /// How often the constraints had changed when it began.
+    /// How often the constraints had changed when the transaction began.
     changes: u64,
     at: Instant,
 }
@@ -121,7 +121,7 @@ impl SeenTransaction {
     }
 }
 
-/// A statement that is under way in a client's transaction. Unless it is finished, the transaction is not to be committed.
+/// A statement in progress in a client's transaction. Unless it is finished, the transaction must not be committed.
 #[must_use]
 #[derive(Debug)]
 pub struct UnderWay<'t> {
@@ -130,8 +130,8 @@ pub struct UnderWay<'t> {
 }
 
 impl ClientTransactions {
-    /// Notes that a command passes with which a transaction begins, of a client that has authenticated or one that hasn't, and
-    /// needn't where there is no access control: those can't take the room of the others.
+    /// Notes that Keyward forwards a command that starts a transaction. Without access control, clients needn't authenticate;
+    /// they get at most half of the room, so that they can't displace authenticated clients.
     pub fn begin(&self, id: TransactionId, is_authenticated: bool) {
         let room = if is_authenticated {
             SESSIONS_MAX
@@ -152,7 +152,7 @@ impl ClientTransactions {
         }
     }
 
-    /// Forgets those whose time is over by `now`.
+    /// Forgets the transactions that have expired by `now`.
     fn forget(&self, now: Instant) {
         let memory = match self.by_session.len() >= SESSIONS_MAX / 2 {
             true => TRANSACTION_LIFE,
@@ -167,8 +167,8 @@ impl ClientTransactions {
     /// Notes that a statement on protected documents begins.
     ///
     /// # Errors
-    /// [`Refusal`] if a commit of the transaction has passed already, if it is never to be committed, or if this process hasn't
-    /// seen its beginning: as a `mongos`, which knows its own transactions only.
+    /// [`Refusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
+    /// Also if this process hasn't seen its start, like a `mongos`, which knows its own transactions only.
     pub fn enter(&self, id: TransactionId) -> Result<UnderWay<'_>, Refusal> {
         let no_such = Refusal::NoSuchTransaction { number: id.number };
         let seen = self.by_session.get_mut(&id.session);
@@ -183,12 +183,12 @@ impl ClientTransactions {
         Ok(UnderWay { transactions: self, id })
     }
 
-    /// What becomes of a commit. If it goes on, nothing is written in the transaction any more; if it is refused, no later one
-    /// goes on.
+    /// Decides on a commit. If Keyward forwards it, nothing more is written in the transaction; if Keyward refuses it, it
+    /// refuses all later commits, too.
     pub fn commit(&self, id: TransactionId) -> Commit {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
-                // The outcome of a commit that has passed is the server's to tell.
+                // Only the server knows the outcome of a commit that was forwarded.
                 if !seen.is_committed && (seen.is_lost || seen.unfinished > 0 || self.is_older(&seen)) {
                     seen.is_lost = true;
                     return Commit::Refused;
@@ -200,7 +200,7 @@ impl ClientTransactions {
         }
     }
 
-    /// Has nothing be written any more in a transaction whose commit has come before its beginning.
+    /// Prevents further writes in a transaction whose commit came before its start.
     fn shut_out(&self, id: TransactionId) {
         self.begin(id, true);
         if let Some(mut seen) = self.by_session.get_mut(&id.session)
@@ -210,12 +210,12 @@ impl ClientTransactions {
         }
     }
 
-    /// Notes that the constraints have changed: what begins from now on is decided by the new ones.
+    /// Notes that the constraints have changed: transactions that begin from now on are decided by the new ones.
     pub fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Has no transaction be committed any more that began before the last change. Its commit may have passed already.
+    /// Prevents the commit of transactions that began before the last change. Their commits may have been forwarded already.
     pub fn refuse_older(&self) {
         let changes = self.changes.load(Ordering::SeqCst);
         self.oldest.fetch_max(changes, Ordering::SeqCst);
@@ -227,12 +227,12 @@ impl ClientTransactions {
 }
 
 impl UnderWay<'_> {
-    /// The statement is at its end: with its reservations, or with the whole transaction.
+    /// The statement has ended: with its reservations, or with the whole transaction.
     pub fn finish(self) {
         self.end(|seen| seen.unfinished = seen.unfinished.saturating_sub(1));
     }
 
-    /// The statement was broken off: the transaction is never to be committed, whether or not the server has ended it.
+    /// The statement was interrupted: the transaction must never be committed, whether or not the server has ended it.
     pub fn break_off(self) {
         self.end(|seen| seen.is_lost = true);
     }
@@ -246,13 +246,14 @@ impl UnderWay<'_> {
     }
 }
 
-/// What becomes of the commit `body` of a transaction of which this process hasn't seen the beginning: `None` if it may go on,
-/// since it can only repeat one before.
+/// Decides on the commit `body` of a transaction whose start this process hasn't seen. `None` if Keyward may forward it,
+/// because it can only repeat an earlier commit.
 ///
-/// First the transaction is ended, by a command that fails in it. A replica set tells by the answer whether it was committed: if
-/// it wasn't, the commit doesn't go on. It could commit what begins only then, by a statement that was late. A router's answer
-/// says nothing of commits, and it ignores what becomes of its aborts. So the session's transactions are killed on all shards
-/// there, which fails if one doesn't answer; what was committed stays, and the router answers the commit.
+/// First Keyward ends the transaction by a command that fails in it. A replica set's answer shows whether the transaction was
+/// committed. If it wasn't, Keyward doesn't forward the commit: it could commit a transaction that a late statement starts only
+/// then. A router's answer doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward
+/// kills the session's transactions on all shards, which fails if one shard doesn't answer. Committed effects stay, and the
+/// router answers the commit.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -277,9 +278,9 @@ pub async fn commit_unseen(
     })
 }
 
-/// Has every shard end what is open of the session of the command `body`. `Some` reply if that isn't certain.
+/// Makes every shard end the open transactions of the command `body`'s session. Returns `Some` reply if that isn't certain.
 async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
-    // Without an id the command would stand for all sessions.
+    // Without an id the command would kill all sessions.
     let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() else {
         return Ok(None);
     };
@@ -296,14 +297,14 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
     })
 }
 
-/// Has the server end the transaction of the command `body` if it is open still, by a command that fails in it. Unlike
-/// `abortTransaction` this leaves one alone that is about to commit on several shards. Gives the server's answer.
+/// Makes the server end the transaction of the command `body` if it is still open, by a command that fails in it. Unlike
+/// `abortTransaction`, this spares a transaction that is about to commit on several shards. Returns the server's answer.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
     let mut command = Builder::new();
-    // No cursor has this number; and to be told so one must have logged in, no more.
+    // No cursor has this number. To get that answer, a client must only have logged in.
     command.append(ElementType::Int64, b"getMore", &i64::MIN.to_le_bytes());
     command.string("collection", b"keyward");
     append_fields(&mut command, body, &["lsid", "txnNumber", "autocommit"])?;
@@ -312,8 +313,8 @@ pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<
     Ok(upstream.run(&command.finish()).await?)
 }
 
-/// What a client is told of a commit of which nobody knows whether it may go on. Told by the driver from the label that the
-/// transaction can be run again, a client would do so though it may be committed.
+/// The reply to a commit if Keyward can't find out whether it may forward it. It carries no label for running the transaction
+/// again: a driver would follow it although the transaction may be committed.
 fn unsure(answer: Vec<u8>) -> Vec<u8> {
     Refused { body: answer }.in_doubt(true).body
 }
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         // A driver's retry.
         assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
-        // What comes behind the commit would take effect without its reservations.
+        // A statement after the commit would take effect without its reservations.
         assert_eq!(transactions.enter(id(1)).unwrap_err(), Refusal::Committed);
     }
 
@@ -392,10 +393,10 @@ mod tests {
         transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
         assert_eq!(transactions.commit(id(1)), Commit::Refused);
-        // Sent again, its beginning is no other.
+        // The repeated start changes nothing.
         transactions.begin(id(1), true);
         assert_eq!(transactions.commit(id(1)), Commit::Refused);
-        // The session's next one is.
+        // The session's next transaction can be committed.
         transactions.begin(id(2), true);
         assert_eq!(transactions.commit(id(1)), Commit::Unknown);
         transactions.enter(id(2)).unwrap().break_off();
@@ -441,7 +442,7 @@ mod tests {
             transactions.begin(TransactionId { session, number: 1 }, true);
         }
         assert_eq!(transactions.by_session.len(), SESSIONS_MAX);
-        // Those that are there may begin others.
+        // The sessions that are remembered may begin further transactions.
         let first = TransactionId {
             session: [0; 16],
             number: 2,

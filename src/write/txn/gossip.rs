@@ -1,9 +1,9 @@
-//! The deployment's time that a command on the client's connection brings to its router.
+//! The cluster time that a command on the client's connection brings to its router.
 //!
-//! Keyward reserves keys on connections of its own, perhaps through another router. If the client's router, and the shard
-//! it writes to, are behind, the document could get an earlier time than its reservation; and a snapshot between the two
-//! would show a key's new holder beside the former one. So whatever is sent once keys are held carries the time that Keyward
-//! learned when it reserved them, unless the client knows a later one.
+//! Keyward reserves keys on its own connections, perhaps through another router. The client's router, and the shard that it
+//! writes to, may lag behind. Then the document could get an earlier time than its reservation. A snapshot between the two
+//! times would show a key's new holder beside the former one. So every command that Keyward sends after it holds keys carries the
+//! time that Keyward learned when it reserved them. If the client knows a later time, the command carries that.
 
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
@@ -13,17 +13,17 @@ use crate::upstream::Connection;
 /// The field's name.
 const CLUSTER_TIME: &str = "$clusterTime";
 
-/// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat it.
+/// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
 pub fn told(protected: &Protected, upstream: &Connection) -> Times {
     let told = protected.times();
     match told.is_signed() || !has_logged_in(upstream) {
         true => told,
-        // Keyward's user may advance the clock, and learned the time without a signature; the server believes no other user.
+        // Keyward's user may advance the clock, and so learned the time without a signature; the server believes no other user.
         false => Times::default(),
     }
 }
 
-/// The later of that and the time that the client's command `body` carries.
+/// The later of [`told`] and the time that the client's command `body` carries.
 ///
 /// # Errors
 /// [`Malformed`] if the body is.
@@ -36,7 +36,7 @@ pub fn latest(protected: &Protected, body: Doc<'_>, upstream: &Connection) -> Re
     Ok(latest)
 }
 
-/// Appends the later of the `$clusterTime` that `body` carries and the one that was `told`.
+/// Appends the later of the `$clusterTime` that `body` carries and the time `told`.
 ///
 /// # Errors
 /// [`Malformed`] if `body` is.

@@ -1,8 +1,8 @@
-//! A transaction on the client's upstream connection: the client's own, which Keyward's commands join, or one of
-//! Keyward's under a session of its own, in which the server evaluates a statement that Keyward can't.
+//! A transaction on the client's upstream connection: the client's own, or one of Keyward's under its own session.
 //!
-//! It runs as the client's user. `startTransaction`, and what may stand only beside it, goes with whatever command is
-//! sent first.
+//! Keyward's commands join the client's transaction. In its own transaction, Keyward makes the server evaluate a statement that
+//! Keyward can't evaluate. The transaction runs as the client's user. The first command sent carries `startTransaction` and the
+//! fields that may stand only beside it.
 
 pub mod client_transactions;
 pub mod gossip;
@@ -28,18 +28,19 @@ use crate::wire::{Draft, OutSequence};
 pub struct Transaction {
     /// The fields of every command: `lsid`, `txnNumber`, `autocommit`, and the client's API version.
     fields: Vec<u8>,
-    /// The fields of the first command only; `None` once it was sent.
+    /// The fields of the first command only; `None` after it was sent.
     opening: Option<Vec<u8>>,
-    /// What the first command sent here tells the router of the deployment's time, which it tells the shards.
+    /// The cluster time that the first command sent here brings to the router, and the router to the shards.
     time: Option<Times>,
     is_clients: bool,
     /// The session, if the transaction is Keyward's own.
     session: Option<[u8; 16]>,
-    /// Whether the session is that of the first try of a client's command, too, and may be ended for what that one left.
+    /// Whether the first try of the client's command uses the same session. Then the session may be ended because of a
+    /// transaction that the first try left.
     is_shared: bool,
-    /// Whether the client's command is a retryable one of its own.
+    /// Whether the client's own command is retryable.
     is_retryable: bool,
-    /// Whether a commit was sent: what becomes of it then, the servers decide among themselves.
+    /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
     /// Whether a command that writes was sent.
     has_tried_to_write: bool,
@@ -50,7 +51,7 @@ pub struct Transaction {
 /// A command that failed as a whole inside a transaction.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// No reply, or no BSON.
+    /// There is no reply, or the reply isn't BSON.
     #[error(transparent)]
     Forward(#[from] ForwardError),
     /// The server's reply with `ok: 0`; the transaction is over.
@@ -81,19 +82,20 @@ impl From<Malformed> for Failure {
 }
 
 impl Refused {
-    /// Whether the server calls it `label`.
+    /// Whether the server's error has the label `label`.
     pub fn has_label(&self, label: &str) -> bool {
         Doc::new(&self.body).is_ok_and(|body| reply::has_label(body, label))
     }
 
-    /// The server's error for a transaction that met another one.
+    /// The server's error for a transaction that conflicts with another one.
     pub fn transient() -> Refused {
         Refused {
             body: Refusal::Conflict.body(&Times::default()),
         }
     }
 
-    /// The same for the client, whose command may have taken effect: a retryable one may be sent again, and finds out.
+    /// The same error for a client whose command may have taken effect. The client may resend a retryable command, and then
+    /// learns its outcome.
     pub fn in_doubt(self, is_retryable: bool) -> Refused {
         let mut body = Builder::new();
         for element in Doc::new(&self.body).into_iter().flat_map(Doc::elements).flatten() {
@@ -107,7 +109,7 @@ impl Refused {
         Refused { body: body.finish() }
     }
 
-    /// What a commit's reply amounts to of which a majority doesn't have what was committed, as an error.
+    /// The error of a commit whose reply reports that no majority has the committed writes.
     fn of_write_concern(error: Doc<'_>) -> Result<Refused, Malformed> {
         let mut body = Builder::new();
         body.double("ok", 0.0);
@@ -115,7 +117,7 @@ impl Refused {
         Ok(Refused { body: body.finish() })
     }
 
-    /// Whether another try on the same connection fares no better.
+    /// Whether another try on the same connection would fail, too.
     pub fn is_of_another_primary(&self) -> bool {
         self.code().is_some_and(of_another_primary)
     }
@@ -131,7 +133,8 @@ impl Refused {
 }
 
 impl Transaction {
-    /// One of Keyward's own on `upstream`, for the client's command `body`. It ends whichever the connection had before.
+    /// A transaction of Keyward's own on `upstream`, for the client's command `body`. It ends any earlier transaction of the
+    /// connection.
     ///
     /// # Errors
     /// [`Malformed`] if the body is.
@@ -148,7 +151,7 @@ impl Transaction {
         let time = gossip::latest(protected, body, upstream)?;
         let mut opening = Builder::new();
         opening.boolean("startTransaction", true);
-        // Regardless of the cluster's default.
+        // Independent of the cluster's default.
         append_read_concern(&mut opening, b"local");
         Ok(Transaction {
             fields: fields.finish(),
@@ -164,7 +167,7 @@ impl Transaction {
         })
     }
 
-    /// The same, not begun yet, as of one moment on all shards.
+    /// The same transaction, before its start, with one snapshot on all shards.
     pub fn at_one_moment(mut self) -> Transaction {
         if self.opening.is_some() {
             let mut opening = Builder::new();
@@ -175,14 +178,14 @@ impl Transaction {
         self
     }
 
-    /// The same, not begun yet, not before what others know of the deployment's time.
+    /// Advances the time of a transaction, before its start, to the latest time that others `known` of the cluster.
     pub fn not_before(&mut self, known: Times) {
         if let Some(time) = &mut self.time {
             time.advance(known);
         }
     }
 
-    /// The client's, if its command `body` is part of one.
+    /// The client's transaction, if its command `body` is part of one.
     ///
     /// # Errors
     /// [`Malformed`] if the body is.
@@ -202,7 +205,7 @@ impl Transaction {
                 let mut opening = Builder::new();
                 append_fields(&mut opening, body, &["startTransaction"])?;
                 match body.nested("readConcern")?.is_none_or(Doc::is_empty) {
-                    // As for a write, which the cluster's default for reads isn't about; Keyward's first command may be a read.
+                    // A write doesn't use the cluster's default for reads, but Keyward's first command may be a read.
                     true => append_read_concern(&mut opening, b"local"),
                     false => append_fields(&mut opening, body, &["readConcern"])?,
                 }
@@ -224,12 +227,12 @@ impl Transaction {
         }))
     }
 
-    /// Whether it is the client's, who may have written in it before.
+    /// Whether it is the client's transaction, in which the client may have written before.
     pub fn is_clients(&self) -> bool {
         self.is_clients
     }
 
-    /// Runs `command` in the transaction; gives the reply's body.
+    /// Runs `command` in the transaction; returns the reply's body.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -248,19 +251,20 @@ impl Transaction {
         Ok(reply)
     }
 
-    /// Whether a command that writes was answered in it, of those that were run here, and not with `ok: 0`.
+    /// Whether a command that writes was run here and answered, and not with `ok: 0`.
     pub fn has_written(&self) -> bool {
         self.has_written
     }
 
-    /// Whether nothing stands in it of what was run here, the last of which the server `refused`. A replica set that refuses a
-    /// command keeps nothing of it: it has done nothing yet, or ends the transaction. A router may have sent it on.
+    /// Whether no command that was run here has left an effect in the transaction; the server `refused` the last of them. If a
+    /// replica set refuses a command, it keeps no effect: it has done nothing yet, or ends the transaction. A router may have
+    /// forwarded the command to a shard.
     pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
         let is_turned_down = || refused.code().is_some_and(refused_before_execution);
         !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || is_turned_down())
     }
 
-    /// Sends `command` in the transaction; [`Transaction::receive`] fetches the reply, in the order of sending.
+    /// Sends `command` in the transaction; [`Transaction::receive`] reads the replies in the order of sending.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -290,7 +294,7 @@ impl Transaction {
         Ok(upstream.send(&draft).await?)
     }
 
-    /// The body of the reply to the first command sent that has none yet.
+    /// Returns the body of the reply to the first command that has none yet.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -306,7 +310,7 @@ impl Transaction {
                 if refused.code() == Some(TRANSACTION_TOO_OLD) {
                     upstream.catch_up();
                 }
-                // The error is about the transaction that the first try had left.
+                // The error concerns the transaction that the first try had left.
                 let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
                 Err(Failure::Refused(match is_meant_for_another {
                     true => Refused::transient(),
@@ -316,7 +320,7 @@ impl Transaction {
         }
     }
 
-    /// Commits with majority; gives the reply's body.
+    /// Commits with majority; returns the reply's body.
     ///
     /// # Errors
     /// [`Failure`]; `Refused` if it hasn't taken effect.
@@ -329,7 +333,8 @@ impl Transaction {
             .string("w", b"majority")
             .close();
         let reply = match self.run(upstream, "admin", command, None).await {
-            // What the server is certain of it labels; for the rest drivers have a label of their own, which no server sends.
+            // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
+            // their own, which no server sends.
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
             reply => reply?,
         };
@@ -339,13 +344,13 @@ impl Transaction {
         }
     }
 
-    /// Commits, so that a majority has it; as long as the outcome is unknown it is asked for again, a few times. If it stays so,
+    /// Commits with majority. As long as the outcome is unknown, repeats the commit a few times. If the outcome stays unknown,
     /// the session is left to that transaction.
     ///
     /// # Errors
     /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
-        // What was done in it so far may have waited for long.
+        // The commands of the transaction may have waited long.
         if !upstream.may_write() {
             self.abort(upstream).await?;
             let body = Refusal::outlasted(self.is_retryable).body(&Times::default());
@@ -367,7 +372,7 @@ impl Transaction {
             }
             tokio::time::sleep(back_off.next()).await;
             last = match self.commit(upstream).await {
-                // Its session has gone on meanwhile, and doesn't know any more what became of it.
+                // Another transaction of the session has begun meanwhile, so the server no longer knows the outcome.
                 Err(Failure::Refused(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
                     return Err(Failure::InDoubt(refused));
                 }
@@ -380,8 +385,8 @@ impl Transaction {
         last
     }
 
-    /// Aborts, as far as the server hasn't yet. Not behind a commit: where that is about to take effect on several shards, an
-    /// abort could undo it on one of them.
+    /// Aborts the transaction unless the server has done so. Never aborts after a commit: if the commit is about to take effect
+    /// on several shards, an abort could undo it on one of them.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -390,7 +395,7 @@ impl Transaction {
             return Ok(());
         }
         if self.is_clients {
-            // Even if the abort fails.
+            // The transaction counts as interrupted even if the abort fails.
             upstream.note_broken_off();
         }
         let mut command = Builder::new();
@@ -413,10 +418,10 @@ pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
         .close();
 }
 
-/// How often a commit whose outcome is unknown is repeated: each repetition asks the server for the outcome.
+/// How often a commit of unknown outcome is sent: each repetition asks the server for the outcome.
 const COMMITS_MAX: usize = 5;
 
-/// The client's session, if its command is a retryable one.
+/// The client's session, if its command is retryable.
 fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
     match body.get("txnNumber")? {
         Some(_) => session_of(body),

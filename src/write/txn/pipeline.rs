@@ -1,8 +1,8 @@
-//! Several commands of one transaction, sent without waiting for each other's replies.
+//! Sends several commands of one transaction without waiting for each other's replies.
 //!
-//! If one is refused over what it does, the server has aborted the transaction and refuses those after it. If it is refused
-//! before the server looks at the session (for its shape, or without the privilege), the transaction stays open: so a commit
-//! must never be among them, but wait for their replies.
+//! If the server refuses one of them during its execution, it aborts the transaction and refuses the later commands. If the
+//! server refuses it before it reads the session (for its shape, or a missing privilege), the transaction stays open. So a
+//! commit must never be among the commands, but must wait for their replies.
 
 use super::{Failure, Refused, Transaction};
 use crate::raw::Builder;
@@ -21,7 +21,7 @@ pub struct Step<'a> {
     pub sequence: Option<OutSequence<'a>>,
 }
 
-/// Runs `steps`; gives the reply to each, be it a refusal. Replies must be small: none is read before all is sent.
+/// Runs `steps`; returns the reply or refusal to each. Replies must be small: none is read before all commands are sent.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.

@@ -1,4 +1,4 @@
-//! Documents as they are before and after a statement, in its transaction or without one, as far as constraints care.
+//! Reads documents before and after a statement, inside its transaction or outside, as far as constraints need them.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ use crate::upstream::Connection;
 use crate::write::forward::ForwardError;
 use crate::write::txn::{Failure, Transaction};
 
-/// So many bytes of `_id`s go into one query: half of what a command may have.
+/// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
 
 /// A document's identity and keys.
@@ -27,11 +27,11 @@ pub struct DocumentKeys {
     pub id: Vec<u8>,
     /// Its `_id` and route.
     pub owner: Owner,
-    /// Its keys; none for a document that can't be indexed, which must have been written past Keyward.
+    /// Its keys; an error for a document that can't be indexed, which must have been written past Keyward.
     pub keys: Result<Vec<ConstrainedKey>, KeyError>,
 }
 
-/// A document that was looked at outside any transaction.
+/// A document that was read outside any transaction.
 #[derive(Debug, Clone)]
 pub struct DocumentSnapshot {
     /// Its identity and keys.
@@ -40,7 +40,7 @@ pub struct DocumentSnapshot {
     pub document: Vec<u8>,
 }
 
-/// Reads the documents that `selection` selects, no more than `most` of them.
+/// Reads the documents that `selection` selects, at most `most` of them.
 ///
 /// # Errors
 /// [`Failure`]; the transaction is over then.
@@ -65,7 +65,8 @@ pub async fn read(
     }
 }
 
-/// Reads the documents with these `_id`s, as elements, with what else `selection` asks for; in as many commands as it takes.
+/// Reads the documents with these `_id`s, given as elements, under the other options of `selection`; in as many commands as
+/// needed.
 ///
 /// # Errors
 /// [`Failure`]; the transaction is over then.
@@ -102,10 +103,10 @@ pub async fn read_these(
     Ok(images)
 }
 
-/// How many of these `_id`s one query can name, one at least, and leave room for what else is in it.
+/// How many of these `_id`s one query can name, at least one, with room for its other conditions.
 pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
     let mut bytes = 0;
-    // In an array each has a number for a name.
+    // In an array each `_id` has a number as its name.
     let fits = |id: &&[u8]| {
         bytes += id.len() + 8;
         bytes <= IDS_BYTES_MAX
@@ -113,8 +114,8 @@ pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
     ids.take_while(fits).count().max(1)
 }
 
-/// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`; the
-/// server's reply if it refuses to.
+/// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`. If the server
+/// refuses, returns the server's reply.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -126,7 +127,7 @@ pub async fn look(
 ) -> Result<Result<Option<DocumentSnapshot>, Vec<u8>>, ForwardError> {
     let mut command = find(protected, selection, 1);
     command.boolean("singleBatch", true);
-    // As a write sees it, whatever the cluster's default for reads: a majority may not have the latest yet.
+    // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     command
         .open(ElementType::EmbeddedDocument, b"readConcern")
         .string("level", b"local")
@@ -142,8 +143,8 @@ pub async fn look(
     })
 }
 
-/// The keys that the document of `image` holds once a majority has what `reply` told; the server's reply if it refuses
-/// to tell.
+/// The keys that the document of `image` holds after a majority has the writes that `reply` reported. If the server refuses to
+/// read it, returns the server's reply.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -180,7 +181,7 @@ pub async fn look_again(
     })
 }
 
-/// Runs a `find` outside any transaction; its first document, or the reply that refuses it.
+/// Runs a `find` outside any transaction; returns its first document, or the reply that refuses it.
 async fn one(
     protected: &Protected,
     body: Doc<'_>,
@@ -197,7 +198,7 @@ async fn one(
     Ok(Ok(first.map(|document| document.bytes().to_vec())))
 }
 
-/// The `find` of what is selected, and of as much of it as constraints care for.
+/// The `find` for the selected documents, with the fields that constraints need.
 fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builder {
     let mut command = Builder::new();
     command.string("find", protected.namespace.collection.as_bytes());
@@ -243,7 +244,7 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
     command.close();
 }
 
-/// Takes the documents of a cursor's batch; gives the cursor's id if there is more.
+/// Reads the documents of a cursor's batch; returns the cursor's id if there are more.
 fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<DocumentKeys>) -> Result<Option<i64>, Malformed> {
     for document in cursor::batch(reply)? {
         images.push(image(protected, document)?);

@@ -1,8 +1,8 @@
-//! A statement's evaluation by the server, inside a transaction, between a look before and a look after.
+//! Makes the server evaluate a statement inside a transaction, and reads its documents before and after.
 //!
-//! The server evaluates the statement, so no operator is reimplemented here. A statement about one document is pinned to
-//! the document that was looked at, which the server would have picked as well, or could have; so is one about many to all
-//! of them, where the same query may meet others the next time.
+//! The server evaluates the statement, so that Keyward reimplements no operator. Keyward pins a statement about one document to
+//! the document that it read, which the server picks or could have picked as well. If a query may select other documents the
+//! next time, Keyward pins a statement about many documents to all of them.
 
 use std::collections::HashSet;
 
@@ -19,20 +19,20 @@ use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
 
-/// The documents that a statement selects, and how the server is told so.
+/// The documents that a statement selects, and the query that selects them on the server.
 struct Selected {
     /// The documents before the statement, with all others that have one of their `_id`s.
     before: Vec<DocumentKeys>,
     /// The query that names these documents; none if the client's own query is sent.
     query: Option<Vec<u8>>,
-    /// Whether the statement selects more documents, which it must be run again for.
+    /// Whether the statement selects more documents, so that Keyward must run it again for them.
     is_part: bool,
     /// Whether the client's query may select other documents the next time.
     is_fickle: bool,
 }
 
 impl<'a> Statement<'a> {
-    /// Has the server evaluate the statement, and moves reservations along, all in `transaction`.
+    /// Makes the server evaluate the statement and updates the reservations, all in `transaction`.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -51,7 +51,7 @@ impl<'a> Statement<'a> {
         let inserted = upserted_id(outcome)?.map(id_document);
         let is_unseen = selected.before.is_empty() && inserted.is_none();
         if selected.is_fickle && is_unseen && documents_affected(outcome)? > 0 {
-            // It has changed what nobody has looked at.
+            // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
         }
@@ -78,7 +78,7 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// Looks at the documents that the statement selects, and pins the statement to them. The inner error is the result of a
+    /// Reads the documents that the statement selects, and pins the statement to them. The inner error is the result of a
     /// statement that can't be evaluated.
     async fn select(
         self,
@@ -100,7 +100,7 @@ impl<'a> Statement<'a> {
             true => documents_max.min(can_be_named),
             false => documents_max,
         };
-        // A delete of many isn't atomic on the server either.
+        // On a server, too, a delete of many documents isn't atomic.
         let is_part = selected.len() > most && self.kind == StatementKind::Delete;
         if is_part {
             selected.truncate(most);
@@ -130,7 +130,7 @@ impl<'a> Statement<'a> {
         }))
     }
 
-    /// Looks again at the documents that the statement was about, and at the one that it inserted.
+    /// Reads the statement's documents again, and the one that it inserted.
     async fn look_after(
         self,
         op: &mut WriteOp<'_>,
@@ -143,7 +143,7 @@ impl<'a> Statement<'a> {
         let ids: Vec<&[u8]> = ids.chain(inserted).collect();
         let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, op.upstream).await?;
         if protected.is_collated {
-            // Other documents' `_id`s may be equal to these under the collection's collation.
+            // Other documents' `_id`s may equal these under the collection's collation.
             let ids: HashSet<&[u8]> = ids.into_iter().collect();
             after.retain(|image| ids.contains(image.id.as_slice()));
         }
@@ -151,7 +151,7 @@ impl<'a> Statement<'a> {
         if inserted.is_some()
             && let Some(route) = route_of(query, &protected.shard_key)?
         {
-            // Other documents with its `_id` may stand on other shards.
+            // Other shards may have other documents with its `_id`.
             let is_there = |image: &DocumentKeys| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
             if after.iter().any(is_there) {
                 after.retain(is_there);
@@ -160,8 +160,8 @@ impl<'a> Statement<'a> {
         Ok(after)
     }
 
-    /// The server's answer to the statement itself, if it refused to read the documents: in a transaction that changes
-    /// nothing. `None` if it has nothing against it.
+    /// The server's answer to the statement itself, in a transaction that changes nothing, if the server refused to read the
+    /// documents. `None` if the server has no objection.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -185,9 +185,10 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// On shards several documents may have one `_id`, and under a collation several `_id`s are equal: the server may pick
-    /// another document than the one that the statement is pinned to, and the look after it can't tell them apart. So the
-    /// look before it must have seen them all. The one selected stays first.
+    /// Reads all documents that have the `_id`s of the selected ones. On shards several documents may have one `_id`, and under
+    /// a collation several `_id`s are equal. So the server may pick another document than the pinned one, and the read after
+    /// the statement can't tell them apart. The read before it must therefore include all of them. The selected document stays
+    /// first.
     async fn all_with_these_ids(
         self,
         op: &mut WriteOp<'_>,
@@ -211,7 +212,7 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// The reply to a refused statement of which nothing is left: a router counts what the other shards did.
+/// The reply to a refused statement without any effect left: a router also counts the effects on the other shards.
 fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut undone = Builder::new();
     for element in reply.elements() {
@@ -226,7 +227,7 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     Ok(undone.finish())
 }
 
-/// Where a document lies that an upsert inserts: the shard key that its query asks for.
+/// The route of a document that an upsert inserts: the shard key in its query.
 fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Malformed> {
     let mut route = Builder::new();
     for path in shard_key {
@@ -238,7 +239,7 @@ fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Mal
     Ok((!shard_key.is_empty()).then(|| route.finish()))
 }
 
-/// The value that a query asks for at `path`, by itself or in a conjunction: from both the server takes what it inserts.
+/// The value that a query asks for at `path`, directly or in a conjunction: the server inserts the value from either.
 fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
     let own = equality(query, path)?;
     if own.is_some() {

@@ -1,7 +1,8 @@
 //! The existing reservations of some keys, and whether their owners hold them, as a client's transaction sees it.
 //!
-//! Only inside the transaction can be seen what it wrote itself before, and its first duplicate ends it: so this is asked
-//! before anything is reserved there. A transaction of Keyward's own is one statement long and needn't ask.
+//! Only the transaction itself sees its own earlier writes, and its first duplicate ends it. So Keyward reads the reservations
+//! before it reserves keys in a client's transaction. A transaction of Keyward's own has one statement only, and needn't read
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::write::txn::{Failure, Transaction};
 
-/// So many keys are asked for at once: no more than one reply can hold.
+/// The most keys in one read: one reply can hold their reservations.
 const KEYS_AT_ONCE: usize = 1_000;
 
 /// A reservation.
@@ -31,7 +32,7 @@ pub struct ExistingReservation {
     pub holder: Option<Owner>,
 }
 
-/// The reservations of `keys`, those that there are.
+/// The existing reservations of `keys`.
 ///
 /// # Errors
 /// [`Failure`]; the transaction is over then.
@@ -91,7 +92,7 @@ async fn read(
     for reservation in cursor::batch(Doc::new(&reply)?)? {
         let id = reservation.nested("_id")?.unwrap_or(Doc::empty());
         let id = RawDocument::from_bytes(id.bytes()).map_err(|_| Malformed::Unterminated)?;
-        // A reservation that no version of Keyward wrote matters only to the write that meets it.
+        // A reservation in a form that no version of Keyward writes matters only to a write that meets it.
         let Ok(key) = Key::from_reservation_id(proxy, id) else {
             continue;
         };

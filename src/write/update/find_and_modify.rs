@@ -12,13 +12,13 @@ use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
 use crate::write::txn::Transaction;
 
-/// What the server puts before the reason when the command fails over a document.
+/// The server's prefix of the reason when the command fails because of a document.
 const PREFIX: &str = "Plan executor error during findAndModify :: caused by :: ";
 
-/// Carries out the command as `plan` says.
+/// Carries out the command by `plan`.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>) -> Result<Vec<u8>, ForwardError> {
     let protected = op.protected;
     let transaction = Transaction::of_client(protected, op.command.body, op.upstream)?;

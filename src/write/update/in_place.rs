@@ -1,11 +1,13 @@
-//! A statement about one document whose new keys can be read from it ([`crate::command::key_update`]): the new keys are reserved, the
-//! server carries the statement out, and the old keys are given up. Cheaper than a transaction over several shards.
+//! Carries out a statement about one document in place: its new keys can be read from it ([`crate::command::key_update`]).
 //!
-//! The statement goes on under the client's own number, so the server knows a driver's retry by itself; it is pinned to
-//! the document that was looked at and to the values that were seen in it, so what was reserved is what it will hold.
-//! Old keys are given up only once a majority has the change and the document is seen not to hold them any more; and
-//! only the very reservations that were there before it. Killed at any point, this leaves reservations whose owner
-//! doesn't hold them: whoever meets one finds out.
+//! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
+//! several shards.
+//!
+//! Keyward forwards the statement under the client's own number, so the server recognises a driver's retry itself. Keyward pins
+//! the statement to the document that it read and to the values in it. So the document will hold exactly the reserved keys.
+//! Keyward releases old keys only after a majority has the update and a read shows that the document no longer holds them. It
+//! releases exactly the reservations that it read before the update. If Keyward is killed at any point, this leaves
+//! reservations whose owner doesn't hold them: the next write that meets one finds that out.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -35,12 +37,12 @@ use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{done_elsewhere, first_try, without_match};
 use crate::write::txn::Refused;
 
-/// A statement larger than this, with the values that it is pinned to, isn't sent: a command has fields besides, and a router
-/// adds its own.
+/// Keyward doesn't send a statement that is larger than this, with the values that it is pinned to: a command has other fields,
+/// and a router adds its own.
 const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 
-/// So many times the statement may miss a document that stands there unchanged. There are values that an expression of the
-/// server's doesn't find equal to themselves: a DBPointer with a zero byte in its name is one.
+/// How often the statement may miss a document that is unchanged. Some values aren't equal to themselves in a server
+/// expression: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
 /// The outcome of one try.
@@ -48,17 +50,17 @@ enum Tried {
     Ran(StatementResult),
     /// The document changed meanwhile.
     Again,
-    /// No document was as this one was seen.
+    /// No document still had the values that Keyward had read.
     Missed(Vec<u8>),
 }
 
-/// The reservations of keys that are to be given up, as they stood before.
+/// The reservations of keys that the document is to release, as they were before.
 type GivenUp = Vec<(ConstrainedKey, Reservation)>;
 
-/// Carries the statement out.
+/// Carries out the statement.
 ///
 /// # Errors
-/// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+/// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
 pub async fn update_in_place(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
@@ -68,7 +70,8 @@ pub async fn update_in_place(
     loop {
         match attempt(run, key_update).await? {
             Tried::Ran(result) => return Ok(result),
-            // A retry would take this way again, where nothing is known of what a transaction did.
+            // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
+            // result.
             Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() => {
                 return run.run_in_own_transaction().await;
             }
@@ -119,7 +122,7 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
     let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
     let tried = match reserved {
         Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
-        // It is this document that holds the key by now.
+        // By now this same document holds the key.
         Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
         Claimed::Duplicate(_) => refused(run).await,
         Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
@@ -140,17 +143,17 @@ async fn look(run: &mut StatementRun<'_, '_>) -> Result<Result<DocumentSnapshot,
         Ok(None) => return Ok(Err(without_match(run).await?.into())),
         Err(refused) => refused,
     };
-    // If the statement is wrong, the server's own answer says so; otherwise the read was refused.
+    // If the statement is wrong, the server's own answer reports it; otherwise the server refused the read.
     let nothing = without_match(run).await?;
     Ok(Err(match nothing.outcome {
         Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
-        // In the client's words, where it quotes the query.
+        // With the client's own query, which the error may quote.
         Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
         _ => nothing.into(),
     }))
 }
 
-/// Sends the statement on, now that its keys are held.
+/// Forwards the statement after its keys are held.
 async fn write(
     run: &mut StatementRun<'_, '_>,
     own: &[u8],
@@ -172,7 +175,7 @@ async fn write(
     let sent = sent.inspect_err(|_| in_doubt(run, candidate))?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => settle(run, seen, given_up, candidate, &sent.body).await?,
-        // It may be undone, and then the old keys are needed.
+        // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(Reason::NoMatch) => {
             candidate.step(&Event::NotApplied);
@@ -189,10 +192,11 @@ fn in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
     run.op.note_in_doubt(candidate);
 }
 
-/// Gives up what the document doesn't hold any more, and what it didn't come to hold.
+/// Releases the old keys that the document no longer holds, and the new keys that it didn't get.
 ///
-/// The server may have answered from its memory of a first try. That may have been about another document, and what stands
-/// in the places of the old keys since then may be a later write's that is under way: whoever meets it finds out.
+/// The server may have answered from its memory of a first try, which may have concerned another document. Since then, a later
+/// write in progress may have reserved the old keys. Keyward then keeps them: the next write that meets one finds out whether
+/// it is stale.
 async fn settle(
     run: &mut StatementRun<'_, '_>,
     seen: &DocumentSnapshot,
@@ -215,14 +219,15 @@ async fn settle(
         )
         .await?;
     }
-    // It was carried out, now or before, so nothing of it is on its way any more: each key is decided by itself.
+    // The statement was carried out, now or before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
     let Ok(held) = held else { return Ok(()) };
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
         let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
         let given_up = given_up.iter().filter(|(key, _)| is_free(key));
         let given_up = given_up.map(|(key, seen)| (&key.key, seen));
-        // Elsewhere it may be another document's with the same `_id`, or this one's from before it was sharded anew.
+        // On another route, the owner may be another document with the same `_id`, or this one before the collection was
+        // resharded.
         let (given_up, elsewhere): (Vec<_>, Vec<_>) =
             given_up.partition(|(_, before)| before.owner == seen.image.owner);
         let new = candidate
@@ -243,10 +248,11 @@ async fn settle(
     Ok(())
 }
 
-/// The document's reservations of the keys that it is to give up. A reservation that can't be read stays until a write meets it.
+/// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
+/// it.
 ///
-/// The transaction that gave the document a key may be committed on the document's shard and still be prepared on the key's: what
-/// isn't found is read once more, when that is decided.
+/// The transaction that gave the document a key may be committed on the document's shard but still be prepared on the key's
+/// shard. So Keyward reads missing reservations again after that transaction is decided.
 async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
     let mut given_up = GivenUp::new();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
@@ -280,19 +286,19 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
     given_up
 }
 
-/// A document holds a key that the statement would need, or it couldn't be indexed. Why the server refuses it, which may
-/// be for another reason that comes first, is seen in a transaction that is never committed.
+/// The result if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
+/// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
 async fn refused(run: &mut StatementRun<'_, '_>) -> Result<Tried, ForwardError> {
     let Some(result) = run.obstacle().await? else {
         return Ok(Tried::Again);
     };
-    // Asked last: the first try may have come to its end meanwhile.
+    // Asked last: the first try may have ended meanwhile.
     let first_try = first_try(run).await?;
     Ok(Tried::Ran(first_try.unwrap_or(result)))
 }
 
-/// The result of a statement that can't be pinned to the values that it is to replace. One that may come again can't take
-/// another way than it would take the next time, when the document may be smaller.
+/// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
+/// a transaction: its retry may find a smaller document, and would run in place.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
     if run.operation.is_none() {
         return run.run_in_own_transaction().await;
@@ -302,7 +308,7 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
     Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
 }
 
-/// The statement for the very document with the very values that keys are made of.
+/// The statement, pinned to this document and to the values that its keys are made of.
 fn pinned(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,

@@ -1,8 +1,8 @@
-//! Brings one statement to its end in a transaction of Keyward's own, tried again until it commits or is refused; or inside
-//! the client's.
+//! Runs one statement in a transaction of Keyward's own until it commits or is refused; or in the client's transaction.
 //!
-//! Killed at any point before the commit, the server aborts the transaction and nothing happened. Killed after it,
-//! documents and reservations agree, and the driver's retry finds the result that was recorded in the same transaction.
+//! If Keyward is killed before the commit, the server aborts the transaction, and nothing happened. If Keyward is killed after
+//! the commit, documents and reservations agree. The driver's retry then finds the result that was recorded in the same
+//! transaction.
 
 use tokio::time::Instant;
 
@@ -20,11 +20,11 @@ use crate::write::reserve::Claimed;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{Failure, Refused, Transaction};
 
-/// How often an upsert that should find the document whose key is in its way is tried: that document may vanish and come
-/// again, but not for ever.
+/// How often Keyward tries an upsert that should find the document with the conflicting key: that document may vanish and
+/// reappear, but the tries must end.
 const UPSERTS_MAX: usize = 20;
 
-/// A statement with what bringing it to its end needs.
+/// A statement with everything needed to run it.
 pub struct StatementRun<'r, 'a> {
     /// The command.
     pub op: &'r mut WriteOp<'a>,
@@ -32,7 +32,7 @@ pub struct StatementRun<'r, 'a> {
     pub index: usize,
     /// The statement.
     pub statement: Statement<'a>,
-    /// Set if it is retryable.
+    /// The operation of a retryable statement.
     pub operation: Option<Operation>,
 }
 
@@ -40,7 +40,7 @@ impl StatementRun<'_, '_> {
     /// Runs the statement in transactions of Keyward's own until one settles it.
     ///
     /// # Errors
-    /// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+    /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
     pub async fn run_in_own_transaction(&mut self) -> Result<StatementResult, ForwardError> {
         let mut back_off = BackOff::default();
         let mut upserts = 0;
@@ -54,7 +54,7 @@ impl StatementRun<'_, '_> {
                     return Ok(result);
                 }
                 Ok(Evaluation::ReservationConflict(conflict)) => match self.resolve(&conflict, &mut upserts).await? {
-                    // The first try may have come to its end during the wait, and its document have the key.
+                    // The first try may have ended during the wait, and its document may hold the key.
                     Some(refusal @ StatementResult::Duplicate(_)) => match self.recorded().await {
                         Ok(recorded) => Some(recorded.unwrap_or(refusal)),
                         Err(Failure::Forward(error)) => return Err(error),
@@ -86,8 +86,8 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// The obstacle that keeps the statement from taking effect, if there is one: it is evaluated in a transaction that is never
-    /// committed.
+    /// The obstacle that keeps the statement from taking effect, if there is one. Keyward evaluates the statement in a
+    /// transaction that is never committed.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -107,7 +107,7 @@ impl StatementRun<'_, '_> {
         Ok(obstacle)
     }
 
-    /// The reply to an earlier try of the statement, if that took effect.
+    /// The reply to an earlier try of the statement, if that try took effect.
     async fn recorded(&mut self) -> Result<Option<StatementResult>, Failure> {
         let Some(operation) = self.operation else {
             return Ok(None);
@@ -129,7 +129,7 @@ impl StatementRun<'_, '_> {
         if let Some(record) = &record
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {
-            // It counts once a majority has it, and for that the server waits at the commit.
+            // The result counts after a majority has it, and the server waits for that at the commit.
             self.commit(transaction).await?;
             return Ok(Evaluation::Ran(StatementResult::Reply(reply)));
         }
@@ -141,7 +141,7 @@ impl StatementRun<'_, '_> {
         if let Some(record) = &record
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
-            // The same operation, sent twice, has just been recorded by the other one.
+            // The same operation was sent twice, and the other try has just recorded its result.
             return Err(Failure::Refused(Refused::transient()));
         }
         let committed = self.commit(transaction).await?;
@@ -166,7 +166,7 @@ impl StatementRun<'_, '_> {
             })
     }
 
-    /// `None` if the statement may be tried again.
+    /// The statement's result; `None` if Keyward may try it again.
     async fn resolve(
         &mut self,
         conflict: &ReservationConflict,
@@ -181,8 +181,8 @@ impl StatementRun<'_, '_> {
         })
     }
 
-    /// An upsert whose query asks for just the key that it would insert finds the document when it is tried again; the
-    /// server does so, too.
+    /// Whether another try settles the conflict. If an upsert's query asks only for the key that it would insert, another try
+    /// finds the document; the server retries such an upsert, too.
     fn is_settled_by_another_try(
         &mut self,
         conflict: &ReservationConflict,
@@ -198,8 +198,9 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts
-    /// it, as natively; a reservation that turned out to be stale is gone, and the client is told to try again.
+    /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts the
+    /// transaction, as without Keyward. If the conflicting reservation is stale, Keyward removes it and returns an error that
+    /// asks the client to retry.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -232,7 +233,7 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Runs a statement that needs no care in the client's transaction.
+    /// Runs a statement that can't change a key in the client's transaction.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -252,9 +253,10 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Leaves the client's transaction as the server has left it that `refused` the last command; aborts it where that may be
-    /// open with a part of what belongs together: refused before it has looked at the session, without the privilege, say, the
-    /// server leaves it open, and in it a statement without its reservations.
+    /// Settles the client's transaction after the server `refused` the last command. If the transaction holds nothing of the
+    /// command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command before it reads
+    /// the session, for a missing privilege for example, leaves the transaction open. The client could then commit a statement
+    /// without its reservations.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -266,8 +268,8 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// The result if the documents can't be read: the server's answer to the statement itself,
-    /// which is an error of one statement and in the client's own words.
+    /// The result if the documents can't be read: the server's answer to the statement itself. It is an error of one statement,
+    /// and quotes the client's own query.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -289,7 +291,7 @@ impl StatementRun<'_, '_> {
     }
 }
 
-/// Whether `query` is made of equalities with `values`, those of a key by path, and of nothing else.
+/// Whether `query` consists only of equalities with `values`, which are those of a key by path.
 fn asks_for_just(query: Doc<'_>, values: Doc<'_>) -> Result<bool, Malformed> {
     let mut asked = 0;
     for condition in query.elements() {
@@ -323,7 +325,7 @@ mod tests {
         assert!(!asks(doc! { "b": "x" }));
         assert!(!asks(doc! { "b": "x", "c.d": 2 }));
         assert!(!asks(doc! { "b": "x", "c.d": { "$gte": 1 } }));
-        // The document that holds the key needn't match the other conditions.
+        // The document that holds the key may fail the other conditions.
         assert!(!asks(doc! { "b": "x", "c.d": 1, "region": "a" }));
     }
 }

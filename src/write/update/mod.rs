@@ -1,7 +1,7 @@
 //! Statements that change documents: `update`, `delete` and `findAndModify`.
 //!
 //! A statement whose new keys can be read from it runs in place ([`in_place`]). Every other statement runs in a transaction
-//! ([`in_transaction`]), between one look at its documents and another ([`document_keys`]).
+//! ([`in_transaction`]); Keyward reads its documents before and after it ([`document_keys`]).
 
 pub mod document_keys;
 mod evaluation;

@@ -1,7 +1,6 @@
-//! Resolves a reservation conflict outside the transaction that met it: does a document hold the key? If none does, the stale
-//! reservation is removed.
+//! Resolves a reservation conflict outside the transaction that met it: removes the reservation if no document holds the key.
 //!
-//! The attempt that an insert makes at its keys decides. It is made at the one key, and what it gains is released.
+//! Keyward makes the same attempt at the key that an insert makes, and releases any reservation that it gains.
 
 use std::borrow::Cow;
 
@@ -11,8 +10,8 @@ use crate::reservation::Token;
 use crate::write::operation::WriteOp;
 use crate::write::reserve::Claimed;
 
-/// Resolves the conflict, and waits until Keyward gives up for other attempts at the key. If the key can be held it is free
-/// now, and the transaction may be tried again.
+/// Resolves the conflict. Waits for other attempts at the key until Keyward gives up. If the key can be held it is free now,
+/// and Keyward may try the transaction again.
 pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> Claimed {
     let under_way = op.context.in_flight.begin();
     let token = Token::of(under_way.attempt());
@@ -23,7 +22,7 @@ pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> Claime
             candidate.withdraw();
             Claimed::Held
         }
-        // The very document has come to hold it: tried again, the statement finds it so.
+        // This same document now holds the key: another try of the statement finds it so.
         Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Claimed::Held,
         claimed => claimed,
     };

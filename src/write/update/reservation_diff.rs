@@ -1,8 +1,8 @@
-//! What a statement does to reservations, as commands of the statement's own transaction: keys that documents gave up
-//! are released, new ones reserved, and those that pass from one document to another change their owner.
+//! The changes of reservations that a statement causes, as commands of the statement's own transaction.
 //!
-//! Commit and abort then carry documents and reservations alike. Keys are taken in one order, so that two transactions
-//! don't block each other crosswise; a key that somebody else holds ends the transaction with [`ReservationConflict`].
+//! Keyward releases the keys that documents lost, and reserves the new ones. A key that moves from one document to another
+//! changes its owner. Commit and abort then carry documents and reservations alike. Keyward reserves keys in one order, so that
+//! two transactions don't deadlock. If a key is already reserved, the transaction ends with [`ReservationConflict`].
 
 use std::collections::BTreeMap;
 
@@ -21,18 +21,18 @@ use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{Failure, Transaction};
 
-/// So much goes into one command: well below what the server takes.
+/// The most that goes into one command: well below the server's limit.
 const COMMAND_MAX: Fitting = Fitting {
     items: 10_000,
     bytes: 8 << 20,
 };
 
-/// A reservation stands where a key should be reserved: perhaps a duplicate, perhaps stale.
+/// A reservation exists for a key that Keyward was to reserve: perhaps a duplicate, perhaps stale.
 #[derive(Debug, Clone)]
 pub struct ReservationConflict {
     /// The key.
     pub key: ConstrainedKey,
-    /// The document that was to have it.
+    /// The document that was to have the key.
     pub owner: Owner,
 }
 
@@ -43,20 +43,20 @@ pub struct ReservationDiff {
     reserved: BTreeMap<ConstrainedKey, Owner>,
 }
 
-/// Why a statement's documents can't be.
+/// Why a statement's documents are impossible.
 #[derive(Debug)]
 pub enum Impossible {
-    /// One holds a key that another one holds, too.
+    /// A document holds a key that another one holds, too.
     Duplicate(ConstrainedKey),
-    /// One can't be indexed.
+    /// A document can't be indexed.
     Unindexable(KeyError),
 }
 
 impl ReservationDiff {
-    /// The difference between what documents held `before` and hold `after`.
+    /// The difference between the keys that documents held `before` and hold `after`.
     ///
     /// # Errors
-    /// [`Impossible`] if a native index would refuse what is there `after`.
+    /// [`Impossible`] if a native index would refuse the documents `after`.
     pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, Impossible> {
         let mut diff = ReservationDiff::default();
         for image in before {
@@ -80,7 +80,7 @@ impl ReservationDiff {
         Ok(diff)
     }
 
-    /// The first of the keys to reserve that a document holds already, as the client's `transaction` sees it.
+    /// The first of the keys to reserve that a document already holds, as the client's `transaction` sees it.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -99,17 +99,17 @@ impl ReservationDiff {
             let Some((key, owner)) = self.reserved.get_key_value(&key) else {
                 continue;
             };
-            // A reservation that another try left for the very document that is there now is stale, and no duplicate.
+            // If another try left a reservation for this same existing document, it is stale, and not a duplicate.
             let is_held = existing_reservations.holder.is_some_and(|holder| holder != *owner);
             if is_held && !is_released {
-                // As the document has it, whose error it is.
+                // The key in the form of the new document, which gets the error.
                 return Ok(Some(key.clone()));
             }
         }
         Ok(None)
     }
 
-    /// Carries the moves out in `transaction`; `Some` if a key is reserved already, which ends the transaction.
+    /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction.
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
@@ -169,14 +169,14 @@ fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> V
     keys.iter().filter(|(key, _)| key.constraint == constraint).collect()
 }
 
-/// Whether `id`, a document `{_id}`, is the owner's.
+/// Whether `id`, a document `{_id}`, is the owner's `_id`.
 fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
     let mut own = bson::RawDocumentBuf::new();
     own.append(bson::cstr!("_id"), owner.id.clone());
     Ok(id == own.as_bytes())
 }
 
-/// Deletes the key's reservation if it is the owner's.
+/// Deletes the key's reservation if it belongs to the owner.
 fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
     let mut query = bson::RawDocumentBuf::new();
     query.append(bson::cstr!("_id"), key.key.reservation_id());
@@ -190,7 +190,7 @@ fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
     delete.finish()
 }
 
-/// Where a batch met a duplicate, if it did.
+/// The position of a batch's duplicate, if there is one.
 fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
     let errors = write_errors(reply)?;
     let duplicate = errors.iter().find(|error| error.code == DuplicateKey::CODE);

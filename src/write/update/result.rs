@@ -11,9 +11,9 @@ use crate::write::txn::Refused;
 /// The result of a statement, for the reply.
 #[derive(Debug)]
 pub enum StatementResult {
-    /// The server's reply, be it that it applied or that it refused the statement.
+    /// The server's reply: the statement applied, or the server refused it.
     Reply(Vec<u8>),
-    /// As above, for a part of the documents: the statement is to be run again.
+    /// The same for a part of the documents: Keyward must run the statement again.
     Part(Vec<u8>),
     /// The server's reply with `ok: 0`.
     Failed(Vec<u8>),
@@ -28,13 +28,13 @@ pub enum StatementResult {
 /// The result of one evaluation in a transaction.
 #[derive(Debug)]
 pub enum Evaluation {
-    /// The statement is carried out, and reservations with it; the transaction is open.
+    /// The statement and its reservations are written; the transaction is open.
     Ran(StatementResult),
-    /// The statement has its result, but nothing of the transaction may be committed.
+    /// The statement has its result, but the transaction must not be committed.
     Abandoned(StatementResult),
     /// A reservation is in the way; the transaction is over.
     ReservationConflict(ReservationConflict),
-    /// The server refused to look for the documents; the transaction is over.
+    /// The server refused to read the documents; the transaction is over.
     Unseen(Refused),
 }
 

@@ -1,4 +1,4 @@
-//! Carries one statement out in the way that was planned for it, outside any transaction of the client's.
+//! Carries out one statement in its planned way, outside any client transaction.
 
 use super::in_place::update_in_place;
 use super::in_transaction::StatementRun;
@@ -6,10 +6,10 @@ use super::result::StatementResult;
 use crate::write::forward::ForwardError;
 use crate::write::plan::Way;
 
-/// Carries the statement out.
+/// Carries out the statement.
 ///
 /// # Errors
-/// [`ForwardError`] if the connection is gone: a retry finds out what happened.
+/// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
 pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<StatementResult, ForwardError> {
     match way {
         Way::InPlace(key_update) => update_in_place(run, key_update).await,

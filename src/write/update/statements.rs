@@ -1,7 +1,7 @@
 //! `update` and `delete` on a protected collection: statement by statement, in the order of the command.
 //!
-//! Statements that can't change a key are forwarded unchanged, adjacent ones in one command. Every other one is carried out in the
-//! way that was planned for it, or in the client's transaction if the command is part of one.
+//! Keyward forwards statements that can't change a key unchanged, and adjacent ones in one command. If the command is part of a
+//! client's transaction, every other statement runs in it. Otherwise it runs in its planned way.
 
 use std::ops::Range;
 
@@ -17,20 +17,20 @@ use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::txn::Transaction;
 
-/// An `update` or `delete` on its way.
+/// An `update` or `delete` in progress.
 struct Modify<'r, 'a> {
     op: &'r mut WriteOp<'a>,
     plans: &'r [StatementPlan<'a>],
     kind: StatementKind,
     reply: WriteReply,
-    /// The client's reply, once the command has failed as a whole.
+    /// The client's reply, after the command has failed as a whole.
     failed: Option<Vec<u8>>,
 }
 
-/// Carries out the command as `plans` say.
+/// Carries out the command by `plans`.
 ///
 /// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: the client's has to go, too.
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn modify<'a>(
     op: &mut WriteOp<'a>,
     kind: StatementKind,
@@ -56,7 +56,7 @@ pub async fn modify<'a>(
 }
 
 impl<'a> Modify<'_, 'a> {
-    /// Outside any transaction of the client's.
+    /// Runs the statements outside any client transaction.
     async fn by_themselves(&mut self) -> Result<(), ForwardError> {
         let is_forwarded = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
         let plans = self.plans;
@@ -80,10 +80,10 @@ impl<'a> Modify<'_, 'a> {
         Ok(())
     }
 
-    /// Inside the client's transaction: one statement at a time, all of them in it.
+    /// Runs all statements inside the client's transaction, one at a time.
     async fn in_clients_transaction(&mut self, mut transaction: Transaction) -> Result<(), ForwardError> {
         for (index, plan) in self.plans.iter().enumerate() {
-            // The first error ends a transaction, and so the command, ordered or not.
+            // The first error ends a transaction, and so the command, whether ordered or unordered.
             while self.failed.is_none() && !self.reply.has_errors() {
                 let mut run = self.run(index);
                 let result = match plan.way {
@@ -107,7 +107,7 @@ impl<'a> Modify<'_, 'a> {
         }
     }
 
-    /// Notes what became of the statement at `index`; whether it is to be run again.
+    /// Notes the result of the statement at `index`; returns whether to run it again.
     async fn take(&mut self, index: usize, result: StatementResult) -> Result<bool, Malformed> {
         match result {
             StatementResult::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
@@ -126,7 +126,7 @@ impl<'a> Modify<'_, 'a> {
         Ok(false)
     }
 
-    /// Sends statements on that need no care.
+    /// Forwards statements that can't change a key.
     async fn forward(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
         let list = match self.kind {
             StatementKind::Update => "updates",

@@ -1,9 +1,9 @@
-//! One transaction that inserts documents of a slice: the checks or the writes of their reservations, the record of a
-//! retryable command, the documents, and the commit.
+//! One transaction that inserts documents of a slice.
 //!
-//! Every command but the commit is sent without waiting. The commit waits for the replies: a command that the server refuses
-//! before it looks at the session (for its shape, or without the privilege) leaves the transaction open, and a commit
-//! sent behind it would commit the others without it.
+//! It checks or writes their reservations, writes the record of a retryable command, inserts the documents, and commits.
+//! Keyward sends every command but the commit without waiting. The commit waits for the replies. If the server refuses a
+//! command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A commit sent
+//! behind that command would commit the others without it.
 
 use std::collections::BTreeSet;
 
@@ -27,50 +27,50 @@ use crate::write::txn::{Failure, Transaction};
 use crate::write::retry::inserted::{self, Note, inserted_by_majority};
 use crate::write::txn::pipeline::{self, Step};
 
-/// So many keys are checked in the same go as their documents are sent: the replies must fit between two sockets.
+/// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
-/// How the documents of one slice of an `insert` get in.
+/// How Keyward inserts the documents of one slice of an `insert`.
 #[derive(Debug)]
 pub struct Transactional {
-    /// The first statement of a retryable command's slice, under which it is recorded what the slice has done.
+    /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
     pub(super) first: Option<Operation>,
-    /// When Keyward gives up; each slice has its own time, unless the client set a limit.
+    /// The moment when Keyward gives up; each slice has its own time, unless the client set a limit.
     pub(super) give_up: Instant,
 }
 
 /// How the reservations get into the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reservations {
-    /// They are there, and are checked.
+    /// They exist; the transaction checks them.
     Checked,
-    /// It writes them.
+    /// The transaction writes them.
     Written,
 }
 
 /// The documents of one transaction.
 pub(super) struct Load<'s> {
     pub(super) candidates: Vec<&'s Candidate<'s>>,
-    /// The notes about them, one for each slice of a retryable command.
+    /// The notes about the documents, one for each slice of a retryable command.
     pub(super) notes: Vec<Note>,
-    /// The latest time of the deployment that the clients know: the transaction is not before it.
+    /// The latest cluster time that the clients know: the transaction is not before it.
     pub(super) time: Times,
 }
 
 /// The outcome of one transaction.
 pub(super) enum Tried {
-    /// The server's reply to the insert, with the times of the commit's.
+    /// The server's reply to the insert, with the times of the commit's reply.
     Committed(Vec<u8>),
-    /// These statements took effect in an earlier try of the command; nothing was done.
+    /// These statements took effect in an earlier try of the command; this transaction has no effect.
     Before(BTreeSet<i32>),
-    /// These of the documents have lost a key; nothing was done.
+    /// These documents have lost a key; the transaction has no effect.
     Lost(Vec<usize>),
-    /// The server refused one of the documents; nothing was done.
+    /// The server refused one of the documents; the transaction has no effect.
     Refused(usize, WriteError),
-    /// It isn't a matter of trying again; nothing was done.
+    /// Another try would fail, too; the transaction has no effect.
     Failed(Vec<u8>),
-    /// Nobody knows.
+    /// The outcome is unknown.
     InDoubt(Vec<u8>),
-    /// It met another one; nothing was done.
+    /// The transaction conflicted with another one; it has no effect.
     Conflict,
 }
 
@@ -83,7 +83,7 @@ impl Transactional {
         }
     }
 
-    /// The statements that an earlier try of the command has done.
+    /// The statements that an earlier try of the command carried out.
     pub(super) async fn inserted_by_majority(&self, op: &mut WriteOp<'_>) -> Result<BTreeSet<i32>, Failure> {
         match self.first {
             Some(first) => inserted_by_majority(op, first, self.give_up).await,
@@ -117,7 +117,8 @@ impl Transactional {
         })
     }
 
-    /// One transaction. Killed before the commit, nothing has happened; after it, all has, the record included.
+    /// Runs one transaction. If Keyward is killed before the commit, it has no effect; after the commit, all effects exist,
+    /// with the record.
     pub(super) async fn attempt_alone(
         &self,
         op: &mut WriteOp<'_>,
@@ -138,7 +139,7 @@ impl Transactional {
                 match self.inserted_by_majority(op).await {
                     Ok(statements) => Ok(Tried::Before(statements)),
                     Err(Failure::Forward(error)) => Err(error),
-                    // Some of these are there, or were; only a retry can tell whether they stay.
+                    // Some of these documents exist, or did; only a retry can find out whether they stay.
                     Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                         Ok(Tried::InDoubt(refused.in_doubt(true).body))
                     }
@@ -163,7 +164,7 @@ impl Transactional {
         }
     }
 
-    /// All but the end of a transaction that comes to nothing.
+    /// Runs the transaction, except for the end of one without effect.
     ///
     /// # Errors
     /// [`Failure`]; in doubt only for the commit.
@@ -193,7 +194,8 @@ impl Transactional {
         if !notes.is_empty() {
             steps.push(inserted::add(op.protected, notes));
         }
-        // Last, so that what the server says of a document isn't taken for the consequence of something before it.
+        // The documents go last, so that the server's error for a document isn't mistaken for the consequence of an earlier
+        // command.
         steps.push(Self::documents(op, load)?);
         replies.extend(run(steps, transaction, op.upstream).await?);
         // In the order of the steps.
@@ -224,7 +226,8 @@ impl Transactional {
         Ok(Tried::Committed(with_times_of(&reply, &committed)?))
     }
 
-    /// Those of `these` that have lost a key, from the current reservations; none if those can't be seen yet.
+    /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
+    /// yet.
     async fn lost(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Tried {
         match in_transaction::lost(op.protected, these).await {
             Ok(lost) => Tried::Lost(lost),
@@ -254,7 +257,7 @@ impl Transactional {
     }
 }
 
-/// Runs all `steps`; the first refusal, if any, is the failure: what follows it only says that the transaction is over.
+/// Runs all `steps`. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
 async fn run(
     steps: Vec<Step<'_>>,
     transaction: &mut Transaction,

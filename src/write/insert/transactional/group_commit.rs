@@ -20,8 +20,8 @@ use crate::traces;
 use crate::write::retry::inserted::Note;
 use crate::write::txn::Refused;
 
-/// So many groups with the same terms are under way at once, besides those that hang: while one waits for its majority, the servers
-/// have time for others. With few clients no insert waits.
+/// The most groups with the same terms that are under way at once, not counting groups that hang. While one group waits for its
+/// majority, the servers have time for others. With few clients no insert waits.
 const AT_ONCE: usize = 4;
 /// The largest group, and the largest insert that may join one.
 const MOST: Size = Size {
@@ -32,13 +32,14 @@ const MOST_OF_ONE: Size = Size {
     items: 50,
     bytes: 1 << 14,
 };
-/// An insert that has waited for so long, or for twice as long as the last transaction took, runs alone: the leader's
-/// connection may be stuck.
+/// An insert that has waited for twice the duration of the last transaction runs alone: the leader's connection may be stuck.
+/// It waits at least for this time, and at most for [`PATIENCE_MAX`].
 const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
-/// After a group without effect, or one that hangs, so many inserts run alone; twice as many after the next one, up to the last.
+/// The number of inserts that run alone after a group without effect, or one that hangs. It doubles each time, from the first
+/// value up to the second.
 const ALONE: (u32, u32) = (16, 1024);
-/// Idle terms are forgotten when there are more than so many.
+/// If there are more idle terms than this, Keyward forgets them.
 const IDLE_MAX: usize = 256;
 
 /// Inserts share a group only if these bytes are identical.
@@ -58,9 +59,9 @@ struct Group {
     waiting: VecDeque<Waiting>,
     /// How long the last transaction took.
     took: Duration,
-    /// So many of the next inserts run alone.
+    /// The number of next inserts that run alone.
     alone: u32,
-    /// How many did after the last group without effect.
+    /// The number of inserts that ran alone after the last group without effect.
     alone_before: u32,
 }
 
@@ -71,7 +72,7 @@ pub struct Member {
     pub candidates: Vec<Candidate<'static>>,
     /// The note of a retryable insert.
     pub note: Option<Note>,
-    /// The latest time of the deployment that the client knows.
+    /// The latest cluster time that the client knows.
     pub time: Times,
 }
 
@@ -82,7 +83,7 @@ struct Waiting {
     turn: oneshot::Sender<Turn>,
 }
 
-/// What an insert does after its wait.
+/// The action of an insert after its wait.
 #[derive(Debug)]
 pub enum Turn {
     /// It inserts its own documents and those of its group.
@@ -113,7 +114,7 @@ pub struct Lead {
     terms: Terms,
     others: Vec<Waiting>,
     since: Instant,
-    /// It has taken too long, and no longer counts among the groups under way.
+    /// The transaction has taken too long, and no longer counts among the groups under way.
     hangs: bool,
 }
 
@@ -121,7 +122,7 @@ pub struct Lead {
 #[derive(Debug)]
 pub struct Others(Vec<oneshot::Sender<Turn>>);
 
-/// How much of a message something takes.
+/// The share of a message that documents take.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Size {
     items: usize,
@@ -129,7 +130,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// The most that these documents and their reservations take, each of which repeats a part of its document.
+    /// The most that these documents and their reservations take: each reservation repeats a part of its document.
     pub fn of(candidates: &[&Candidate<'_>]) -> Size {
         candidates.iter().fold(Size::default(), |size, candidate| {
             let items = 1 + candidate.keys.len();
@@ -162,7 +163,7 @@ impl Size {
 }
 
 impl Groups {
-    /// Without any group yet; outcomes are counted in `counts`.
+    /// Starts without groups; counts outcomes in `counts`.
     pub fn new(counts: GroupCommit) -> Groups {
         Groups {
             by_terms: Mutex::default(),
@@ -188,7 +189,7 @@ impl Groups {
                 group.under_way += 1;
                 return Turn::Lead(Lead::new(self, &terms, Vec::new()));
             }
-            // Unique among earlier groups, too.
+            // The number is unique among earlier groups, too.
             let number = rand::random();
             let (sender, receiver) = oneshot::channel();
             group.waiting.push_back(Waiting {
@@ -207,7 +208,7 @@ impl Groups {
         }
     }
 
-    /// Ends a wait; whether it was still waiting.
+    /// Ends a wait; returns whether the insert was still waiting.
     fn leave(&self, terms: &Terms, number: u64) -> bool {
         let mut groups = self.lock();
         let Some(group) = groups.get_mut(terms) else {
@@ -238,7 +239,7 @@ impl Group {
         (2 * self.took).clamp(PATIENCE, PATIENCE_MAX)
     }
 
-    /// The first waiting insert, and as many behind it as fit.
+    /// The first waiting insert, and as many later ones as fit.
     fn next(&mut self) -> Option<(Waiting, Vec<Waiting>)> {
         let leader = loop {
             let first = self.waiting.pop_front()?;
@@ -275,7 +276,7 @@ impl Lead {
         }
     }
 
-    /// The other members of the group, which only this lead can carry from now on.
+    /// The other members of the group; only this lead can carry them from now on.
     pub fn take_along(&mut self) -> (Vec<Member>, Others) {
         let (members, turns) = self
             .others
@@ -285,8 +286,8 @@ impl Lead {
         (members, Others(turns))
     }
 
-    /// Waits for the transaction. Inserts outside the group stop waiting after [`PATIENCE_MAX`]: a shard that never answers may be none of
-    /// theirs.
+    /// Waits for the transaction. After [`PATIENCE_MAX`], inserts outside the group stop waiting: they may not need the shard
+    /// that never answers.
     pub async fn during<T>(&mut self, transaction: impl Future<Output = T>) -> T {
         let mut transaction = pin!(transaction);
         match timeout(PATIENCE_MAX, transaction.as_mut()).await {
@@ -298,7 +299,8 @@ impl Lead {
         }
     }
 
-    /// Has all waiting inserts and the next ones run alone: the shard that this group waits for would hold up most other groups, too.
+    /// Makes all waiting inserts and the next ones run alone: the shard that this group waits for would also delay most other
+    /// groups.
     fn stand_aside(&mut self) {
         self.hangs = true;
         let mut groups = self.groups.lock();
@@ -332,7 +334,7 @@ impl Lead {
         }
     }
 
-    /// Notes a group of unknown outcome: the shard that failed may be none of the next groups'.
+    /// Notes a group of unknown outcome: the next groups may not need the shard that failed.
     pub fn note_lost(&self) {
         self.groups.counts.lost.inc();
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
@@ -340,7 +342,7 @@ impl Lead {
         }
     }
 
-    /// Has the next waiting insert lead.
+    /// Lets the next waiting insert lead.
     fn pass_on(&mut self) {
         let next = {
             let mut groups = self.groups.lock();
@@ -348,7 +350,7 @@ impl Lead {
                 return;
             };
             group.took = self.since.elapsed();
-            // The members of a leader that has gone.
+            // The members of a leader whose client has gone.
             for waiting in self.others.drain(..).rev() {
                 group.waiting.push_front(waiting);
             }
@@ -363,14 +365,14 @@ impl Lead {
         };
         if let Some((leader, others)) = next {
             let lead = Lead::new(&self.groups, &self.terms, others);
-            // If it has gone meanwhile the lead is dropped, and goes to the next one.
+            // If that insert's client has gone meanwhile, the lead is dropped, and the next insert leads.
             drop(leader.turn.send(Turn::Lead(lead)));
         }
     }
 }
 
 impl Others {
-    /// Passes the outcome on to them.
+    /// Passes the outcome on to the members.
     pub fn tell(self, done: &Done) {
         for turn in self.0 {
             // A client that has gone needs no answer.

@@ -1,4 +1,4 @@
-//! A strict insert that may share its transaction: with which inserts, and how each of them uses the outcome.
+//! A strict insert that may share its transaction: chooses the inserts to share with, and gives each its outcome.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
-/// Longer terms are not compared: a long `comment`, say, that hardly any other insert has.
+/// Longer terms are not compared: hardly any other insert has the same long `comment`, for example.
 const TERMS_MAX: usize = 4096;
 
 impl Transactional {
@@ -65,15 +65,15 @@ impl Transactional {
         let mut terms = insert_body(op.command)?;
         append_fields(&mut terms, op.command.body, &API)?;
         terms.boolean("checked", reservations == Reservations::Checked);
-        // The retry of the leader ends what its first try has left open.
+        // The leader's retry ends a transaction that its first try has left open.
         terms.boolean("retryable", op.command.retry.is_some());
-        // The very constraints, which stay allocated while it inserts.
+        // The address of the constraints, which stay allocated during the insert: so members share one version of them.
         terms.int64("protected", std::ptr::from_ref(op.protected) as i64);
         terms.append(ElementType::EmbeddedDocument, b"users", op.upstream.users());
         Ok(terms.finish().into())
     }
 
-    /// Inserts what is in `load` and what `members` have, in one transaction.
+    /// Inserts the documents of `load` and `members` in one transaction.
     async fn attempt_together(
         &self,
         op: &mut WriteOp<'_>,
@@ -101,7 +101,7 @@ impl Transactional {
     }
 }
 
-/// The same for another client's connection.
+/// The same insert for another client's connection.
 fn member(load: &Load<'_>) -> Member {
     let owned = |candidate: &&Candidate<'_>| {
         let document = Cow::Owned(candidate.document.to_vec());

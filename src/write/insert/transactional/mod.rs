@@ -1,11 +1,10 @@
-//! Transactional mode's insert: documents go in by a transaction that takes effect only if their keys are reserved for them then.
+//! Transactional mode's insert: a transaction inserts documents, and takes effect only if their keys are reserved for them
+//! then.
 //!
-//! It either checks the reservations that were written before, as of one moment on all shards, or, where everything is on
-//! one replica set, writes them itself. A takeover makes itself felt as a conflict ([`crate::proxy_collection`]), so it
-//! doesn't matter how long anything takes: a Keyward that was stopped for an hour inserts nothing that isn't its own.
-//! All but the commit is sent without waiting. The commit waits for the replies: a command that the server refuses before
-//! it looks at the session (for its shape, or without the privilege) leaves the transaction open, so that a commit sent
-//! behind it would commit the others without it.
+//! The transaction checks the reservations that were written before, at one point in time on all shards. If all data is on one
+//! replica set, the transaction writes the reservations itself. A takeover causes a conflict ([`crate::proxy_collection`]), so
+//! delays do no harm: a Keyward that was stopped for an hour inserts no document whose keys it has lost. `attempt.rs` states
+//! why the commit waits for the other commands' replies.
 
 mod attempt;
 mod group_commit;
@@ -32,12 +31,12 @@ use attempt::{Reservations, Tried};
 pub use group_commit::Groups;
 use progress::Progress;
 
-/// How often a reservation that is ours may not be seen yet: a router may lag behind.
+/// How often Keyward's own reservation may be missing in a read: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
 
 impl Transactional {
-    /// Inserts all of `candidates` with their reservations, none of which may be there yet; `None` if that can't be done
-    /// just so, and nothing was done.
+    /// Inserts all of `candidates` with their reservations, none of which may exist yet. `None` if that isn't possible and the
+    /// try had no effect.
     ///
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
@@ -55,11 +54,11 @@ impl Transactional {
         Ok(Some(progress.into_part()?))
     }
 
-    /// The positions of those of `candidates` that an earlier try of a retryable command has inserted; they may be gone
-    /// again since.
+    /// The positions of those of `candidates` that an earlier try of a retryable command inserted; the documents may be gone
+    /// since.
     ///
     /// # Errors
-    /// [`Failure`] if that can't be found out.
+    /// [`Failure`] if Keyward can't find that out.
     pub async fn inserted_before(
         &self,
         op: &mut WriteOp<'_>,
@@ -82,7 +81,7 @@ impl Transactional {
         if let Some(first) = self.first.filter(|_| is_retry) {
             end_first_try(op, first).await?;
         }
-        // The first try's group may be open until the server ends it. A client's own limit stands.
+        // The first try's group may be open until the server ends it. A client's own limit still applies.
         let outlasts_first_try = is_retry && op.deadline.is_none();
         let give_up = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
@@ -102,7 +101,7 @@ impl Transactional {
                     };
                     progress.done_before(is_done);
                 }
-                // Its own reservations will be seen.
+                // A later try will see the reservations: they are its own.
                 Tried::Lost(lost) if lost.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {

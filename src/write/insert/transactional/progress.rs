@@ -1,19 +1,19 @@
-//! The bookkeeping of documents that go in by transactions: which are there, which were refused, which to try next.
+//! Tracks documents that are inserted by transactions: the inserted ones, the refused ones, and the ones to try next.
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
 use crate::write::insert::part::{DocumentOutcome, Part};
 use crate::write::outcome::Outcome;
 
-/// How far the documents of a call have come, transaction by transaction. A document that is refused takes the whole
-/// transaction with it: what stands before it goes in by one of its own then, and what stands behind it by the next.
+/// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
+/// no effect. Then one transaction inserts the documents before it, and the next one those after it.
 pub struct Progress {
     outcomes: Vec<Option<DocumentOutcome>>,
-    /// Those that are left, in order.
+    /// The documents that are left, in order.
     left: Vec<usize>,
     /// How many of them to try next.
     most: usize,
-    /// The error of the first one that isn't tried next.
+    /// The error of the first document that isn't tried next.
     behind: Option<WriteError>,
     n: usize,
     retried: Vec<i32>,
@@ -24,7 +24,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `count` documents, none of which has been tried.
+    /// Starts with `count` documents, none of which has been tried.
     pub fn new(count: usize) -> Self {
         Progress {
             outcomes: vec![None; count],
@@ -40,18 +40,18 @@ impl Progress {
         }
     }
 
-    /// Those to try next, by their positions; `None` once all have been.
+    /// The positions of the documents to try next; `None` once all have been tried.
     pub fn next(&mut self) -> Option<&[usize]> {
         self.has_moved = false;
         (!self.left.is_empty()).then(|| &self.left[..self.most])
     }
 
-    /// Whether nothing more is to be tried.
+    /// Whether no further try follows.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Whether the last try brought anything about.
+    /// Whether the last try changed the progress.
     pub fn has_moved(&self) -> bool {
         self.has_moved
     }
@@ -61,7 +61,7 @@ impl Progress {
         self.has_moved = true;
     }
 
-    /// Those tried are there, says the server's `reply`.
+    /// Notes that the tried documents are inserted, according to the server's `reply`.
     pub fn committed(&mut self, reply: Vec<u8>, ordered: bool) {
         self.n += self.most;
         for index in self.left.drain(..self.most) {
@@ -74,7 +74,7 @@ impl Progress {
         }
     }
 
-    /// Those are there for which there is a statement that took effect in an earlier try of the command.
+    /// Notes the documents whose statements took effect in an earlier try of the command.
     pub fn done_before(&mut self, statement: impl Fn(&usize) -> Option<i32>) {
         let (outcomes, retried, n) = (&mut self.outcomes, &mut self.retried, &mut self.n);
         self.left.retain(|index| match statement(index) {
@@ -90,7 +90,7 @@ impl Progress {
         self.moved();
     }
 
-    /// The one at `index` of those tried was refused, and nothing done.
+    /// Notes that the server refused the tried document at `index`, and that the try had no effect.
     pub fn refused(&mut self, index: usize, error: WriteError, ordered: bool) {
         if index > 0 {
             self.most = index.min(self.left.len());
@@ -100,7 +100,7 @@ impl Progress {
         }
         let first = self.left.remove(0);
         self.outcomes[first] = Some(Outcome::NotApplied(Some(error)));
-        // It was found before this one was refused, and may no longer hold: another client can have removed its cause.
+        // The error was found before this refusal, and may no longer hold: another client can have removed its cause.
         self.behind = None;
         self.moved();
         if ordered {
@@ -108,7 +108,7 @@ impl Progress {
         }
     }
 
-    /// These of those tried have lost a key, and nothing was done.
+    /// Notes that these tried documents have lost a key, and that the try had no effect.
     pub fn lost(&mut self, lost: &[usize]) {
         for index in lost {
             self.outcomes[self.left[*index]] = Some(Outcome::Superseded);
@@ -116,13 +116,13 @@ impl Progress {
         self.has_ended = true;
     }
 
-    /// Nothing more will be done; `body` is the client's reply.
+    /// Ends the tries; `body` is the client's reply.
     pub fn fail(&mut self, body: Vec<u8>) {
         self.end();
         self.failed = Some(body);
     }
 
-    /// Nobody knows whether those tried are there.
+    /// Notes that the outcome of the tried documents is unknown.
     pub fn in_doubt(&mut self, body: Vec<u8>) {
         for index in self.left.drain(..self.most) {
             self.outcomes[index] = Some(Outcome::InDoubt(None));
@@ -182,7 +182,7 @@ mod tests {
         WriteError::from_server(Doc::new(error.as_bytes()).unwrap()).unwrap()
     }
 
-    /// Tries the documents until all have their outcome. In each try the server refuses the first of those in `refused`.
+    /// Tries the documents until each has its outcome. In each try the server refuses the first document that is in `refused`.
     fn run(refused: &[[bool; DOCUMENTS]], ordered: bool) -> Part {
         let mut progress = Progress::new(DOCUMENTS);
         let mut tries = refused.iter();

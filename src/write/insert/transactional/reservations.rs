@@ -1,4 +1,4 @@
-//! The reservations of documents that are about to be inserted, inside the inserting transaction: checked, or written.
+//! Checks or writes the reservations of documents that are about to be inserted, inside the inserting transaction.
 
 use bson::spec::ElementType;
 
@@ -10,13 +10,13 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::pipeline::Step;
 
-/// So many keys, and so many bytes of them, go into one command.
+/// The most keys, and bytes of keys, in one command.
 const COMMAND_MAX: Fitting = Fitting {
     items: 1_000,
     bytes: 8 << 20,
 };
 
-/// Commands that find the reservations of all candidates, as far as they have the candidates' tokens.
+/// Commands that find the reservations of all candidates that carry the candidates' tokens.
 pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
@@ -62,7 +62,7 @@ fn steps<'s>(
             let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
             keys.extend(own.map(|ConstrainedKey { key, .. }| (*candidate, key)));
         }
-        // In the order in which everybody takes them.
+        // In the order in which all writers reserve keys.
         keys.sort_by_key(|(_, key)| *key);
         for chunk in COMMAND_MAX.parts(&keys, |(_, key)| key.reservation_id().as_bytes().len()) {
             steps.push(Step {
@@ -75,8 +75,8 @@ fn steps<'s>(
     steps
 }
 
-/// How many reservations the checks found. All that were looked for are there under the right tokens exactly if it is as
-/// many as keys: two documents that believe to have one key make one more key than there can be reservations.
+/// How many reservations the checks found. If there are as many as keys, all of them exist under the right tokens. If two
+/// documents share a key, there is one key more than there can be reservations.
 pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
     let mut count = 0;
     for reply in replies {
@@ -85,7 +85,7 @@ pub fn count(replies: &[Vec<u8>]) -> Result<usize, Malformed> {
     Ok(count)
 }
 
-/// Whether all was written, from the replies.
+/// Whether the replies report that all reservations were written.
 pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
     for reply in replies {
         if has_write_errors(Doc::new(reply)?)? {
@@ -95,7 +95,7 @@ pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
     Ok(true)
 }
 
-/// The candidates that have a key whose reservation isn't theirs now.
+/// The candidates with a key whose reservation isn't theirs now.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer.

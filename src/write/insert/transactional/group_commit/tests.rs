@@ -1,4 +1,4 @@
-//! Which insert leads, which joins a group, and which runs alone.
+//! Tests which insert leads, which joins a group, and which runs alone.
 
 use std::borrow::Cow;
 use std::task::Poll;
@@ -39,7 +39,7 @@ fn member(bytes: usize) -> Member {
     }
 }
 
-/// Enters, and waits as far as there is something to wait for.
+/// Enters a group, and waits as long as the insert has to.
 async fn enter(groups: &Arc<Groups>, bytes: usize) -> (BoxFuture<'static, Turn>, Option<Turn>) {
     let groups = groups.clone();
     let mut turn = async move { groups.enter(terms("a"), || member(bytes)).await }.boxed();
@@ -49,7 +49,7 @@ async fn enter(groups: &Arc<Groups>, bytes: usize) -> (BoxFuture<'static, Turn>,
     }
 }
 
-/// Has the most groups under way that there may be.
+/// Starts the highest possible number of groups.
 async fn leads(groups: &Arc<Groups>) -> Vec<Lead> {
     let mut leads = Vec::new();
     for _ in 0..AT_ONCE {
@@ -78,7 +78,7 @@ async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     let [(leader, None), (gone, None), (taken, None)] = waiting else {
         panic!("somebody didn't wait");
     };
-    // Other terms, other groups.
+    // Other terms have other groups.
     let other = groups.enter(terms("b"), || panic!("nobody is there")).await;
     assert!(matches!(other, Turn::Lead(_)));
     drop(gone);
@@ -103,10 +103,10 @@ async fn a_leader_that_has_gone_is_followed_by_the_next() {
     let (gone, _) = enter(&groups, 0).await;
     let (next, _) = enter(&groups, 0).await;
     drop(first.pop());
-    // It had its turn, and never took it.
+    // The insert was to lead, but its client had gone.
     drop(gone);
     assert!(matches!(next.await, Turn::Lead(_)));
-    // As many as before may be under way.
+    // As many groups as before may be under way.
     let _last = lead(&groups).await;
     assert!(enter(&groups, 0).await.1.is_none());
 }
@@ -171,7 +171,7 @@ async fn nobody_waits_for_long_without_being_taken_along() {
     let (patient, _) = enter(&groups, 0).await;
     assert!(matches!(patient.await, Turn::Alone));
     drop(first.pop());
-    // It isn't waited for, nor inserted, any more.
+    // Its lead neither waits for it nor inserts it any more.
     assert!(lead(&groups).await.take_along().0.is_empty());
 }
 
@@ -192,7 +192,7 @@ async fn a_transaction_that_never_ends_is_not_waited_for() {
         };
         tokio::time::sleep(PATIENCE / 2).await;
         assert!(poll!(stuck.as_mut()).is_pending());
-        // Those who waited, and the next ones, don't do so with it, nor with each other.
+        // The waiting inserts, and the next ones, run alone: neither in its group nor in one of their own.
         assert!(matches!(waiting.now_or_never(), Some(Turn::Alone)));
         for _ in 0..ALONE.0 {
             assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
@@ -201,7 +201,7 @@ async fn a_transaction_that_never_ends_is_not_waited_for() {
         let group = &groups[&terms("a")];
         assert_eq!((group.under_way, group.took), (AT_ONCE - 1, before));
     }
-    // Another one may be under way instead, once.
+    // One further group may be under way instead.
     drop(stuck);
     let _instead = lead(&groups).await;
     assert!(enter(&groups, 0).await.1.is_none());

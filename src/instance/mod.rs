@@ -153,8 +153,7 @@ impl Instance {
 
     /// Applies another configuration, or reports why it can't: in the log, in the metrics, and on the admin pages.
     ///
-    /// - Cancel: new constraints may reserve already, but enforce nothing. The instance is then of use only to be
-    /// stopped.
+    /// - Cancel: new constraints may reserve already, but enforce nothing. Only stopping the instance makes sense then.
     pub async fn reload(&mut self, wanted: Result<Config, Problems>, telemetry: &Telemetry) {
         self.reloads.begin();
         let metrics = self.service.metrics.config.clone();

@@ -83,7 +83,7 @@ pub async fn make(
     let (deployment, collections) = look(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
     for (index, (protected, _)) in collections.iter().enumerate() {
-        results::create(client, &protected.namespace.database).await?;
+        results::create(client, &protected.namespace.database, &deployment).await?;
         let definitions = Definitions::of(client, &protected.namespace);
         for (position, proxy) in protected.constraints.iter().enumerate() {
             let constraint = &proxy.constraint;

@@ -1,20 +1,31 @@
 //! Creates the collection that records the results of retryable statements ([`crate::write::retry::results`]).
 //!
-//! It isn't sharded: its documents are small and live for an hour, which is longer than a driver retries.
+//! On shards it is sharded by the hash of its `_id`. Otherwise every retryable write that runs in a transaction of Keyward's would write to
+//! one shard. The server distributes the chunks of a hashed collection while it is empty. A collection of an older Keyward that isn't
+//! empty stays on its shard until the balancer moves chunks.
 
-use bson::doc;
+use bson::{Document, doc};
 use mongodb::Client;
 
 use super::PrepareError;
+use super::sharding::Deployment;
+use crate::namespace::Namespace;
 use crate::write::retry::results;
 
 /// How long a result is kept: longer than an unused session lives (30 min), and so longer than its retries can arrive.
 const SECONDS_KEPT: i32 = 3_600;
 
 /// Creates the collection in `database`, with the index that lets results expire. Repeating it changes nothing.
-pub(super) async fn create(client: &Client, database: &str) -> Result<(), PrepareError> {
-    let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT };
-    let command = doc! { "createIndexes": results::COLLECTION, "indexes": [index] };
+pub(super) async fn create(client: &Client, database: &str, deployment: &Deployment) -> Result<(), PrepareError> {
+    let mut indexes = vec![doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT }];
+    let shard_key = doc! { "_id": "hashed" };
+    if deployment.is_sharded() {
+        // `shardCollection` requires it where the collection isn't empty.
+        indexes.push(doc! { "key": shard_key.clone(), "name": "_id_hashed" });
+    }
+    let command: Document = doc! { "createIndexes": results::COLLECTION, "indexes": indexes };
     client.database(database).run_command(command).await?;
+    let namespace = Namespace::new(database, results::COLLECTION);
+    deployment.shard(client, &namespace, shard_key).await?;
     Ok(())
 }

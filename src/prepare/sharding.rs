@@ -70,6 +70,31 @@ impl Deployment {
         }
     }
 
+    pub(super) fn is_sharded(&self) -> bool {
+        matches!(self, Deployment::Sharded(_))
+    }
+
+    /// Shards a collection by `key` unless it is sharded. Gives the shard key that it has now; a replica set has none.
+    pub(super) async fn shard(
+        &self,
+        client: &Client,
+        namespace: &Namespace,
+        key: Document,
+    ) -> Result<Document, PrepareError> {
+        if !self.is_sharded() {
+            return Ok(Document::new());
+        }
+        // `shardCollection` locks a collection even if it is sharded already. The lock waits for open transactions
+        // there, and every write waits for the lock.
+        let entry = sharded_collection(client, namespace).await?;
+        if let Some(key) = entry.as_ref().and_then(|entry| entry.get_document("key").ok()) {
+            return Ok(key.clone());
+        }
+        let command = doc! { "shardCollection": namespace.to_string(), "key": key.clone() };
+        client.database("admin").run_command(command).await?;
+        Ok(key)
+    }
+
     /// Creates the proxy collection of `constraint`, and spreads it over the shards. If it `was_complete` once, it is
     /// not spread: the balancer then places its chunks.
     pub(super) async fn create(
@@ -82,22 +107,13 @@ impl Deployment {
         let Deployment::Sharded(shards) = self else {
             return create_unsharded(client, &namespace).await;
         };
-        // `shardCollection` locks a collection even if it is sharded already. The lock waits for open transactions
-        // there, and every reservation waits for the lock.
-        let key = sharded_collection(client, &namespace).await?;
-        match key.as_ref().and_then(|entry| entry.get_document("key").ok()) {
-            Some(key) if *key == doc! { "_id": 1 } => {}
-            // With a hashed shard key, 1 and 1.0 may be on two shards.
-            Some(_) => {
-                return Err(PrepareError::NotOurs(
-                    namespace,
-                    "is sharded otherwise than by { _id: 1 }",
-                ));
-            }
-            None => {
-                let command = doc! { "shardCollection": namespace.to_string(), "key": { "_id": 1 } };
-                client.database("admin").run_command(command).await?;
-            }
+        let key = self.shard(client, &namespace, doc! { "_id": 1 }).await?;
+        // With a hashed shard key, 1 and 1.0 may be on two shards.
+        if key != doc! { "_id": 1 } {
+            return Err(PrepareError::NotOurs(
+                namespace,
+                "is sharded otherwise than by { _id: 1 }",
+            ));
         }
         if !was_complete && constraint.sharding() == Sharding::Hashed {
             spread(client, &namespace, shards).await?;

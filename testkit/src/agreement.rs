@@ -57,3 +57,19 @@ pub async fn assert_documents_and_reservations_agree(
         "documents and reservations of {database}.{collection} differ"
     );
 }
+
+/// The keys that the documents of `users` hold in `field`, and those that are reserved for it, each with its owner.
+pub async fn held_and_reserved(shards: &[testbed::ReplicaSet], database: &str, field: &str) -> [BTreeSet<String>; 2] {
+    let documents = on_each_shard(shards, database, "users").await.concat();
+    let proxy = format!("keyward.users.{field}_1");
+    let reservations = on_each_shard(shards, database, &proxy).await.concat();
+    let held = documents.iter().flat_map(|document| {
+        let of = move |value| format!("{value} of {:?}", document.get("_id").unwrap());
+        index_values(document, field).into_iter().map(of)
+    });
+    let reserved = reservations.iter().map(|document| {
+        let key = document.get_document("_id").unwrap().get_document("k").unwrap();
+        format!("{:?} of {:?}", key.get(field).unwrap(), document.get("owner").unwrap())
+    });
+    [held.collect(), reserved.collect()]
+}

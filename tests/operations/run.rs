@@ -20,20 +20,20 @@ use testbed::{Cluster, ReplicaSet};
 const PATIENCE: u16 = 60_000;
 
 /// A running `keyward`, which logs JSON; killed when it is dropped.
-struct Keyward {
+struct LoggingKeyward {
     process: Child,
     /// Until somebody else reads it.
     log: Option<BufReader<ChildStderr>>,
     _folder: TempDir,
 }
 
-impl Keyward {
+impl LoggingKeyward {
     /// Starts `keyward run` with `settings`, on free ports unless they say otherwise.
-    fn run(settings: &str) -> Keyward {
+    fn run(settings: &str) -> LoggingKeyward {
         Self::run_logging(settings, "info")
     }
 
-    fn run_logging(settings: &str, level: &str) -> Keyward {
+    fn run_logging(settings: &str, level: &str) -> LoggingKeyward {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keyward.yaml");
         let or_free = |setting: &str| match settings.contains(&format!("{setting}:")) {
@@ -56,7 +56,7 @@ impl Keyward {
             .spawn()
             .unwrap();
         let log = Some(BufReader::new(process.stderr.take().unwrap()));
-        Keyward {
+        LoggingKeyward {
             process,
             log,
             _folder: folder,
@@ -93,7 +93,7 @@ impl Keyward {
     }
 }
 
-impl Drop for Keyward {
+impl Drop for LoggingKeyward {
     fn drop(&mut self) {
         // It may have ended already, as most tests want it to.
         let _ = self.process.kill();
@@ -117,7 +117,7 @@ fn get(address: &Value, page: &str) -> String {
 #[test]
 fn serves_until_it_is_told_to_stop() {
     let uri = ReplicaSet::shared().uri();
-    let mut keyward = Keyward::run(&format!(
+    let mut keyward = LoggingKeyward::run(&format!(
         "upstream: {uri}\nconstraints:\n  - {{ collection: run.users, key: {{ email: 1 }} }}\n"
     ));
     let admin = keyward.logged("starting")["admin"].clone();
@@ -136,7 +136,7 @@ fn serves_until_it_is_told_to_stop() {
 #[test]
 fn waits_for_a_deployment_that_does_not_answer() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut keyward = Keyward::run(&format!(
+    let mut keyward = LoggingKeyward::run(&format!(
         "upstream: mongodb://u:s3cret@{nobody}/?serverSelectionTimeoutMS=200\nconstraints: []\n"
     ));
     let admin = keyward.logged("starting")["admin"].clone();
@@ -166,7 +166,7 @@ fn a_server_by_itself_stops_the_start() {
         folder.path().into(),
     ];
     let server = Process::start("standalone", &mongod, arguments, folder.path(), None).unwrap();
-    let keyward = Keyward::run(&format!(
+    let keyward = LoggingKeyward::run(&format!(
         "upstream: mongodb://{}\nconstraints:\n  - {{ collection: run.alone, key: {{ email: 1 }} }}\n",
         server.address()
     ));
@@ -181,7 +181,7 @@ fn documents_that_violate_a_constraint_stop_the_start_and_are_named() {
     let documents = [doc! { "_id": "one", "email": "x" }, doc! { "_id": "two", "email": "x" }];
     let insert = doc! { "insert": "twice", "documents": documents.to_vec() };
     replica_set.run("run", insert).unwrap();
-    let keyward = Keyward::run(&format!(
+    let keyward = LoggingKeyward::run(&format!(
         "upstream: {}\nconstraints:\n  - {{ collection: run.twice, key: {{ email: 1 }} }}\n",
         replica_set.uri()
     ));
@@ -198,11 +198,11 @@ fn a_definition_that_contradicts_the_clusters_stops_the_start() {
         let uri = ReplicaSet::shared().uri();
         format!("upstream: {uri}\nconstraints:\n  - {{ collection: run.changed, key: {{ a: 1 }}, sparse: {sparse} }}\n")
     };
-    let mut first = Keyward::run(&constraint(false));
+    let mut first = LoggingKeyward::run(&constraint(false));
     first.logged("ready");
     first.send(Signal::SIGTERM);
     assert_eq!(first.ended().0, 0);
-    let (code, log) = Keyward::run(&constraint(true)).ended();
+    let (code, log) = LoggingKeyward::run(&constraint(true)).ended();
     assert_eq!(code, 78, "{log}");
 }
 
@@ -210,7 +210,7 @@ fn a_definition_that_contradicts_the_clusters_stops_the_start() {
 #[test]
 fn a_shard_is_not_taken_for_a_replica_set() {
     let shard = Cluster::shared().shards()[0].uri();
-    let keyward = Keyward::run(&format!(
+    let keyward = LoggingKeyward::run(&format!(
         "upstream: {shard}\nconstraints:\n  - {{ collection: one_shard.users, key: {{ email: 1 }} }}\n"
     ));
     let (code, log) = keyward.ended();
@@ -223,7 +223,7 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     for setting in ["listen", "admin"] {
-        let keyward = Keyward::run(&format!(
+        let keyward = LoggingKeyward::run(&format!(
             "{setting}: {address}\nupstream: mongodb://127.0.0.1:1\nconstraints: []\n"
         ));
         let (code, log) = keyward.ended();
@@ -237,7 +237,7 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
 
 #[test]
 fn a_wrong_configuration_is_told_and_nothing_is_started() {
-    let keyward = Keyward::run("lease: 1h\nupstream: mongodb://127.0.0.1:1\nconstraints: []\n");
+    let keyward = LoggingKeyward::run("lease: 1h\nupstream: mongodb://127.0.0.1:1\nconstraints: []\n");
     let (code, log) = keyward.ended();
     assert_eq!(code, 78);
     assert!(log.ends_with("keyward.yaml:4:1: lease: must be 1s to 10m\n"), "{log}");
@@ -248,7 +248,7 @@ fn what_happens_is_counted() {
     let constraints =
         "  - { collection: run.counted, key: { a: 1 } }\n  - { collection: run.counted, key: { b: 1 } }\n";
     let uri = ReplicaSet::shared().uri();
-    let mut keyward = Keyward::run(&format!("upstream: {uri}\nconstraints:\n{constraints}"));
+    let mut keyward = LoggingKeyward::run(&format!("upstream: {uri}\nconstraints:\n{constraints}"));
     let admin = keyward.logged("starting")["admin"].clone();
     let address = keyward.logged("ready")["listen"].as_str().unwrap().to_owned();
     let insert = |document| {
@@ -320,7 +320,7 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
     admin(doc! { "createRole": "keyward", "privileges": privileges, "roles": [] });
     admin(doc! { "createUser": "keyward", "pwd": "s3cret", "roles": ["keyward"] });
     let upstream = set.uri().replacen("root:root@", "keyward:s3cret@", 1);
-    let mut keyward = Keyward::run(&format!(
+    let mut keyward = LoggingKeyward::run(&format!(
         "upstream: {upstream}\nconstraints:\n  - {{ collection: lacking.users, key: {{ email: 1 }} }}\n"
     ));
     let pages = keyward.logged("starting")["admin"].clone();
@@ -356,7 +356,7 @@ fn nothing_secret_is_ever_logged() {
         .root_user("root", "pa55w0rdR")
         .start()
         .unwrap();
-    let mut keyward = Keyward::run_logging(
+    let mut keyward = LoggingKeyward::run_logging(
         &format!(
             "upstream: {}\nconstraints:\n  - {{ collection: secret.users, key: {{ email: 1 }} }}\n",
             set.uri()

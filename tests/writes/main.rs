@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 mod bulk_write;
+mod commands_sent;
 mod drop;
 mod every_write;
 mod own_reads;

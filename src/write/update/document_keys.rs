@@ -31,6 +31,14 @@ pub struct DocumentKeys {
     pub keys: Result<Vec<ConstrainedKey>, KeyError>,
 }
 
+impl DocumentKeys {
+    /// The document's place among all others of the collection: its `{_id}`, and its shard key if there is one.
+    pub fn place(&self) -> (&[u8], Option<&[u8]>) {
+        let route = self.owner.route.as_ref();
+        (&self.id, route.map(|route| route.as_bytes()))
+    }
+}
+
 /// A document that was read outside any transaction.
 #[derive(Debug, Clone)]
 pub struct DocumentSnapshot {
@@ -65,8 +73,8 @@ pub async fn read(
     }
 }
 
-/// Reads the documents with these `_id`s, given as elements, under the other options of `selection`; in as many commands as
-/// needed.
+/// Reads the documents with these `_id`s, given as elements, that meet `selection`; in as many commands as needed. The query of
+/// `selection` has no condition on `_id`.
 ///
 /// # Errors
 /// [`Failure`]; the transaction is over then.
@@ -82,7 +90,9 @@ pub async fn read_these(
     while !rest.is_empty() {
         let (these, others) = rest.split_at(in_one_query(rest.iter().copied()));
         rest = others;
-        let query = by_ids(these.iter().copied())?;
+        let mut query = Builder::from_document(selection.query.unwrap_or(Doc::empty()).bytes());
+        append_ids(&mut query, these.iter().copied())?;
+        let query = query.finish();
         let selection = Selection {
             query: Some(Doc::new(&query)?),
             ..selection
@@ -92,13 +102,10 @@ pub async fn read_these(
     if ids.len() > in_one_query(ids.iter().copied()) {
         // Two of them may be equal, as 1 and 1.0 are.
         let mut seen = HashSet::new();
-        let place = |image: &DocumentKeys| {
-            (
-                image.id.clone(),
-                image.owner.route.as_ref().map(|route| route.as_bytes().to_vec()),
-            )
-        };
-        images.retain(|image| seen.insert(place(image)));
+        images.retain(|image| {
+            let (id, route) = image.place();
+            seen.insert((id.to_vec(), route.map(<[u8]>::to_vec)))
+        });
     }
     Ok(images)
 }
@@ -220,6 +227,11 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
 /// The documents with these `_id`s, as a query.
 pub fn by_ids<'i>(ids: impl Iterator<Item = &'i [u8]>) -> Result<Vec<u8>, Malformed> {
     let mut query = Builder::new();
+    append_ids(&mut query, ids)?;
+    Ok(query.finish())
+}
+
+fn append_ids<'i>(query: &mut Builder, ids: impl Iterator<Item = &'i [u8]>) -> Result<(), Malformed> {
     query
         .open(ElementType::EmbeddedDocument, b"_id")
         .open(ElementType::Array, b"$in");
@@ -228,7 +240,8 @@ pub fn by_ids<'i>(ids: impl Iterator<Item = &'i [u8]>) -> Result<Vec<u8>, Malfor
             query.append(id.kind, index.to_string().as_bytes(), id.value);
         }
     }
-    Ok(query.finish())
+    query.close().close();
+    Ok(())
 }
 
 /// The top-level fields that keys and routes are made of.

@@ -7,10 +7,12 @@
 use std::collections::HashSet;
 
 use super::document_keys::{self, DocumentKeys};
+use super::placement::conditions_on_shard_key;
 use super::reservation_diff::{Impossible, ReservationDiff};
 use super::result::{Evaluation, StatementResult};
-use crate::command::filter_rewriting::{both, equality, is_fickle, nothing, pin};
-use crate::command::statement::{Statement, StatementKind};
+use crate::catalog::Protected;
+use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
+use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
@@ -21,8 +23,10 @@ use crate::write::txn::{Failure, Refused, Transaction};
 
 /// The documents that a statement selects, and the query that selects them on the server.
 struct Selected {
-    /// The documents before the statement, with all others that have one of their `_id`s.
+    /// The documents before the statement. If the statement may move them, all others with their `_id`s are included.
     before: Vec<DocumentKeys>,
+    /// Whether the statement moves none of them to another shard.
+    stay_in_place: bool,
     /// The query that names these documents; none if the client's own query is sent.
     query: Option<Vec<u8>>,
     /// Whether the statement selects more documents, so that Keyward must run it again for them.
@@ -55,9 +59,14 @@ impl<'a> Statement<'a> {
             transaction.abort(op.upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
         }
-        let after = self
-            .look_after(op, &selected.before, inserted.as_deref(), transaction)
-            .await?;
+        let after = match inserted {
+            Some(id) => self.look_at_inserted(op, &id, transaction).await?,
+            None if selected.stay_in_place => {
+                let affected = documents_affected(outcome)?;
+                self.look_in_place(op, &selected.before, affected, transaction).await?
+            }
+            None => self.look_everywhere(op, &selected.before, transaction).await?,
+        };
         let diff = match ReservationDiff::between(&selected.before, &after) {
             Ok(diff) => diff,
             Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
@@ -114,7 +123,14 @@ impl<'a> Statement<'a> {
         }
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
-        let before = self.all_with_these_ids(op, selected, transaction).await?;
+        // A query that names documents only by `_id` may also select others with the same `_id`.
+        let stay_in_place = !self.is_collated(protected)?
+            && (self.is_single || !is_narrowed)
+            && self.leaves_in_place(protected, &selected)?;
+        let before = match stay_in_place {
+            true => selected,
+            false => self.all_with_these_ids(op, selected, transaction).await?,
+        };
         let pinned = before.first().filter(|_| self.is_single);
         let query = match pinned {
             Some(image) => Some(pin(query, &image.id, &image.owner)?),
@@ -124,39 +140,91 @@ impl<'a> Statement<'a> {
         };
         Ok(Ok(Selected {
             before,
+            stay_in_place,
             query,
             is_part,
             is_fickle,
         }))
     }
 
-    /// Reads the statement's documents again, and the one that it inserted.
-    async fn look_after(
+    /// Reads the documents again at their places, which the statement doesn't change.
+    async fn look_in_place(
         self,
         op: &mut WriteOp<'_>,
         before: &[DocumentKeys],
-        inserted: Option<&[u8]>,
+        affected: i32,
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {
         let protected = op.protected;
-        let ids = before.iter().map(|image| image.id.as_slice());
-        let ids: Vec<&[u8]> = ids.chain(inserted).collect();
-        let mut after = document_keys::read_these(protected, &ids, self.under(None)?, transaction, op.upstream).await?;
-        if protected.is_collated {
-            // Other documents' `_id`s may equal these under the collection's collation.
-            let ids: HashSet<&[u8]> = ids.into_iter().collect();
-            after.retain(|image| ids.contains(image.id.as_slice()));
+        let affected = usize::try_from(affected).unwrap_or(0);
+        if affected == 0 || before.is_empty() {
+            return Ok(before.to_vec());
+        }
+        if self.deletes()? && affected == before.len() {
+            return Ok(Vec::new());
+        }
+        let under = self.under(None)?;
+        if let [only] = before {
+            let query = pin(Doc::empty(), &only.id, &only.owner)?;
+            let selection = Selection {
+                query: Some(Doc::new(&query)?),
+                ..under
+            };
+            return document_keys::read(protected, &selection, 1, transaction, op.upstream).await;
         }
         let query = self.query()?.unwrap_or(Doc::empty());
-        if inserted.is_some()
-            && let Some(route) = route_of(query, &protected.shard_key)?
-        {
-            // Other shards may have other documents with its `_id`.
-            let is_there = |image: &DocumentKeys| image.owner.route.as_ref().is_some_and(|own| own.as_bytes() == route);
-            if after.iter().any(is_there) {
-                after.retain(is_there);
+        let on_shard_key = conditions_on_shard_key(query, &protected.shard_key)?.finish();
+        let selection = Selection {
+            query: Some(Doc::new(&on_shard_key)?),
+            ..under
+        };
+        let ids: Vec<&[u8]> = before.iter().map(|image| image.id.as_slice()).collect();
+        let mut after = document_keys::read_these(protected, &ids, selection, transaction, op.upstream).await?;
+        // On other shards, other documents may have these `_id`s.
+        let places: HashSet<_> = before.iter().map(DocumentKeys::place).collect();
+        after.retain(|image| places.contains(&image.place()));
+        Ok(after)
+    }
+
+    /// Reads all documents again that have the `_id`s of the selected ones.
+    async fn look_everywhere(
+        self,
+        op: &mut WriteOp<'_>,
+        before: &[DocumentKeys],
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let ids: Vec<&[u8]> = before.iter().map(|image| image.id.as_slice()).collect();
+        let under = self.under(None)?;
+        let mut after = document_keys::read_these(op.protected, &ids, under, transaction, op.upstream).await?;
+        if op.protected.is_collated {
+            // Other documents' `_id`s may equal these under the collection's collation.
+            after.retain(|image| ids.contains(&image.id.as_slice()));
+        }
+        Ok(after)
+    }
+
+    /// Reads the document that the statement inserted, by the `{_id}` in the server's reply.
+    async fn look_at_inserted(
+        self,
+        op: &mut WriteOp<'_>,
+        id: &[u8],
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let protected = op.protected;
+        let under = self.under(None)?;
+        let route = self.inserts_at(protected)?;
+        if let Some(route) = route.filter(|_| !protected.is_collated) {
+            let selection = Selection {
+                query: Some(Doc::new(&route)?),
+                ..under
+            };
+            let there = document_keys::read_these(protected, &[id], selection, transaction, op.upstream).await?;
+            if !there.is_empty() {
+                return Ok(there);
             }
         }
+        let mut after = document_keys::read_these(protected, &[id], under, transaction, op.upstream).await?;
+        after.retain(|image| image.id == id);
         Ok(after)
     }
 
@@ -185,6 +253,12 @@ impl<'a> Statement<'a> {
         })
     }
 
+    /// Whether the server may take different `_id`s for equal.
+    fn is_collated(self, protected: &Protected) -> Result<bool, Malformed> {
+        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        Ok(protected.is_collated || collation.is_some())
+    }
+
     /// Reads all documents that have the `_id`s of the selected ones. On shards several documents may have one `_id`, and under
     /// a collation several `_id`s are equal. So the server may pick another document than the pinned one, and the read after
     /// the statement can't tell them apart. The read before it must therefore include all of them. The selected document stays
@@ -197,7 +271,7 @@ impl<'a> Statement<'a> {
     ) -> Result<Vec<DocumentKeys>, Failure> {
         let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
         let protected = op.protected;
-        let is_collated = protected.is_collated || collation.is_some();
+        let is_collated = self.is_collated(protected)?;
         let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
         if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
@@ -225,34 +299,6 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
         };
     }
     Ok(undone.finish())
-}
-
-/// The route of a document that an upsert inserts: the shard key in its query.
-fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Malformed> {
-    let mut route = Builder::new();
-    for path in shard_key {
-        match asked_for(query, path)? {
-            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
-            None => return Ok(None),
-        };
-    }
-    Ok((!shard_key.is_empty()).then(|| route.finish()))
-}
-
-/// The value that a query asks for at `path`, directly or in a conjunction: the server inserts the value from either.
-fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
-    let own = equality(query, path)?;
-    if own.is_some() {
-        return Ok(own);
-    }
-    for part in query.nested("$and")?.into_iter().flat_map(Doc::elements) {
-        if let Some(part) = part?.as_document_or_array()?
-            && let Some(value) = asked_for(part, path)?
-        {
-            return Ok(Some(value));
-        }
-    }
-    Ok(None)
 }
 
 /// An upserted `_id` as a document `{_id}`.

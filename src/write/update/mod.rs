@@ -9,6 +9,7 @@ pub mod existing_reservations;
 mod find_and_modify;
 mod in_place;
 pub mod in_transaction;
+mod placement;
 pub mod reservation_conflict;
 pub mod reservation_diff;
 pub mod result;

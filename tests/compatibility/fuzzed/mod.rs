@@ -50,7 +50,7 @@ fn configurations() {
 /// What is made is the same each time, unless `KEYWARD_SEED` says otherwise: what a new seed finds is news, no reason to refuse
 /// a change.
 fn seed() -> u64 {
-    std::env::var("KEYWARD_SEED").map_or(1, |seed| seed.parse().unwrap())
+    testkit::given::number("KEYWARD_SEED").unwrap_or(1)
 }
 
 fn go_through(name: &str, target: fn(&[u8])) {
@@ -65,7 +65,7 @@ fn go_through(name: &str, target: fn(&[u8])) {
     for (path, bytes) in paths.iter().zip(&kept) {
         run(target, bytes, &path.display().to_string());
     }
-    let runs = std::env::var("KEYWARD_FUZZ_RUNS").map_or(RUNS, |runs| runs.parse().unwrap());
+    let runs = testkit::given::number("KEYWARD_FUZZ_RUNS").map_or(RUNS, |runs| runs as usize);
     let seed = seed();
     let mut random = StdRng::seed_from_u64(seed);
     for number in 0..runs {

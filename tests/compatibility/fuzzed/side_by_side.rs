@@ -51,7 +51,7 @@ async fn so_it_is_in_strict_mode() {
 
 async fn side_by_side(strategy: &'static str, database: &'static str) {
     let seed = crate::fuzzed::seed();
-    let count = std::env::var("KEYWARD_FUZZ_MESSAGES").map_or(MESSAGES, |count| count.parse().unwrap());
+    let count = testkit::given::number("KEYWARD_FUZZ_MESSAGES").unwrap_or(MESSAGES);
     tokio::task::spawn_blocking(move || {
         // Each has a server of its own: what comes of garbled messages may go to any database, and any session.
         let [natively, set] = [(); 2].map(|()| ReplicaSet::start(1).unwrap());

@@ -134,11 +134,7 @@ fn told(reply: Document, is_recorded: bool) -> Document {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_is_carried_out_once_wherever_its_document_has_gone() {
-    let seed = match std::env::var("KEYWARD_SEED") {
-        Ok(seed) => seed.parse().expect("a whole number"),
-        Err(_) => rand::random::<u64>() >> 8,
-    };
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let cluster = users(DATABASE);
     let keyward = keyward(cluster, DATABASE, "60s", &[EMAIL]);

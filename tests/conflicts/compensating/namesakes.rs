@@ -1,9 +1,16 @@
 //! Documents with the same `_id` on different shards, as a sharded collection may have them.
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use testkit::wire::Connection;
+use testkit::{given, run, shard_on_two};
 
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users};
-use testkit::run;
+
+/// So many statements, one after the other.
+const STATEMENTS: i32 = 150;
 
 fn user(region: &str, email: &str) -> Document {
     doc! { "_id": 1, "region": region, "email": email }
@@ -44,5 +51,87 @@ async fn an_upsert_leaves_the_namesake_of_its_document_alone() {
     assert_agreement(cluster, database, "email").await;
     let reply = run(&client, database, insert(vec![user("b", "a@x")], true)).await;
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A statement that finds its documents by `_id` and region, or by a range of regions; no two documents get one address by it.
+fn statement(rng: &mut StdRng, number: i32) -> Document {
+    let regions = ["a", "b", "y", "z"];
+    let (id, region) = (rng.random_range(1..4), *regions.choose(rng).unwrap());
+    let one = doc! { "_id": id, "region": region };
+    let many = match rng.random_range(0..3) {
+        0 => doc! { "region": { "$lt": "m" } },
+        1 => doc! { "region": region, "times": { "$mod": [2, 0] } },
+        _ => doc! { "_id": { "$in": [id, 1] }, "region": { "$gte": "b" } },
+    };
+    let own = |number: i32| doc! { "$concat": ["$region", { "$toString": "$_id" }, format!("-{number}@x")] };
+    let email = |number: i32| vec![doc! { "$set": { "email": own(number), "times": { "$add": ["$times", 1] } } }];
+    let update = |q: &Document, u: Bson, multi: bool, upsert: bool| {
+        doc! { "update": "users", "updates": [{ "q": q.clone(), "u": u, "multi": multi, "upsert": upsert }] }
+    };
+    let replaced = doc! { "region": region, "email": format!("replaced-{number}@x"), "times": 0 };
+    match rng.random_range(0..9) {
+        0 => {
+            let mut document = one;
+            document.extend(doc! { "email": format!("inserted-{number}@x"), "times": 0 });
+            insert(vec![document], true)
+        }
+        1 => update(&one, email(number).into(), false, false),
+        2 => update(&many, email(number).into(), true, false),
+        3 => update(&one, replaced.into(), false, true),
+        4 => {
+            let fields = doc! { "$set": { "email": format!("upserted-{number}@x") }, "$setOnInsert": { "times": 0 } };
+            update(&one, fields.into(), false, true)
+        }
+        5 => doc! { "findAndModify": "users", "query": one, "update": email(number), "new": true },
+        6 => doc! { "findAndModify": "users", "query": one, "remove": true },
+        7 => doc! { "delete": "users", "deletes": [{ "q": many, "limit": 0 }] },
+        _ => doc! { "delete": "users", "deletes": [{ "q": one, "limit": 1 }] },
+    }
+}
+
+/// What both answer: how many documents there were, what they hold; times and the texts of errors differ.
+fn answer(reply: &Document) -> Document {
+    let mut answer = Document::new();
+    for field in ["ok", "n", "nModified", "value"] {
+        if let Some(value) = reply.get(field) {
+            answer.insert(field, value.clone());
+        }
+    }
+    let errors = reply.get_array("writeErrors").map_or(0, Vec::len);
+    answer.insert("errors", i64::try_from(errors).unwrap());
+    answer
+}
+
+/// The same statements on a collection without constraints have the same effect, and what is reserved is what documents hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_beside_namesakes_change_their_own_documents() {
+    let (database, plain) = ("namesakes_all", "namesakes_plain");
+    let cluster = users(database);
+    let namespace = format!("{plain}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let mut rng = StdRng::seed_from_u64(given::seed());
+    let mut through = Connection::open(&keyward.address);
+    let mut direct = Connection::open(&cluster.router_address());
+    for number in 0..STATEMENTS {
+        let statement = statement(&mut rng, number);
+        let got = through.run(database, &statement);
+        let expected = direct.run(plain, &statement);
+        assert_eq!(answer(&got), answer(&expected), "{statement}\n{got}\n{expected}");
+        if number % 10 == 9 {
+            assert_agreement(cluster, database, "email").await;
+        }
+    }
+    let find = doc! { "find": "users", "sort": { "region": 1, "_id": 1 } };
+    let all = |reply: Document| {
+        reply
+            .get_document("cursor")
+            .unwrap()
+            .get_array("firstBatch")
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(all(through.run(database, &find)), all(direct.run(plain, &find)));
     assert_agreement(cluster, database, "email").await;
 }

@@ -90,11 +90,7 @@ fn comparable(reply: &[u8]) -> Vec<u8> {
 
 #[test]
 fn any_value_can_follow_any_other() {
-    let seed: u64 = match std::env::var("KEYWARD_SEED") {
-        Ok(seed) => seed.parse().unwrap(),
-        Err(_) => rand::random(),
-    };
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let cluster = Cluster::shared();
     let mut constraints = String::new();
     for (name, key) in shapes() {

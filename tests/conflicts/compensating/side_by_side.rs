@@ -58,11 +58,7 @@ fn shapes() -> Vec<(&'static str, &'static str, IndexSpec)> {
 
 #[test]
 fn ten_thousand_documents_get_the_answers_of_a_native_unique_index() {
-    let seed = match std::env::var("KEYWARD_SEED") {
-        Ok(seed) => seed.parse().expect("a whole number"),
-        Err(_) => rand::random::<u64>() >> 8,
-    };
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let cluster = Cluster::shared();
     let shapes = shapes();
     let each = DOCUMENTS.div_ceil(shapes.len());

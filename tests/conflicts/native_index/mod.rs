@@ -18,6 +18,7 @@ use keyward::constraint::{Constraint, DuplicateKey, IndexSpec, Key, KeyError, Sp
 use keyward::namespace::Namespace;
 use keyward::raw::{Builder, Doc};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use testkit::given;
 
 use crate::native_index::generate::Generator;
 use crate::native_index::server::Server;
@@ -37,8 +38,8 @@ fn every_document_gets_the_answer_that_a_native_unique_index_with_a_collation_gi
 fn compare_indexes(index_spec: fn(&mut Generator) -> IndexSpec) {
     let mut server = Server::connect();
     let (seed, indexes) = (
-        number_from_env("KEYWARD_SEED"),
-        number_from_env("KEYWARD_INDEXES").unwrap_or(80),
+        given::number("KEYWARD_SEED"),
+        given::number("KEYWARD_INDEXES").unwrap_or(80),
     );
     let seeds = match seed {
         Some(seed) => seed..seed + 1,
@@ -49,7 +50,7 @@ fn compare_indexes(index_spec: fn(&mut Generator) -> IndexSpec) {
     };
     let mut seen = Seen::default();
     for seed in seeds {
-        let _replay = PrintedOnPanic(seed);
+        let _replay = given::Replay(seed);
         compare(&mut server, seed, index_spec, &mut seen);
     }
     println!("{seen:?}");
@@ -57,17 +58,6 @@ fn compare_indexes(index_spec: fn(&mut Generator) -> IndexSpec) {
         seed.is_some() || seen.refused * 10 > seen.documents,
         "too few conflicts to show anything: {seen:?}"
     );
-}
-
-/// The seed that replays a failure, whatever fails.
-struct PrintedOnPanic(u64);
-
-impl Drop for PrintedOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("KEYWARD_SEED={}", self.0);
-        }
-    }
 }
 
 /// What the generated documents met with, to see that they test something.
@@ -280,8 +270,7 @@ fn is_uncollatable(constraint: &Constraint, document: &[u8]) -> bool {
 #[test]
 fn strings_are_equal_where_the_server_calls_them_equal() {
     let mut server = Server::connect();
-    let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     for (number, collation) in [
         doc! { "locale": "en", "strength": 1 },
         doc! { "locale": "en", "strength": 1, "caseLevel": true },
@@ -333,8 +322,7 @@ fn strings_are_equal_where_the_server_calls_them_equal() {
 #[test]
 fn keys_are_in_the_servers_index_order() {
     let mut server = Server::connect();
-    let seed = number_from_env("KEYWARD_SEED").unwrap_or_else(|| rand::rng().random());
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let mut generator = Generator::new(StdRng::seed_from_u64(seed));
     // Inside a document no array is expanded: each has one key.
     let documents: Vec<Vec<u8>> = (0..3000).map(|id| generator.nested_value(id)).collect();
@@ -442,12 +430,6 @@ fn index_specifications_are_refused_with_the_servers_code_and_text() {
         }
         server.drop(&namespace);
     }
-}
-
-fn number_from_env(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().expect("a whole number"))
 }
 
 /// A document for a human: decoded if it can be.

@@ -11,8 +11,10 @@ use mongodb::error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, WriteFailure
 use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::every_path::{ALONE, EMAIL, STRICT, held_and_reserved, settles, users, values};
+use crate::every_path::{ALONE, EMAIL, STRICT, settles, users};
 use testkit::Keyward;
+use testkit::agreement::held_and_reserved;
+use testkit::index_values as values;
 
 const CLIENTS: u64 = 12;
 const WRITES_EACH: usize = 60;
@@ -230,11 +232,7 @@ async fn cross(database: &str, constraint: &str) {
     let cluster = users(database);
     let constraints = [constraint, TAGGED].concat().replace("DB", database);
     let keywards = [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints));
-    let seed: u64 = match std::env::var("KEYWARD_SEED") {
-        Ok(seed) => seed.parse().unwrap(),
-        Err(_) => rand::random(),
-    };
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let is_over = Arc::new(AtomicBool::new(false));
     let past = cluster.client().database(database).collection("users");
     let watching = tokio::spawn(watch(past, is_over.clone()));

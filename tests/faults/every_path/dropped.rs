@@ -9,8 +9,9 @@ use testbed::Cluster;
 
 use crate::every_path::gate::{Gate, Last};
 use crate::every_path::killed::{LEASE, settings};
-use crate::every_path::{ALONE, EMAIL, held_and_reserved};
+use crate::every_path::{ALONE, EMAIL};
 use testkit::Keyward;
+use testkit::agreement::held_and_reserved;
 use testkit::wire::send;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,12 +10,12 @@ mod killed;
 mod paths;
 mod trial;
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use bson::doc;
 use testbed::{Cluster, ReplicaSet};
-use testkit::{index_values as values, on_each_shard, shard_on_two};
+use testkit::agreement::held_and_reserved;
+use testkit::shard_on_two;
 
 /// Each of these tests loads the machine: beside another one, leases would measure that.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -29,22 +29,6 @@ fn users(database: &str) -> &'static Cluster {
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
     cluster
-}
-
-/// What documents hold in `field` and what is reserved for it, as (key, owner).
-async fn held_and_reserved(shards: &[ReplicaSet], database: &str, field: &str) -> [BTreeSet<String>; 2] {
-    let documents = on_each_shard(shards, database, "users").await.concat();
-    let proxy = format!("keyward.users.{field}_1");
-    let reservations = on_each_shard(shards, database, &proxy).await.concat();
-    let held = documents.iter().flat_map(|document| {
-        let of = move |value| format!("{value} of {:?}", document.get("_id").unwrap());
-        values(document, field).into_iter().map(of)
-    });
-    let reserved = reservations.iter().map(|document| {
-        let key = document.get_document("_id").unwrap().get_document("k").unwrap();
-        format!("{:?} of {:?}", key.get(field).unwrap(), document.get("owner").unwrap())
-    });
-    [held.collect(), reserved.collect()]
 }
 
 /// Whatever crashes left behind, a sweeping Keyward brings documents and reservations to agreement.

@@ -75,11 +75,7 @@ fn names(list: &str, name: &str) -> bool {
 async fn nothing_is_lost_and_nothing_doubled() {
     let duration = Duration::from_secs(setting("SECONDS", 30));
     let replicas = setting("REPLICAS", 3);
-    let seed: u64 = match std::env::var("KEYWARD_SEED") {
-        Ok(seed) => seed.parse().unwrap(),
-        Err(_) => rand::random(),
-    };
-    println!("KEYWARD_SEED={seed}");
+    let seed = testkit::given::seed();
     let cluster = Cluster::builder()
         .replicas(replicas)
         .parameter("transactionLifetimeLimitSeconds", TRANSACTIONS_LIVE_S);

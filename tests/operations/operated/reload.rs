@@ -1,7 +1,5 @@
 //! SIGHUP, or a changed file: all of the new configuration holds, or none of it.
 
-use std::io::Write;
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -9,15 +7,12 @@ use std::thread;
 use bson::{Document, doc};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use testbed::{Cluster, ReplicaSet};
+use testbed::ReplicaSet;
 
-use testkit::keyward::{Keyward, PATIENCE};
-use testkit::relay::Relay;
-use testkit::relay::insert_into;
-use testkit::relay::wait_until;
+use testkit::keyward::Keyward;
 
 /// Settings with these constraints on `users` of the database, each on one field.
-fn settings(database: &str, fields: &[&str], more: &str) -> String {
+pub fn settings(database: &str, fields: &[&str], more: &str) -> String {
     let uri = ReplicaSet::shared().uri();
     let mut text = format!("upstream: {uri}\nlease: 2s\nreload_interval: 0s\n{more}constraints:\n");
     for field in fields {
@@ -31,11 +26,11 @@ fn settings(database: &str, fields: &[&str], more: &str) -> String {
     text
 }
 
-fn drop_database(database: &str) {
+pub fn drop_database(database: &str) {
     ReplicaSet::shared().run(database, doc! { "dropDatabase": 1 }).unwrap();
 }
 
-fn user(id: impl Into<bson::Bson>, email: &str, phone: &str) -> Document {
+pub fn user(id: impl Into<bson::Bson>, email: &str, phone: &str) -> Document {
     doc! { "_id": id.into(), "email": email, "phone": phone }
 }
 
@@ -334,55 +329,6 @@ fn a_reload_that_takes_away_what_decides_the_strategy_is_refused() {
     assert_eq!(outcome["outcome"], "applied", "{outcome}");
 }
 
-/// The documents were taken in while a server still changed one, for a client that had gone.
-#[test]
-fn what_a_client_has_left_at_work_is_waited_for() {
-    let database = "reload_left";
-    drop_database(database);
-    let keyward = Keyward::of(&settings(database, &["email"], ""));
-    keyward.insert(database, user(1, "a@x", "1")).unwrap();
-    // Until this transaction ends, the server doesn't get on with what changes the document.
-    let mut direct = testbed::command::Connection::open(&ReplicaSet::shared().addresses()[0]).unwrap();
-    let id = bson::Binary {
-        subtype: bson::spec::BinarySubtype::Uuid,
-        bytes: vec![7; 16],
-    };
-    let within = doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false };
-    let change = |set: Document| doc! { "update": "users", "updates": [{ "q": { "_id": 1 }, "u": { "$set": set } }] };
-    let mut first = change(doc! { "held": true });
-    first.extend(within.clone());
-    first.insert("startTransaction", true);
-    direct.run(database, first).unwrap();
-    let mut late = change(doc! { "phone": "late" });
-    late.insert("$db", database);
-    let late = late.to_vec().unwrap();
-    let message = keyward::wire::Draft::of_body(&late).frame(1, 0).unwrap().to_vec();
-    let mut client = TcpStream::connect(&keyward.address).unwrap();
-    client.write_all(&message).unwrap();
-    drop(client);
-    keyward.until("the client's end", || {
-        let [opened, closed] = ["opened", "closed"].map(|what| format!("keyward_client_connections_{what}_total"));
-        keyward.metric(&closed) == keyward.metric(&opened)
-    });
-    let before = keyward.count_reloads();
-    keyward.rewrite(&settings(database, &["email", "phone"], ""));
-    keyward.send(Signal::SIGHUP);
-    // Much longer than to take in one document.
-    for n in 2..300 {
-        keyward
-            .insert(database, user(n, &format!("{n}@x"), &format!("{n}")))
-            .unwrap();
-    }
-    assert_eq!(keyward.count_reloads(), before, "{}", keyward.log());
-    let mut abort = doc! { "abortTransaction": 1 };
-    abort.extend(within);
-    direct.run("admin", abort).unwrap();
-    assert_eq!(keyward.reloaded_after(before)["outcome"], "applied");
-    assert_eq!(keyward.insert(database, user(300, "z@x", "late")), Err(11000));
-    let (code, findings) = keyward.verify();
-    assert_eq!(code, Some(0), "{findings}");
-}
-
 /// Taken for another constraint under the same name, it was there twice, and every update of a key waited for itself.
 #[test]
 fn a_strategy_that_is_stated_makes_no_other_constraint() {
@@ -423,99 +369,4 @@ fn a_strategy_that_is_stated_makes_no_other_constraint() {
         keyward.insert(database, user(3, "b@x", "3")).unwrap();
         keyward.stop();
     }
-}
-
-/// Nobody can tell how long a server is at work on a write whose connection has broken: it may come late, past the new
-/// constraint.
-#[test]
-fn what_a_broken_connection_has_left_at_work_is_waited_for() {
-    let database = "reload_broken";
-    let cluster = Cluster::shared();
-    let forwarder = Relay::start(cluster.router_address());
-    let upstream = format!("mongodb://{}/", forwarder.address);
-    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &upstream);
-    let keyward = Keyward::of(&settings(&["email"]));
-    // Into a collection without a constraint: it goes on as it is.
-    let is_lost = forwarder.lose_reply_to(insert_into("others"));
-    assert!(
-        keyward
-            .run(database, doc! { "insert": "others", "documents": [{}] })
-            .is_err()
-    );
-    wait_until(&is_lost);
-    keyward.rewrite(&settings(&["email", "phone"]));
-    keyward.send(Signal::SIGHUP);
-    keyward.until("the wait", || {
-        keyward.log().contains("nor a write whose outcome nobody knows")
-    });
-    assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
-}
-
-/// A commit that the server doesn't tell the outcome of may take effect yet.
-#[test]
-fn what_nobody_knows_the_outcome_of_is_waited_for() {
-    let database = "reload_in_doubt";
-    let set = ReplicaSet::start(1).unwrap();
-    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &set.uri());
-    let keyward = Keyward::of(&settings(&["email"]));
-    let unknown = doc! { "failCommands": ["commitTransaction"], "errorCode": 11602 };
-    let unknown = set.fail_point("failCommand", "alwaysOn", unknown).unwrap();
-    assert_eq!(keyward.insert(database, user(1, "a@x", "1")), Err(11602));
-    drop(unknown);
-    keyward.rewrite(&settings(&["email", "phone"]));
-    keyward.send(Signal::SIGHUP);
-    keyward.until("the wait", || {
-        keyward.log().contains("nor a write whose outcome nobody knows")
-    });
-    assert_eq!(keyward.metric("keyward_config_reloads_applied_total"), 0);
-}
-
-/// The servers may let a transaction be open for longer than Keyward waits: what it wrote before the new constraint held is
-/// reserved by nobody.
-#[test]
-fn a_transaction_from_before_is_not_committed_behind_the_backfill() {
-    let database = "reload_old_transaction";
-    let set = ReplicaSet::start(1).unwrap();
-    let limit = doc! { "setParameter": 1, "transactionLifetimeLimitSeconds": 3600 };
-    set.run("admin", limit).unwrap();
-    let settings = |fields: &[&str]| settings(database, fields, "").replace(&ReplicaSet::shared().uri(), &set.uri());
-    let keyward = Keyward::of(&settings(&["email"]));
-    keyward.insert(database, user(1, "a@x", "1")).unwrap();
-    let fields = |session: u8| {
-        let id = bson::Binary {
-            subtype: bson::spec::BinarySubtype::Uuid,
-            bytes: vec![session; 16],
-        };
-        doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false }
-    };
-    let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
-    let mut begin = |session: u8, document: Document| {
-        let mut insert = doc! { "insert": "users", "documents": [document], "startTransaction": true };
-        insert.extend(fields(session));
-        connection.run(database, insert).unwrap()
-    };
-    let reply = begin(1, user(2, "b@x", "2"));
-    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
-    let before = keyward.count_reloads();
-    keyward.rewrite(&settings(&["email", "phone"]));
-    keyward.send(Signal::SIGHUP);
-    // As long as a transaction may live unless the servers say otherwise.
-    keyward.until_within(PATIENCE * 3, "a reload", || keyward.count_reloads() > before);
-    assert_eq!(
-        keyward.metric("keyward_config_reloads_applied_total"),
-        1,
-        "{}",
-        keyward.log()
-    );
-    let reply = begin(2, user(3, "c@x", "2"));
-    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
-    let commit = |session| {
-        let mut commit = doc! { "commitTransaction": 1 };
-        commit.extend(fields(session));
-        keyward.run("admin", commit)
-    };
-    assert_eq!(commit(1), Err(251));
-    assert!(commit(2).is_ok());
-    let (code, findings) = keyward.verify();
-    assert_eq!(code, Some(0), "{findings}");
 }

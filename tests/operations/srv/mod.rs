@@ -20,10 +20,10 @@ const SERVICE: &str = "shop.keyward.example";
 const HOST: &str = "db0.keyward.example";
 
 /// A Keyward that asks only this name server; killed when dropped.
-struct Keyward(Child);
+struct ResolvingKeyward(Child);
 
-impl Keyward {
-    fn start(names: &NameServer, folder: &tempfile::TempDir, settings: &str) -> Keyward {
+impl ResolvingKeyward {
+    fn start(names: &NameServer, folder: &tempfile::TempDir, settings: &str) -> ResolvingKeyward {
         let write = |file: &str, text: &str| {
             let path = folder.path().join(file);
             std::fs::write(&path, text).unwrap();
@@ -40,7 +40,7 @@ impl Keyward {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        Keyward(child)
+        ResolvingKeyward(child)
     }
 
     /// Where it listens, once it does.
@@ -54,7 +54,7 @@ impl Keyward {
     }
 }
 
-impl Drop for Keyward {
+impl Drop for ResolvingKeyward {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -92,7 +92,7 @@ fn a_deployment_is_found_by_its_service_name() {
     set.run("found_by_name", doc! { "dropDatabase": 1 }).unwrap();
     let (folder, admin) = (tempfile::tempdir().unwrap(), Port::lease().unwrap());
     let admin = format!("127.0.0.1:{}", admin.number());
-    let mut keyward = Keyward::start(
+    let mut keyward = ResolvingKeyward::start(
         &names,
         &folder,
         &format!(

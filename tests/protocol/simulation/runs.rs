@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use testkit::given;
+
 use crate::simulation::checker::Violation;
 use crate::simulation::history::{FAULTS, History};
 use crate::simulation::workload::run;
@@ -18,20 +20,16 @@ const SEEDS: u64 = 2_000;
 const SEEDS_WITHOUT_A_GUARD: u64 = 100_000;
 const THREADS: usize = 2;
 
-fn asked(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
-}
-
 /// None of the seeds may break anything.
 pub fn holds(rules: Rules) {
-    if let Some(seed) = asked("KEYWARD_SEED") {
+    if let Some(seed) = given::number("KEYWARD_SEED") {
         let history = run(rules, seed, true);
         println!("{}", history.told());
         assert_eq!(history.violation, None, "KEYWARD_SEED={seed}, {rules:?}");
         return;
     }
     let started = Instant::now();
-    let seeds = asked("KEYWARD_SIMULATIONS").unwrap_or(SEEDS);
+    let seeds = given::number("KEYWARD_SIMULATIONS").unwrap_or(SEEDS);
     let sum = run_all(rules, seeds);
     let seconds = started.elapsed().as_secs_f64();
     println!(

@@ -17,18 +17,18 @@ use bson::{Document, doc};
 use generate::{SEQUENCES_A_SCHEMA, Step};
 use pair::{Pair, Seen};
 use testbed::{Cluster, ReplicaSet};
-use testkit::{Keyward, shard_on_two};
+use testkit::{Keyward, given, shard_on_two};
 
 /// So many collections are written to at the same time.
 const THREADS: usize = 4;
 
 #[test]
 fn every_write_gets_the_answer_that_native_unique_indexes_give() {
-    let seeds: Vec<u64> = match from_env("KEYWARD_SEED") {
-        Some(seed) => (seed..seed + from_env("KEYWARD_SEQUENCES").unwrap_or(1)).collect(),
+    let seeds: Vec<u64> = match given::number("KEYWARD_SEED") {
+        Some(seed) => (seed..seed + given::number("KEYWARD_SEQUENCES").unwrap_or(1)).collect(),
         None => {
             let first = (rand::random::<u64>() >> 16) * SEQUENCES_A_SCHEMA;
-            (first..first + from_env("KEYWARD_SEQUENCES").unwrap_or(200)).collect()
+            (first..first + given::number("KEYWARD_SEQUENCES").unwrap_or(200)).collect()
         }
     };
     let by_schema: Vec<&[u64]> = seeds
@@ -130,6 +130,7 @@ fn start(schemas: &[Schema]) -> Keyward {
 
 /// Runs the sequence of `seed`; what differs and the shortest way there, if anything does.
 fn try_sequence(pair: &mut Pair, schema: &Schema, seed: u64) -> Option<String> {
+    let _replay = given::Replay(seed);
     let mut steps = generate::sequence(seed, &schema.collection);
     let mut difference = pair.run(&steps).err()?;
     eprintln!("KEYWARD_SEED={seed} {:?}\n{difference}", schema.indexes);
@@ -161,9 +162,4 @@ impl Seen {
         self.duplicates += other.duplicates;
         self.intended += other.intended;
     }
-}
-
-fn from_env(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect("a whole number"))
 }

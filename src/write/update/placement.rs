@@ -1,0 +1,154 @@
+//! Decides from a statement whether it may move documents to other shards, and where it inserts one.
+//!
+//! If a statement doesn't change the shard key, its documents stay on their shards, and only these need to be read again.
+//! Otherwise a document may be on any shard afterwards. Other shards may have documents with the same `_id`, so Keyward has to
+//! read all of them before and after.
+
+use bson::spec::ElementType;
+
+use super::document_keys::DocumentKeys;
+use crate::catalog::Protected;
+use crate::claims::owner_of;
+use crate::command::affected_keys::{Paths, may_affect};
+use crate::command::filter_rewriting::equality;
+use crate::command::statement::{Statement, StatementKind};
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+impl<'a> Statement<'a> {
+    /// Whether the statement moves none of the `selected` documents: it sets no part of the shard key, or replaces documents by others
+    /// with the same shard key, or deletes them.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn leaves_in_place(self, protected: &Protected, selected: &[DocumentKeys]) -> Result<bool, Malformed> {
+        if self.deletes()? {
+            return Ok(true);
+        }
+        let Some(update) = self.update()? else {
+            return Ok(false);
+        };
+        let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
+        match replacement(&update)? {
+            Some(document) => {
+                let route = owner_of(protected, document)?.route;
+                Ok(selected.iter().all(|image| image.owner.route == route))
+            }
+            None => Ok(!may_affect(&update, &paths)?),
+        }
+    }
+
+    /// The shard key, without `_id`, of the document that the statement inserts. `None` if its query and update don't determine it.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn inserts_at(self, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
+        let query = self.query()?.unwrap_or(Doc::empty());
+        let (Some(route), Some(update)) = (route_of(query, &protected.shard_key)?, self.update()?) else {
+            return Ok(None);
+        };
+        let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
+        let is_kept = match replacement(&update)? {
+            Some(document) => owner_of(protected, document)?
+                .route
+                .is_some_and(|own| own.as_bytes() == route),
+            None => !may_affect(&update, &paths)? && !sets_on_insert(&update, &paths)?,
+        };
+        let conditions = is_kept.then(|| conditions_on_shard_key(Doc::new(&route)?, &protected.shard_key));
+        Ok(conditions.transpose()?.map(Builder::finish))
+    }
+
+    /// Whether the statement deletes documents.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn deletes(self) -> Result<bool, Malformed> {
+        Ok(match self.kind {
+            StatementKind::Delete => true,
+            StatementKind::FindAndModify => self.own.is_set("remove")?,
+            StatementKind::Update => false,
+        })
+    }
+
+    /// The statement's update: operators, a replacement or a pipeline.
+    fn update(self) -> Result<Option<Element<'a>>, Malformed> {
+        match self.kind {
+            StatementKind::Update => self.own.get("u"),
+            StatementKind::FindAndModify => self.own.get("update"),
+            StatementKind::Delete => Ok(None),
+        }
+    }
+}
+
+/// The conditions of `query` on the shard key alone. A document that meets the query goes on to meet them while its shard key
+/// doesn't change.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn conditions_on_shard_key(query: Doc<'_>, shard_key: &[String]) -> Result<Builder, Malformed> {
+    let mut conditions = Builder::new();
+    for condition in query.elements() {
+        let condition = condition?;
+        // The caller adds its own condition on `_id`.
+        if condition.name != b"_id" && shard_key.iter().any(|path| path.as_bytes() == condition.name) {
+            conditions.element(&condition);
+        }
+    }
+    Ok(conditions)
+}
+
+/// The document that replaces another one, if the update is one.
+fn replacement<'a>(update: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
+    if update.kind != ElementType::EmbeddedDocument {
+        return Ok(None);
+    }
+    let document = update.as_document_or_array()?;
+    let is_replacement = |document: &Doc<'_>| {
+        let first = document.elements().next().transpose()?;
+        Ok::<_, Malformed>(first.is_none_or(|first| !first.name.starts_with(b"$")))
+    };
+    Ok(match document {
+        Some(document) if is_replacement(&document)? => Some(document),
+        _ => None,
+    })
+}
+
+/// Whether `$setOnInsert` sets one of `paths`.
+fn sets_on_insert(update: &Element<'_>, paths: &Vec<&str>) -> Result<bool, Malformed> {
+    let Some(operators) = update.as_document_or_array()? else {
+        return Ok(true);
+    };
+    for field in operators.nested("$setOnInsert")?.into_iter().flat_map(Doc::elements) {
+        if paths.overlap(field?.name) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The shard key in the equalities of a query. The server inserts these values.
+fn route_of(query: Doc<'_>, shard_key: &[String]) -> Result<Option<Vec<u8>>, Malformed> {
+    let mut route = Builder::new();
+    for path in shard_key {
+        match asked_for(query, path)? {
+            Some(value) => route.append(value.kind, path.as_bytes(), value.value),
+            None => return Ok(None),
+        };
+    }
+    Ok((!shard_key.is_empty()).then(|| route.finish()))
+}
+
+/// The value that a query asks for at `path`, directly or in a conjunction.
+fn asked_for<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+    let own = equality(query, path)?;
+    if own.is_some() {
+        return Ok(own);
+    }
+    for part in query.nested("$and")?.into_iter().flat_map(Doc::elements) {
+        if let Some(part) = part?.as_document_or_array()?
+            && let Some(value) = asked_for(part, path)?
+        {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}

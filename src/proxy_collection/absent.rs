@@ -1,8 +1,9 @@
-//! Reservations whose owners don't hold their keys: taken over, swept, released. Whatever the strategy, the choice of the proof
-//! that an absent owner never comes is made here.
+//! Takes over, sweeps and releases reservations whose owners don't hold their keys.
 //!
-//! In compensating mode the lease is the proof: it is over, and a write ends before its lease does. In strict mode a
-//! transaction proves it ([`super::placeholder`]), whatever the time.
+//! The strategy decides how Keyward proves that an absent owner never comes. This file makes that choice.
+//!
+//! In compensating mode the lease is the proof: a write ends before its lease does, and the lease is over. In strict mode a
+//! transaction is the proof ([`super::placeholder`]), which needs no clock.
 
 use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver};
 use crate::constraint::{Key, Strategy};
@@ -10,10 +11,10 @@ use crate::reservation::Scope;
 use crate::traces::{Step, asking};
 
 impl ProxyCollection {
-    /// Replaces the reservation of `key`, if it still is the one that was `seen`, past its lease and with an absent owner.
+    /// Replaces the reservation of `key` if it still is the `seen` one, which is past its lease and has an absent owner.
     ///
     /// # Errors
-    /// [`StoreError`] if nobody knows whether it was replaced.
+    /// [`StoreError`] if it is unknown whether it was replaced.
     pub async fn take_over_absent(
         &self,
         strategy: Strategy,
@@ -32,7 +33,7 @@ impl ProxyCollection {
         }
     }
 
-    /// Deletes those reservations, all of them past their lease, whose owner doesn't hold the key; how many.
+    /// Deletes each suspect whose owner doesn't hold the key, and returns their number. All suspects are past their lease.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer. A reservation that stays is settled by the next write that meets it.
@@ -50,13 +51,13 @@ impl ProxyCollection {
         }
     }
 
-    /// Deletes reservations one by one, each so that its owner can't come any more; how many.
+    /// Deletes reservations one by one, each in a way that keeps its owner from coming later. Returns how many.
     async fn delete_absent(&self, abandoned: &[(&Key, &Reservation)]) -> Result<u64, StoreError> {
         let mut count = 0;
         for (key, seen) in abandoned {
             match self.settle_absent(key, seen, None).await {
                 Ok(TakenOver::Done) => count += 1,
-                // Another attempt is at it; the next sweep looks again.
+                // Another attempt is changing it; the next sweep reads it again.
                 Ok(_) => {}
                 Err(error @ StoreError::Unroutable) => {
                     tracing::warn!(%error, constraint = self.constraint.name(), owner = ?seen.owner.id, "not swept");
@@ -67,7 +68,7 @@ impl ProxyCollection {
         Ok(count)
     }
 
-    /// Waits for a release. If it fails the log says so: its reservations stay until the next write that meets them, or a sweep.
+    /// Waits for a release, and logs a failure. The reservations then stay until the next write that meets them, or a sweep.
     pub async fn or_left_behind(&self, released: impl Future<Output = Result<(), StoreError>>) {
         if let Err(error) = released.await {
             tracing::warn!(%error, constraint = self.constraint.name(), "could not release");

@@ -1,22 +1,23 @@
-//! Whether the next key of a constraint is likely to be taken, going by the last ones.
+//! Guesses from a constraint's last keys whether its next key is taken.
 //!
-//! Reserving finds out in one command that a key is free; that it is taken costs two more. Who expects that looks first, which
-//! saves the write that would be refused. It is a guess about speed: right or wrong, the answer is the same.
+//! If a key is free, Keyward learns so with one command, by reserving it. If the key is taken, that costs two commands more.
+//! So if Keyward expects a taken key, it reads first and saves the insert that would be refused. The guess affects speed
+//! only: right or wrong, the answer is the same.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// What the last keys have shown: 0 where none was taken, [`u16::MAX`] where all were.
+/// The recent share of taken keys: 0 if none was taken, [`u16::MAX`] if all were.
 #[derive(Debug, Default)]
 pub struct ConflictPredictor(AtomicU16);
 
-/// Each key moves it by a part of what is left: so many of one kind turn it over, from one end to the middle, as
-/// `WEIGHT * ln 2`.
+/// Each key moves the value by this part of the remaining way: one eighth. About `WEIGHT * ln 2` keys of one kind move it
+/// from one end to the middle.
 const WEIGHT: u16 = 8;
 
 impl ConflictPredictor {
-    /// Takes note of one key: a document held it, or it was free.
+    /// Notes one key: a document held it, or it was free.
     pub fn note(&self, is_taken: bool) {
-        // Two at once may count as one: it is a guess.
+        // Two concurrent notes may count as one, which is good enough for a guess.
         let before = self.0.load(Ordering::Relaxed);
         let after = match is_taken {
             true => before + (u16::MAX - before) / WEIGHT,

@@ -1,8 +1,9 @@
-//! Reads that wait for transactions that are prepared and undecided; all others pass them by and see what was there before.
+//! Reads that wait for prepared, undecided transactions. All other reads ignore these and see the state before them.
 //!
-//! The server does so for a read after a cluster time, however early that is, for a linearizable one, and for a snapshot. But only
-//! for what the first reply holds: a `getMore` passes prepared transactions by, whatever its `find` asked for
-//! (`testbed/tests/router/transactions.rs`). So what is read here, and by a linearizable look for owners, comes in one reply.
+//! The server waits in three kinds of reads: a read after a cluster time, however early, a linearizable read, and a snapshot
+//! read. It waits only for the first reply: a `getMore` ignores prepared transactions, whatever its `find` asked for
+//! (`testbed/tests/router/transactions.rs`). So these reads, and linearizable look-ups of owners, get everything in one
+//! reply.
 
 use bson::{RawDocumentBuf, Timestamp, cstr, rawdoc};
 
@@ -10,21 +11,22 @@ use super::writing::PATIENCE_MS;
 use super::{KEYS_MAX, ProxyCollection, Reservation, StoreError, find_keys};
 use crate::constraint::Key;
 
-/// So many documents are asked for in a first reply: more than there are. It ends at 16 MB, too.
+/// The batch size of a first reply: more documents than exist. The reply also ends at 16 MB.
 pub(super) const ALL_AT_ONCE: i32 = 1_000_000;
 
-/// Any cluster time does.
+/// Stands in for an unknown cluster time: after any cluster time, the read waits.
 const LONG_AGO: Timestamp = Timestamp { time: 1, increment: 0 };
 
 impl ProxyCollection {
-    /// Waits until no transaction is prepared and undecided that has written to the protected collection before now: each document is
-    /// read once, by one command, of which only a number comes back.
+    /// Waits until every prepared transaction that has written to the protected collection before now is decided.
+    ///
+    /// One command reads each document once, and only a number comes back.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no answer.
     pub async fn wait_for_prepared(&self) -> Result<(), StoreError> {
         let mut read = RawDocumentBuf::new();
-        // What no index holds, so that the documents themselves are read.
+        // The index of the hint doesn't hold this field, so the server reads the documents themselves.
         for path in self.constraint.paths().take(1) {
             read.append(
                 bson::raw::CString::try_from(path).map_err(|_| StoreError::Unexpected("a path"))?,
@@ -38,7 +40,8 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// Reads the reservations of `keys`, in no order, once transactions that have written in their places are decided.
+    /// Reads the reservations of `keys`, in no order, after prepared transactions that have written in their places are
+    /// decided.
     ///
     /// # Errors
     /// [`StoreError`] if that takes longer than a second, or the cluster gave no sure answer.
@@ -56,7 +59,7 @@ impl ProxyCollection {
         Ok(decided)
     }
 
-    /// After the latest time that this process was told.
+    /// The read concern: after the latest `operationTime` that this process knows.
     fn concern(&self) -> RawDocumentBuf {
         rawdoc! { "level": "local", "afterClusterTime": self.times().operation.unwrap_or(LONG_AGO) }
     }

@@ -1,4 +1,4 @@
-//! Reservations deleted, many in one command.
+//! Deletes reservations, many in one command.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::queue::Work;
 use super::sessions::Sessions;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
 
-/// Deletes what filters find, one reservation each.
+/// Deletes the reservations that filters match, one for each filter.
 #[derive(Debug)]
 pub struct Deleting {
     pub sessions: Sessions,
@@ -25,7 +25,7 @@ impl Work for Deleting {
     type Item = RawDocumentBuf;
     type Answer = Result<(), StoreError>;
 
-    /// As for reads.
+    /// As for reads: a shard that doesn't answer mustn't block the deletes on the others permanently.
     const AT_ONCE: usize = 2;
 
     fn bytes(filter: &RawDocumentBuf) -> usize {
@@ -33,8 +33,9 @@ impl Work for Deleting {
     }
 
     async fn run(&self, filters: Vec<RawDocumentBuf>) -> Vec<Self::Answer> {
-        // Only what the server has ended is tried again: a delete that nobody waits for any more could still come, and hit
-        // what its attempt has reserved anew, under its token, since. So an attempt ends where no answer comes.
+        // Keyward tries a delete again only if the server has ended it. A delete without an answer could still take effect
+        // after its attempt has reserved the key anew under the same token. It would then remove the new reservation. So an
+        // attempt ends if no answer comes.
         let outcome = self.delete(&filters, PATIENCE_MS).await;
         if !matches!(outcome, Err(StoreError::Busy)) {
             return vec![outcome; filters.len()];
@@ -47,7 +48,7 @@ impl Work for Deleting {
 }
 
 impl Deleting {
-    /// Deletes them by one command, which may take `max_ms`.
+    /// Deletes them with one command, which may take `max_ms`.
     async fn delete(&self, filters: &[RawDocumentBuf], max_ms: i32) -> Result<(), StoreError> {
         let mut deletes = RawArrayBuf::new();
         for filter in filters {

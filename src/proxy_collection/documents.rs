@@ -1,5 +1,7 @@
-//! Walks the documents that reservations are for, from the last `_id` to the first, with a cursor: each shard reads each of its
-//! own once. Through the router, which leaves out what a chunk that was moved has left behind.
+//! Walks the documents of the protected collection from the last `_id` to the first, with a cursor.
+//!
+//! Each shard reads each of its documents once. The walk goes through the router, which leaves out orphaned documents of
+//! moved chunks.
 
 use bson::{RawBson, RawDocumentBuf, cstr};
 use futures_util::TryStreamExt;
@@ -11,8 +13,9 @@ use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
 
 impl ProxyCollection {
-    /// All documents of the protected collection that come after the `_id` `after`, about `batch` at a time: no more of them
-    /// than what the constraint and `shard_key` read.
+    /// Walks the documents of the protected collection after the `_id` `after`, about `batch` at a time.
+    ///
+    /// Each comes with only the top-level fields that the constraint and `shard_key` read.
     pub fn all_documents<'p>(
         &'p self,
         after: Option<RawBson>,
@@ -29,7 +32,7 @@ impl ProxyCollection {
     }
 }
 
-/// A walk over documents with a cursor, which begins anew where the last batch ended if that is lost.
+/// A walk over documents with a cursor. If the cursor is lost, the walk goes on after the last batch with a new one.
 pub struct AllDocuments<'p> {
     proxy: &'p ProxyCollection,
     shard_key: &'p [String],
@@ -39,7 +42,7 @@ pub struct AllDocuments<'p> {
 }
 
 impl AllDocuments<'_> {
-    /// The next batch and the last `_id` in it; none after the last one.
+    /// Returns the next batch and its last `_id`; `None` after the last batch.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -60,7 +63,7 @@ impl AllDocuments<'_> {
             };
             let mut documents = documents_of(&batch)?;
             self.cursor = Some(cursor);
-            // An empty batch isn't the last one.
+            // An empty batch doesn't end the walk.
             let Some(last) = documents.last().map(|last| id_of(last)).transpose()? else {
                 continue;
             };
@@ -84,7 +87,7 @@ impl AllDocuments<'_> {
         within(self.proxy.limit, cursor.batch()).await.map(Some)
     }
 
-    /// Those with the last one's `_id` on other shards: who goes on behind it later doesn't meet them.
+    /// Adds the documents with this `_id` on other shards: a walk that goes on after this `_id` doesn't meet them.
     async fn add_namesakes(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
             let mut documents_of_same_id = self.proxy.documents_of_same_id(id, self.shard_key).await?;

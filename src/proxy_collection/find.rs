@@ -1,7 +1,7 @@
-//! Reads with Keyward's own user, on primaries, that also tell the cluster time at which they were answered.
+//! Reads on primaries as Keyward's own user, and notes the cluster times of the replies.
 //!
-//! The driver's usual cursors hide `operationTime`, which clients have to be told of and [`super::watch`] brings to all shards,
-//! and give up on documents with text that isn't UTF-8; so the replies are taken as bytes.
+//! The driver's usual cursors hide `operationTime`, which Keyward reports to clients and [`super::watch`] brings to all
+//! shards. They also fail on documents with text that isn't UTF-8. So Keyward reads the replies as bytes.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use super::sessions::Sessions;
 use super::time_out::within;
 use crate::reply::Times;
 
-/// Documents, and the latest cluster times that the deployment told with them.
+/// Documents, and the latest cluster times of the replies that held them.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub documents: Vec<RawDocumentBuf>,
     pub times: Times,
 }
 
-/// Runs commands that read in one database, and remembers the latest times that they told.
+/// Runs commands that read in one database, and remembers the latest cluster times of the replies.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {
     sessions: Sessions,
@@ -40,7 +40,7 @@ impl Finder {
         }
     }
 
-    /// Runs `find` (a whole `find` command) and reads its cursor to the end.
+    /// Runs `command` (a whole `find` command) and reads its cursor to the end.
     pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
         let mut session = self.sessions.take().await?;
         let found = within(
@@ -53,15 +53,17 @@ impl Finder {
         Ok(found)
     }
 
-    /// The latest cluster times that its reads told, and the writes in the same sessions.
+    /// The latest cluster times of its reads, and of the writes in the same sessions.
     pub(super) fn times(&self) -> Times {
         self.sessions.times()
     }
 }
 
-/// The read that sees what a write on the primary sees, unless it asks for something else. Without it the cluster's default
-/// applies: `available` reads what a chunk that was moved has left behind, `majority` misses the latest. Not for a transaction's
-/// commands, whose beginning says it for all of them.
+/// Makes a command read what a write on the primary sees, unless the command has a read concern.
+///
+/// Otherwise the cluster's default would apply: `available` returns orphaned documents of moved chunks, and `majority`
+/// misses the latest writes. Not for a transaction's commands: the start of a transaction sets the read concern for all of
+/// them.
 pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
     if !matches!(command.get("readConcern"), Ok(Some(_))) {
         command.append(cstr!("readConcern"), rawdoc! { "level": "local" });
@@ -69,7 +71,7 @@ pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
     command
 }
 
-/// As [`Finder::find`], in a session's transaction, if it has one.
+/// As [`Finder::find`], in `session`, and in its transaction if it has one.
 pub(super) async fn find_within(
     session: &mut ClientSession,
     database: &Database,
@@ -89,7 +91,7 @@ pub(super) async fn find_within(
     Ok(found)
 }
 
-/// The documents of one of a cursor's batches.
+/// The documents of one batch of a cursor.
 pub(super) fn documents_of(batch: &RawBatch) -> Result<Vec<RawDocumentBuf>, StoreError> {
     let unexpected = || StoreError::Unexpected("the reply to a find");
     let mut documents = Vec::new();

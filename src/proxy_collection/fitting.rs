@@ -1,17 +1,18 @@
-//! How much goes into one command.
+//! Limits the number and the size of the items in one command.
 
 /// The limits of one command.
 #[derive(Debug, Clone, Copy)]
 pub struct Fitting {
-    /// So many items at most.
+    /// The maximum number of items.
     pub items: usize,
-    /// So many bytes of them at most.
+    /// The maximum size of all items in bytes.
     pub bytes: usize,
 }
 
 impl Fitting {
-    /// How many of `items`, each as large as `size` says, go into one command: one at least, if there is one, even if it is
-    /// larger than it should be.
+    /// How many of `items` go into one command, if each is as large as `size` says.
+    ///
+    /// At least one, if there is one, even if it exceeds the limit.
     pub fn count<T>(self, items: &[T], size: impl Fn(&T) -> usize) -> usize {
         let mut bytes = 0;
         let fits = |item: &&T| {
@@ -22,7 +23,7 @@ impl Fitting {
         count.max(1).min(items.len())
     }
 
-    /// `items` in the parts that one command each can take.
+    /// Splits `items` into parts, each for one command.
     pub fn parts<T>(self, items: &[T], size: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
         let mut rest = items;
         std::iter::from_fn(move || {
@@ -44,7 +45,7 @@ mod tests {
         assert_eq!(lengths(&[]), [0; 0]);
         assert_eq!(lengths(&[1, 1, 1, 1]), [3, 1]);
         assert_eq!(lengths(&[5, 5, 5]), [2, 1]);
-        // One that is larger than it should be goes alone.
+        // An item over the limit goes alone.
         assert_eq!(lengths(&[1, 11, 1]), [1, 1, 1]);
     }
 }

@@ -1,8 +1,7 @@
-//! The proxy collection of one constraint: reservations are written, read, taken over and released here, by Keyward's
-//! own user.
+//! The proxy collection of one constraint: writes, reads, takes over and releases reservations as Keyward's own user.
 //!
-//! Every change of a reservation names the token it expects, so no change can hit a reservation that somebody else has
-//! written since. Nothing here decides anything: that is [`crate::reservation`]'s.
+//! Every change of a reservation names the token it expects. So it can't hit a reservation that another attempt has written
+//! since. Nothing here decides: [`crate::reservation`] does.
 
 mod absent;
 mod conflict_predictor;
@@ -63,7 +62,8 @@ pub use snapshot::Moment;
 pub use time_out::answered;
 pub use walk::{Entry, Unreadable, id_of};
 
-/// So many keys go into one command: a document may have thousands, and a command ends at 16 MB and 100,000 statements.
+/// The maximum number of keys in one command: a document may have thousands, and a command ends at 16 MB and 100,000
+/// statements.
 const KEYS_MAX: usize = 1_000;
 
 /// Why the cluster gave no answer.
@@ -72,31 +72,31 @@ pub enum StoreError {
     /// The driver failed, or the server refused.
     #[error("{0}")]
     Driver(#[from] mongodb::error::Error),
-    /// No answer came in time; whether the cluster did what it was asked, or still will, is unknown.
+    /// No answer came in time. It is unknown whether the command took effect, or still will.
     #[error("no answer within {} s", .0.as_secs_f32())]
     Late(Duration),
-    /// Nobody knows whether a key is reserved, and for whom.
+    /// It is unknown whether a key is reserved, and for which owner.
     #[error("the cluster gave no sure answer about a reservation")]
     Unsure,
     /// Keyward is shutting down.
     #[error("shutting down")]
     Closed,
-    /// A transaction that is still open has written to a reservation that was to be changed.
+    /// An open transaction has written to a reservation that was to be changed.
     #[error("a transaction that is still open holds it up")]
     Busy,
-    /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now: nobody can prove
-    /// that it won't come.
+    /// The reservation doesn't say on which shard its owner would be, as the collection is sharded now. So Keyward can't
+    /// prove that the owner never comes.
     #[error(
         "a reservation without the values of the present shard key can't be taken over; delete it if its owner isn't there"
     )]
     Unroutable,
-    /// The server is of a version that doesn't say which statements of a retry it had carried out before (`retriedStmtIds`).
+    /// The server's version doesn't report which statements of a retry it had carried out before (`retriedStmtIds`).
     #[error(
         "a server speaks wire version {0}; Keyward needs {WIRE_VERSION_MIN} (MongoDB 6.0) or newer, since older routers don't say \
          which statements of a retry were carried out before"
     )]
     TooOld(i32),
-    /// A reply, or a document of a proxy collection, isn't what it must be.
+    /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),
 }
@@ -106,11 +106,11 @@ pub enum StoreError {
 pub struct ProxyCollection {
     /// The constraint.
     pub constraint: Arc<Constraint>,
-    /// What is counted of it.
+    /// The constraint's metrics.
     pub metrics: ConstraintMetrics,
-    /// Whether the next key that is wanted is likely to be taken.
+    /// Guesses whether the next key is taken.
     pub conflict_predictor: Arc<ConflictPredictor>,
-    /// Who held the keys that were refused last.
+    /// The owners of the keys that were refused last.
     pub recent_owners: Arc<RecentOwners>,
     client: Client,
     sessions: Sessions,
@@ -124,7 +124,7 @@ pub struct ProxyCollection {
     /// Only where the constraint has a collation.
     sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
-    /// For how long reservations have been there.
+    /// Tracks how long reservations have existed.
     watch: Arc<Watch>,
     /// How long to wait for the answer to a command.
     limit: Duration,
@@ -132,7 +132,8 @@ pub struct ProxyCollection {
 }
 
 impl ProxyCollection {
-    /// The proxy collection of `constraint`, through `client`; what is reserved here may be in flight for `lease`.
+    /// The proxy collection of `constraint`, through `client`. Its reservations may be in flight for `lease`.
+    ///
     /// Needs a tokio runtime for its tasks.
     pub fn new(
         client: &Client,
@@ -142,7 +143,8 @@ impl ProxyCollection {
     ) -> ProxyCollection {
         let namespace = constraint.proxy_collection();
         let database = client.database(&namespace.database);
-        // Whatever the URI says: a reservation counts once a majority has it, and only a primary knows the latest.
+        // These options override the URI's: a reservation counts once a majority has it, and only a primary knows the
+        // latest.
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
             .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
@@ -186,15 +188,15 @@ impl ProxyCollection {
         }
     }
 
-    /// Keyward's own client, through which it works.
+    /// Keyward's own client, which this proxy collection uses.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Makes sure that the server has the constraint's collation as Keyward knows it, and that it can be asked about it.
+    /// Checks that the server has the constraint's collation as Keyward knows it, and prepares the questions for sort keys.
     ///
     /// # Errors
-    /// [`StoreError`], with the server's refusal where it hasn't.
+    /// [`StoreError`], with the server's refusal if it doesn't have the collation.
     pub async fn prepare_collation(&self) -> Result<(), StoreError> {
         match &self.sort_keys {
             Some(sort_keys) => sort_keys.create().await,
@@ -202,14 +204,15 @@ impl ProxyCollection {
         }
     }
 
-    /// The error for a client whose document's `key` is taken, which counts as refused.
+    /// Counts a refused document, and returns the client's error: the document's `key` is taken.
     pub async fn refuse(&self, key: &Key) -> DuplicateKey {
         self.metrics.duplicates.inc();
         self.duplicate(key).await
     }
 
-    /// The error of a document whose `key` is taken, in the server's bytes; a cluster that doesn't answer costs it no more
-    /// than the sort keys it shows.
+    /// The error of a document whose `key` is taken, in the server's bytes.
+    ///
+    /// If the cluster doesn't answer, the error lacks the server's sort keys only.
     pub async fn duplicate(&self, key: &Key) -> DuplicateKey {
         let strings = self.constraint.collated_strings(key);
         let (Some(sort_keys), false) = (&self.sort_keys, strings.is_empty()) else {
@@ -225,11 +228,13 @@ impl ProxyCollection {
         }
     }
 
-    /// Inserts a reservation for each key, in the order given; several clients' travel in one command. What is taken in travels
-    /// alone: it comes in thousands, and no client is to wait for it.
+    /// Inserts a reservation for each key, in the order given.
+    ///
+    /// One command carries the reservations of several clients. A backfill's reservations get commands of their own: they
+    /// come in thousands, and no client should wait for them.
     ///
     /// # Errors
-    /// [`StoreError::Closed`] during shutdown; whatever else goes wrong is an outcome of its own.
+    /// [`StoreError::Closed`] during shutdown. Every other failure is an outcome of its own.
     pub async fn reserve(&self, claims: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
         let documents = claims
             .iter()
@@ -247,7 +252,7 @@ impl ProxyCollection {
         asking(Step::Reserve, &self.constraint, claims.len(), reserved).await
     }
 
-    /// Reads the reservations of `keys`, in their order; several clients' travel in one command.
+    /// Reads the reservations of `keys`, in their order. One command carries the reads of several clients.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer for some of them.
@@ -265,18 +270,20 @@ impl ProxyCollection {
         asking(Step::Read, &self.constraint, keys.len(), reads).await
     }
 
-    /// Notes that the proxy collection has only now been made.
+    /// Notes that the proxy collection was created just now.
     pub fn note_made(&self) {
         self.watch.begin_anew();
     }
 
-    /// Whether the lease of a reservation that was read is over: this process knows that it has been there for longer. `lease` is
-    /// this Keyward's, and its writer may have another. One that never was in flight has none to run.
+    /// Whether the lease of a reservation that was read is over: this process knows that the reservation has existed for
+    /// longer.
+    ///
+    /// `lease` is this Keyward's; the writer's may differ. A reservation that was never in flight has no lease to wait for.
     pub fn is_over(&self, reservation: &Reservation, lease: Duration) -> bool {
         !reservation.may_be_in_flight(lease) || self.watch.is_older(reservation.at, lease.max(reservation.lease))
     }
 
-    /// Reads what stands in the places of `keys`, whether it is a reservation or not, in no order.
+    /// Reads the documents in the places of `keys`, reservations or not, in no order.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -293,12 +300,12 @@ impl ProxyCollection {
         Ok(entries)
     }
 
-    /// Replaces the reservation of `key`, if it still is the one that was `seen`, by one for `owner`.
+    /// Replaces the reservation of `key` with one for `owner`, if it still is the one that was `seen`.
     ///
-    /// The token alone doesn't say so: an attempt that begins anew reserves under its old token once more.
+    /// The token alone doesn't prove that: an attempt that begins again reserves under its old token again.
     ///
     /// # Errors
-    /// [`StoreError`] if nobody knows whether it was replaced.
+    /// [`StoreError`] if it is unknown whether it was replaced.
     pub async fn take_over(
         &self,
         key: &Key,
@@ -320,27 +327,27 @@ impl ProxyCollection {
         }
     }
 
-    /// Deletes the reservations of `keys` that still have these tokens, for good: nothing is reserved under them any more.
+    /// Deletes the reservations of `keys` that still have these tokens; their attempts reserve nothing more under them.
     ///
-    /// Acknowledged by the primary only: a release that is lost leaves a reservation without an owner, which the next
-    /// conflict or sweep settles.
+    /// Only the primary acknowledges it. A lost release leaves a reservation without an owner, which the next conflict or
+    /// sweep settles.
     ///
     /// # Errors
-    /// [`StoreError`] if some may still be there.
+    /// [`StoreError`] if some may still exist.
     pub async fn release(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
         self.release_all(keys.iter().map(|(key, token)| token_filter(key, *token)).collect())
             .await
     }
 
-    /// As [`ProxyCollection::release`], those of one beginning only.
+    /// As [`ProxyCollection::release`], but only reservations of the given generations.
     ///
     /// # Errors
-    /// [`StoreError`] if some may still be there.
+    /// [`StoreError`] if some may still exist.
     pub async fn give_back(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
         let filter = |(key, version): &(&Key, ReservationVersion)| {
             let mut filter = token_filter(key, version.token);
             match version.generation {
-                // Absent, that is.
+                // Null matches an absent field.
                 0 => filter.append(cstr!("beginning"), RawBson::Null),
                 generation => filter.append(cstr!("beginning"), i64::from(generation)),
             }
@@ -349,24 +356,24 @@ impl ProxyCollection {
         self.release_all(keys.iter().map(filter).collect()).await
     }
 
-    /// Deletes the reservations of `keys` that still are the ones that were seen; acknowledged and counted as a release is.
+    /// Deletes the reservations of `keys` that are unchanged since they were seen; acknowledged and counted like a release.
     ///
     /// # Errors
-    /// [`StoreError`] if some may still be there.
+    /// [`StoreError`] if some may still exist.
     pub async fn release_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
         self.release_all(seen_filters(keys)).await
     }
 
-    /// As [`ProxyCollection::release_seen`], for a sweep, which has a count of its own.
+    /// As [`ProxyCollection::release_seen`], for a sweep, which counts its deletions itself.
     ///
     /// # Errors
-    /// [`StoreError`] if some may still be there.
+    /// [`StoreError`] if some may still exist.
     pub async fn sweep_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
         let swept = self.delete(seen_filters(keys));
         asking(Step::Release, &self.constraint, keys.len(), swept).await
     }
 
-    /// Every release comes through here, so that each is counted.
+    /// Carries out and counts every release.
     async fn release_all(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         let count = filters.len();
         asking(Step::Release, &self.constraint, count, self.delete(filters)).await?;
@@ -382,23 +389,23 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// The reservation of `key` for `owner`, as it is written.
+    /// The document that reserves `key` for `owner`.
     pub fn reservation(&self, key: &Key, owner: &Owner, version: impl Into<ReservationVersion>) -> RawDocumentBuf {
         reservation::document(key, owner, version.into(), self.lease)
     }
 
-    /// The latest `operationTime` that this collection's reads told, and the latest `$clusterTime` of its reads and writes.
+    /// The latest `operationTime` of this collection's reads, and the latest `$clusterTime` of its reads and writes.
     pub fn times(&self) -> Times {
         self.finder.times()
     }
 
-    /// Reads with Keyward's own user and notes the times of the replies.
+    /// Reads as Keyward's own user, and notes the cluster times of the replies.
     async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
         self.finder.find(command).await
     }
 }
 
-/// A reservation of an attempt's.
+/// Matches the reservation of `key` that has this token.
 fn token_filter(key: &Key, token: Token) -> RawDocumentBuf {
     rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(token) }
 }
@@ -407,7 +414,7 @@ fn seen_filters(keys: &[(&Key, &Reservation)]) -> Vec<RawDocumentBuf> {
     keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect()
 }
 
-/// The very write of a reservation that was seen: an attempt that begins anew reserves under its old token once more.
+/// Matches only the write that was seen: an attempt that begins again reserves under its old token again.
 fn seen_filter(key: &Key, seen: &Reservation) -> RawDocumentBuf {
     rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(seen.token), "at": seen.at }
 }

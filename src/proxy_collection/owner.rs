@@ -1,7 +1,7 @@
-//! Looks owners up: does a document of the protected collection hold this key?
+//! Looks up whether a document of the protected collection holds a key.
 //!
-//! "Holds" is judged on the value: the documents found are run through the constraint itself. A document that has the
-//! owner's `_id` but another key is no owner.
+//! The value decides: Keyward computes the keys of the documents it finds, with the constraint itself. A document with the
+//! owner's `_id` but another key isn't the owner.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,11 +15,13 @@ use crate::raw::Doc;
 use crate::reservation::Scope;
 use crate::traces::{Step, asking};
 
-/// How long a linearizable read may take, in milliseconds: it waits for a majority, which may not be there.
+/// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
 const FENCED_MS_MAX: i32 = 10_000;
 
 impl ProxyCollection {
-    /// Whether, for each key, its owner holds it: that another document does, which happens to be looked for, too, doesn't count.
+    /// Returns for each key whether its own owner holds it.
+    ///
+    /// Another document of the same look-up that holds the key doesn't count.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -42,7 +44,7 @@ impl ProxyCollection {
         Ok(held)
     }
 
-    /// The documents that have the `_id`s of these owners, as far as `scope` reaches.
+    /// Reads the documents with the `_id`s of these owners, within `scope`.
     async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let found = self.find_owners(claims, scope);
         asking(Step::LookForOwner, &self.constraint, claims.len(), found).await
@@ -66,13 +68,13 @@ impl ProxyCollection {
         if scope == Scope::Linearizable {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
             command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
-            // Later replies would pass by what is prepared.
+            // Later replies would ignore prepared transactions.
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
         }
         Ok(self.find(command).await?.documents)
     }
 
-    /// Those of the reservations whose owner doesn't hold the key.
+    /// Returns the reservations whose owner doesn't hold the key.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -89,7 +91,7 @@ impl ProxyCollection {
         Ok(reservations)
     }
 
-    /// The top-level fields that the constraint reads, and those of `more`, so that large documents don't travel whole.
+    /// Projects the top-level fields of the constraint and of `more`, so that large documents aren't sent whole.
     pub(super) fn projection(&self, more: &[String]) -> Result<RawDocumentBuf, StoreError> {
         let root = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         let mut fields: Document = self
@@ -106,7 +108,8 @@ impl ProxyCollection {
         let mut keys = HashSet::new();
         for document in documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
-            // A document that the constraint can't index (parallel arrays, say) was written past it and holds no key.
+            // A document that the constraint can't index (parallel arrays, for example) was written past it and holds no
+            // key.
             keys.extend(self.constraint.keys(document).unwrap_or_default());
         }
         Ok(keys)
@@ -123,8 +126,10 @@ pub(super) fn owner_filter(owner: &Owner, scope: Scope) -> RawDocumentBuf {
     filter
 }
 
-/// The condition that a field has this value. The server compares nothing with undefined; as an `_id` it refuses it, but a
-/// reservation is there before it does.
+/// The condition that a field has this value.
+///
+/// The server compares no value with undefined, so the condition is on the type. The server refuses undefined as an `_id`,
+/// but Keyward writes the reservation before that.
 pub(super) fn equal_to(value: RawBson) -> RawDocumentBuf {
     match value {
         RawBson::Undefined => rawdoc! { "$type": "undefined" },

@@ -1,13 +1,14 @@
-//! Takes a reservation away from an owner that isn't there, so that it can't come any more: strict mode's takeover.
+//! Strict mode's takeover: takes a reservation from an absent owner, so that the owner can't come later.
 //!
-//! To look for the owner proves nothing about a write that is still on its way. So in the one transaction that changes the
-//! reservation, a placeholder with the owner's `_id` and shard key is inserted and deleted again: of that transaction and
-//! the one that inserts the owner, which reads the reservation, only one can commit, in whatever order they run. Nobody
-//! ever sees the placeholder but who reads change streams. Killed before the commit, it leaves nothing.
+//! A look-up of the owner proves nothing about a write that is still on its way. So one transaction changes the reservation,
+//! inserts a placeholder with the owner's `_id` and shard key, and deletes it again. The transaction that inserts the owner
+//! reads the reservation. So only one of the two can commit, in whatever order they run. Only readers of change streams ever
+//! see the placeholder. If Keyward is killed before the commit, nothing is left behind.
 //!
-//! The placeholder must go to the shard that the owner's insert goes to. So the shard key is looked up for each transaction: before
-//! it, and once more when the placeholder is there and holds off whoever would drop or shard the collection anew. What was
-//! changed in between is begun again. An insert that began before such a change can't commit after it.
+//! The placeholder must go to the shard that the owner's insert goes to. So Keyward reads the shard key before each
+//! transaction. It reads it again once the placeholder exists, which keeps the collection from being dropped or sharded
+//! anew. If the sharding changed in between, Keyward begins again. An insert that began before such a change can't commit
+//! after it.
 
 use std::time::Duration;
 
@@ -26,50 +27,51 @@ use crate::server::code;
 use crate::server::driver::{error_code, first_write_error};
 use crate::upstream::Sharding;
 
-/// What became of a takeover.
+/// The outcome of a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenOver {
-    /// The reservation is changed, majority.
+    /// The reservation is changed, and a majority has the change.
     Done,
-    /// It was changed since it was seen.
+    /// The reservation was changed after it was seen.
     Changed,
-    /// Its owner is there, and holds the key.
+    /// Its owner exists, and holds the key.
     OwnerHolds,
     /// A write of its owner is under way.
     Busy,
 }
 
-/// How often a transaction is tried whose conflicts don't say why, or whose placeholder has to change.
+/// How often Keyward tries a transaction that meets unexplained conflicts, or needs another placeholder.
 const TRIES: u32 = 8;
-/// How long to leave it after a conflict.
+/// How long to pause after a conflict.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How often a commit whose outcome is unknown is repeated.
+/// How often Keyward sends a commit whose outcome is unknown.
 const COMMITS: u32 = 5;
 
 /// How a transaction makes sure that the owner can't come.
 #[derive(Debug, Clone)]
 enum Proof {
-    /// A placeholder; the paths are those of unique indexes, where it must not be like another document.
+    /// A placeholder. It has fresh values at the `filled` paths, so that it doesn't violate unique indexes.
     Placeholder { filled: Vec<String> },
-    /// There are documents with the owner's `_id` that hold other keys: they are written to, so that none can be deleted to
-    /// make way for the owner meanwhile.
+    /// Documents with the owner's `_id` exist, but hold other keys. The transaction writes to them, so that none can be
+    /// deleted meanwhile to make way for the owner.
     Touch,
-    /// The server takes no document with such an `_id` or shard key.
+    /// The server refuses every document with such an `_id` or shard key.
     Needless,
 }
 
-/// How one transaction ended that didn't settle it.
+/// The step after a transaction: another transaction with this proof, or the end.
 enum Next {
     With(Proof),
     Done(TakenOver),
 }
 
 impl ProxyCollection {
-    /// Replaces the reservation of `key` by `anew`, or deletes it, if it still is the one that was `seen` and its owner
-    /// neither is there nor can come.
+    /// Replaces the reservation of `key` with `anew`, or deletes it if there is none.
+    ///
+    /// It does so only if the reservation still is the one that was `seen`, and its owner neither exists nor can come.
     ///
     /// # Errors
-    /// [`StoreError`] if nobody knows whether it was changed, or nothing can be proved.
+    /// [`StoreError`] if it is unknown whether it was changed, or if nothing can be proved.
     pub async fn settle_absent(
         &self,
         key: &Key,
@@ -181,7 +183,7 @@ impl ProxyCollection {
                     let is_given = |path: &String| {
                         path == "_id" || filled.contains(path) || routes(owner).any(|(given, _)| given == path)
                     };
-                    // All of the index's fields are the owner's: another document has its place, whatever may come.
+                    // All fields of the index have the owner's values: another document has the owner's place in any case.
                     match paths.iter().find(|path| !is_given(path)) {
                         Some(path) => {
                             filled.push(path.clone());
@@ -190,7 +192,7 @@ impl ProxyCollection {
                         None => Err(refused(error)),
                     }
                 }
-                // The same stands for shard keys.
+                // The server accepts no document with such an `_id` or shard key.
                 Some(code::DOLLAR_PREFIXED_FIELD_NAME | code::INVALID_ID_FIELD | code::SHARD_KEY_NOT_FOUND) => {
                     Ok(Next::With(Proof::Needless))
                 }
@@ -209,7 +211,7 @@ impl ProxyCollection {
 
     async fn touch(&self, session: &mut ClientSession, key: &Key, owner: &Owner) -> Result<Next, StoreError> {
         let name = self.protected.name();
-        // As the collection compares `_id`s, and wherever it lies: that is what is in the way.
+        // By the collection's own collation and on every shard: these are the documents in the placeholder's way.
         let filter = owner_filter(owner, Scope::Everywhere);
         let find = rawdoc! { "find": name, "filter": filter.clone() };
         let documents = find_within(session, &self.database, find).await?.documents;
@@ -219,7 +221,7 @@ impl ProxyCollection {
         if self.keys_of(&documents)?.contains(key) {
             return Ok(Next::Done(TakenOver::OwnerHolds));
         }
-        // The server does nothing about an update that changes nothing.
+        // The server skips an update that changes nothing, so one update sets the field and another removes it.
         for operator in ["$set", "$unset"] {
             let change = RawDocumentBuf::try_from(&doc! { operator: { TOUCHED: 1 } })
                 .map_err(|_| StoreError::Unexpected("an update"))?;
@@ -243,7 +245,7 @@ impl ProxyCollection {
     }
 }
 
-/// Commits; an error with the label for transient ones says that nothing happened.
+/// Commits. An error with the label for transient errors means that nothing happened.
 async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     let mut committed = session.commit_transaction().await;
     for _ in 1..COMMITS {
@@ -257,12 +259,12 @@ async fn commit(session: &mut ClientSession) -> Result<(), Error> {
     committed
 }
 
-/// Aborts as far as the server hasn't; what it doesn't hear of ends by its own limit.
+/// Aborts the transaction, unless the server has. If the server gets no abort, its own time limit ends the transaction.
 async fn abort(session: &mut ClientSession) {
     let _ = session.abort_transaction().await;
 }
 
-/// How many documents a write met, all of them without an error.
+/// The number of documents that a write matched; an error if the write failed for any.
 fn count(reply: &Document) -> Result<i32, StoreError> {
     match (first_write_error(reply), reply.get_i32("n")) {
         (None, Ok(count)) => Ok(count),
@@ -275,10 +277,10 @@ fn refused(error: &Document) -> StoreError {
     StoreError::Unexpected("the placeholder of an absent owner")
 }
 
-/// The field that a document has for a moment, inside a transaction.
+/// The field that a document has briefly, inside a transaction.
 const TOUCHED: &str = "keyward_touched";
 
-/// Whether the owner's reservation says where it would be, by the shard key of today.
+/// Whether the owner's route has exactly the fields of the present shard key.
 fn is_routable(owner: &Owner, shard_key: &[String]) -> bool {
     let paths: Vec<&str> = routes(owner).map(|(path, _)| path).collect();
     paths == shard_key.iter().map(String::as_str).collect::<Vec<_>>()
@@ -289,7 +291,7 @@ fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
     elements.map(|(path, value)| (path.as_str(), value.into()))
 }
 
-/// A document with the owner's `_id` and shard key, and something of its own at the `filled` paths.
+/// A document with the owner's `_id` and shard key, and fresh values at the `filled` paths.
 fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
     let of_route = routes(owner).map(|(path, value)| (path.to_owned(), value));
     let of_filled = filled
@@ -304,7 +306,7 @@ fn placeholder(owner: &Owner, filled: &[String]) -> RawDocumentBuf {
     nested(fields)
 }
 
-/// The document that has these values under these paths.
+/// The document with these values at these paths.
 fn nested(fields: Vec<(String, RawBson)>) -> RawDocumentBuf {
     let mut document = RawDocumentBuf::new();
     let mut rest = fields;

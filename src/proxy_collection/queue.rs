@@ -1,7 +1,7 @@
-//! Natural batching: what arrives while one command is under way travels together in the next.
+//! Natural batching: items that arrive while a command is under way share the next one.
 //!
-//! What finds nothing under way leaves at once, from the task of who asks. The rest waits in a task of the queue's, for no
-//! timer. What is asked for at once is never split, and keeps its order.
+//! If a permit is free, a request runs at once, in its caller's task. Otherwise it waits in the queue's task for a permit,
+//! never for a timer. The items of one request are never split, and keep their order.
 
 use std::sync::Arc;
 
@@ -9,25 +9,26 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::StoreError;
 
-/// At most so many items in one command: keeps the server's work per command, and so the wait of the next, short.
+/// A command takes no further request from this many items on. This keeps the server's work per command, and so the next
+/// wait, short.
 const BATCH: usize = 1_000;
-/// At most so many bytes in one command, far below the 48 MB of a message.
+/// The same limit in bytes, far below the 48 MB of a message.
 const BATCH_BYTES: usize = 16 << 20;
 
-/// What a command can do for many at once.
+/// Work that one command can do for many items.
 pub trait Work: Send + Sync + 'static {
     /// One thing to do.
     type Item: Send + 'static;
-    /// What became of it.
+    /// The outcome of an item.
     type Answer: Send + 'static;
 
-    /// So many commands may be under way at the same time.
+    /// How many commands may be under way at the same time.
     const AT_ONCE: usize;
 
-    /// How much of a message it takes.
+    /// How many bytes of a message an item takes.
     fn bytes(item: &Self::Item) -> usize;
 
-    /// Does all of `items`; gives an answer for each, in order.
+    /// Carries out all `items`, and returns an answer for each, in order.
     fn run(&self, items: Vec<Self::Item>) -> impl Future<Output = Vec<Self::Answer>> + Send;
 }
 
@@ -42,7 +43,7 @@ impl<W: Work> Request<W> {
     }
 }
 
-/// The way into a queue.
+/// A handle to a queue.
 #[derive(Debug)]
 pub struct Queue<W: Work> {
     work: Arc<W>,
@@ -61,7 +62,7 @@ impl<W: Work> Clone for Queue<W> {
 }
 
 impl<W: Work> Queue<W> {
-    /// Starts the task that has `work` done; it ends when the last `Queue` is dropped. Needs a tokio runtime.
+    /// Starts the task that runs `work`; it ends when the last `Queue` is dropped. Needs a tokio runtime.
     pub fn start(work: W) -> Queue<W> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let work = Arc::new(work);
@@ -74,15 +75,15 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Has `items` done, beside others'; gives what became of each, in order.
+    /// Carries out `items`, beside those of other requests, and returns the outcome of each, in order.
     ///
     /// # Errors
-    /// [`StoreError::Closed`] if the process is shutting down; nothing is known about the items then.
+    /// [`StoreError::Closed`] if the process is shutting down; the outcome of the items is then unknown.
     pub async fn ask(&self, items: Vec<W::Item>) -> Result<Vec<W::Answer>, StoreError> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        // Hardly anybody is overtaken: once the queue's task waits for a permit, the next one is its.
+        // This overtakes few requests: once the queue's task waits for a permit, it gets the next one.
         if let Ok(_permit) = self.under_way.try_acquire() {
             return Ok(self.work.run(items).await);
         }
@@ -96,7 +97,7 @@ impl<W: Work> Queue<W> {
 
 async fn run<W: Work>(work: Arc<W>, under_way: Arc<Semaphore>, mut receiver: mpsc::UnboundedReceiver<Request<W>>) {
     while let Some(first) = receiver.recv().await {
-        // Whatever arrives while this waits goes along.
+        // Requests that arrive during this wait join the batch.
         let Ok(permit) = under_way.clone().acquire_owned().await else {
             return;
         };
@@ -117,7 +118,7 @@ async fn run<W: Work>(work: Arc<W>, under_way: Arc<Semaphore>, mut receiver: mps
     }
 }
 
-/// Does one batch and tells each request its part of the outcome.
+/// Runs one batch, and sends each request its part of the outcome.
 async fn serve<W: Work>(work: &W, requests: Vec<Request<W>>) {
     let mut batch = Vec::new();
     let mut waiting = Vec::with_capacity(requests.len());
@@ -127,7 +128,7 @@ async fn serve<W: Work>(work: &W, requests: Vec<Request<W>>) {
     }
     let mut answers = work.run(batch).await.into_iter();
     for (count, answer) in waiting {
-        // Whoever asked may have gone; its reservations then wait for their lease.
+        // The caller may have gone. Its reservations then wait for their lease.
         let _ = answer.send(answers.by_ref().take(count).collect());
     }
 }
@@ -140,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives back what it gets, when it is let; and notes how much came at once.
+    /// Returns its items when the test lets it, and notes each batch.
     #[derive(Debug, Default)]
     struct Echo {
         go_on: Arc<Notify>,

@@ -1,4 +1,4 @@
-//! Reservations read, many in one `find`.
+//! Reads reservations, many in one `find`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Work for Reading {
     type Item = Key;
     type Answer = Result<Option<Reservation>, StoreError>;
 
-    /// A shard that doesn't answer mustn't hold up the reads of the others for good.
+    /// A shard that doesn't answer mustn't block the reads of the others permanently.
     const AT_ONCE: usize = 2;
 
     fn bytes(key: &Key) -> usize {
@@ -39,7 +39,7 @@ impl Work for Reading {
             Ok(by_key) => by_key,
             Err(error) => return vec![Err(error); keys.len()],
         };
-        // Several may ask for one key.
+        // Several requests may ask for the same key.
         keys.iter().map(|key| by_key.get(key).cloned().transpose()).collect()
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key
     RawDocumentBuf::from_bytes(command).unwrap_or_default()
 }
 
-/// The `find` of the reservations of `keys`, only those with one of `tokens` if some are given.
+/// The `find` of the reservations of `keys`. If `tokens` are given, it finds only those with one of them.
 pub fn find_reservations<'k>(
     collection: &str,
     keys: impl Iterator<Item = &'k Key>,
@@ -89,7 +89,7 @@ pub fn find_reservations<'k>(
     command
 }
 
-/// The key that a reservation is about; or why its `_id` stands for none.
+/// The key of a reservation; or the reason why its `_id` isn't a key.
 pub(super) fn key_of(constraint: &Constraint, reservation: &RawDocument) -> Result<Key, String> {
     let id = reservation.get_document("_id").map_err(|error| error.to_string())?;
     Key::from_reservation_id(constraint, id).map_err(|error| error.to_string())

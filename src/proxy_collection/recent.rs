@@ -1,4 +1,4 @@
-//! Finds the reservations that were written lately: the only ones that anybody may have to wait for.
+//! Finds the reservations that were written recently: a write may have to wait for these only.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use super::{ProxyCollection, Reservation, StoreError};
 use crate::constraint::Key;
 
 impl ProxyCollection {
-    /// Reservations that aren't known to have been written `span` ago, at most `limit` of them, in no order. A process that hasn't
-    /// been there for so long knows of none.
+    /// Reads reservations that aren't known to be older than `span`, at most `limit` of them, in no order.
+    ///
+    /// A process that hasn't run for that long knows no reservation to be older.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -21,7 +22,7 @@ impl ProxyCollection {
         let found = self.find(command).await?;
         let mut recent = Vec::with_capacity(found.documents.len());
         for document in &found.documents {
-            // What isn't a reservation is in nobody's way.
+            // Other documents are skipped: no write waits for them.
             if let Ok(young_one) = self.entry(document)?.read {
                 recent.push(young_one);
             }

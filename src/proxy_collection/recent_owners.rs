@@ -1,8 +1,8 @@
-//! Who held the keys that were refused last.
+//! Remembers the owners of the keys that were refused last.
 //!
-//! What is refused is often tried again: a form that is sent twice, a message that is delivered twice. One look at the document
-//! that was in the way then refuses it once more, without reading its reservation first. It is a guess about speed, as
-//! [`super::conflict_predictor`] is: a document that doesn't hold the key any more is found not to.
+//! A refused key is often tried again: a form is sent twice, or a message is delivered twice. Keyward then looks up the
+//! remembered owner, and refuses the key again without reading its reservation first. The guess affects speed only, as in
+//! [`super::conflict_predictor`]: if the document doesn't hold the key any more, the look-up shows it.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -12,12 +12,12 @@ use lru::LruCache;
 use super::Reservation;
 use crate::constraint::Key;
 
-/// So many keys are remembered.
+/// The number of remembered keys.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
-/// Longer ones aren't, nor those of longer owners: in bytes.
+/// Keys and owners of more bytes than this aren't remembered.
 const BYTES_MAX: usize = 512;
 
-/// The reservations of keys that were found to be held.
+/// The reservations of keys that their owners were found to hold.
 #[derive(Debug)]
 pub struct RecentOwners(Mutex<LruCache<Key, Reservation>>);
 
@@ -28,7 +28,7 @@ impl Default for RecentOwners {
 }
 
 impl RecentOwners {
-    /// The owner of this reservation holds the key.
+    /// Notes that the owner of this reservation holds the key.
     pub fn note(&self, key: &Key, held: &Reservation) {
         let owner = held.owner.bytes();
         if key.values().is_none_or(|values| values.bytes().len() > BYTES_MAX) || owner > BYTES_MAX {
@@ -38,7 +38,7 @@ impl RecentOwners {
         holders.put(key.clone(), held.clone());
     }
 
-    /// Who held the key last, if that is remembered; it is forgotten with that, until it is noted again.
+    /// Returns the key's last known reservation, if one is remembered, and forgets it.
     pub fn take(&self, key: &Key) -> Option<Reservation> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop(key)
     }

@@ -1,9 +1,12 @@
-//! A reservation as it stands in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
+//! A reservation as stored in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
 //!
-//! `_id` is the key ([`crate::constraint::Key::reservation_id`]); `owner` is the owner's `_id`; `route` its shard-key
-//! values under their paths, absent where the protected collection isn't sharded; `token` says which attempt wrote it, and
-//! `beginning`, absent where it is 0, in which of its beginnings; `lease`, in milliseconds, how long it may be in flight, 0 if
-//! it never was; `at` is the cluster time of the write, filled in by the server.
+//! - `_id` is the key ([`crate::constraint::Key::reservation_id`]).
+//! - `owner` is the owner's `_id`.
+//! - `route` holds the owner's shard-key values under their paths. It is absent if the protected collection isn't sharded.
+//! - `token` names the attempt that wrote the reservation.
+//! - `beginning` is the attempt's generation. It is absent if it is 0.
+//! - `lease` is how long the reservation may be in flight, in milliseconds. It is 0 if it never was.
+//! - `at` is the cluster time of the write. The server fills it in.
 
 use std::time::Duration;
 
@@ -22,24 +25,23 @@ use crate::reservation::Token;
 pub struct Owner {
     /// The document's `_id`.
     pub id: RawBson,
-    /// Its shard-key values; `None` where the protected collection isn't sharded.
+    /// Its shard-key values; `None` if the protected collection isn't sharded.
     pub route: Option<RawDocumentBuf>,
 }
 
-/// By what an attempt knows a reservation that it has written.
+/// Identifies a reservation that an attempt has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReservationVersion {
-    /// The attempt's.
+    /// The attempt's token.
     pub token: Token,
-    /// How often the attempt has given back what it held: a deletion of that which comes late doesn't hit what it has
-    /// reserved since.
+    /// How often the attempt has released its reservations, so that a delayed delete can't remove a newer reservation.
     pub generation: u32,
-    /// Whether a write by which its owner would hold the key may be on its way: if not, nobody waits for one.
+    /// Whether a write that gives its owner the key may be on its way. If not, no attempt waits for one.
     pub in_flight: bool,
 }
 
 impl From<Token> for ReservationVersion {
-    /// The first beginning's, in flight.
+    /// The first generation, in flight.
     fn from(token: Token) -> ReservationVersion {
         ReservationVersion {
             token,
@@ -52,28 +54,28 @@ impl From<Token> for ReservationVersion {
 /// A reservation that was read.
 #[derive(Debug, Clone)]
 pub struct Reservation {
-    /// Whose it is, as far as the writer knew.
+    /// Its owner, as far as the writer knew.
     pub owner: Owner,
-    /// Who wrote it.
+    /// The token of the attempt that wrote it.
     pub token: Token,
-    /// In which of its beginnings.
+    /// The generation of the attempt that wrote it.
     pub generation: i64,
     /// The cluster time at which it was written.
     pub at: Timestamp,
-    /// How long it may be in flight, as its writer has it: other Keywards may run with another lease. Zero if it never was.
+    /// How long it may be in flight, by its writer's lease: other Keywards may have another lease. Zero if it never was.
     pub lease: Duration,
     /// When this process first saw it.
     pub seen: Instant,
 }
 
 impl Owner {
-    /// Whether both have the same `_id`, byte for byte: not a number is itself here.
+    /// Whether both have the same `_id`, by value or byte for byte: NaN is equal to itself here.
     pub fn is_namesake_of(&self, other: &Owner) -> bool {
         let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
         self.id == other.id || bytes(&self.id) == bytes(&other.id)
     }
 
-    /// How many bytes it takes in a reservation, about.
+    /// About how many bytes of a reservation the owner needs.
     pub fn bytes(&self) -> usize {
         let route = self.route.as_ref().map_or(0, |route| route.as_bytes().len());
         rawdoc! { "": self.id.clone() }.as_bytes().len() + route
@@ -86,9 +88,9 @@ impl PartialEq for Owner {
     }
 }
 
-/// The reservation of `key` for `owner`, ready to be inserted or to replace another; `lease` if it is in flight.
+/// The document that reserves `key` for `owner`, by insert or replacement. Its lease is `lease` if it is in flight.
 pub fn document(key: &Key, owner: &Owner, version: ReservationVersion, lease: Duration) -> RawDocumentBuf {
-    // The buffer suffices for what comes after it, too.
+    // The buffer has room for the following fields, too.
     let mut id = Builder::new();
     id.open(ElementType::EmbeddedDocument, b"_id");
     key.append_reservation_id(&mut id);
@@ -132,8 +134,9 @@ impl Reservation {
         })
     }
 
-    /// Whether a write by which its owner would hold the key may still come, as far as this process has seen it there; `lease` is
-    /// this Keyward's, and its writer may have another.
+    /// Whether a write that gives its owner the key may still come, by how long this process has seen the reservation.
+    ///
+    /// `lease` is this Keyward's, and the writer may have another. The longer one counts.
     pub fn may_be_in_flight(&self, lease: Duration) -> bool {
         !self.lease.is_zero() && self.seen.elapsed() <= lease.max(self.lease)
     }

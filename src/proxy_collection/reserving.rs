@@ -1,7 +1,7 @@
-//! Reservations written, many in one insert: what the server says of each.
+//! Writes reservations, many in one insert, and reads the server's answer for each.
 //!
-//! Those that a transaction that is open holds up are let be. What the server writes of them later it writes under the same
-//! tokens, so it is known as what it is.
+//! Keyward doesn't wait for reservations that an open transaction holds up. If the server writes them later, they have the
+//! same tokens, so their attempts recognise them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,23 +23,23 @@ use crate::raw::Builder;
 use crate::server::code::DUPLICATE_KEY;
 use crate::server::driver::{error_code, is_time_up, says_time_up, write_concern_error, write_errors};
 
-/// How long a key is known to be in an open transaction's hands after it was met last.
+/// How long Keyward remembers that an open transaction holds up a key, since it last met that.
 const REMEMBERED: Duration = Duration::from_secs(5);
 
-/// What became of one reservation.
+/// The outcome of one reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserved {
-    /// It is written, majority.
+    /// It is written, and a majority has it.
     Written,
     /// Another reservation has the key.
     Taken,
-    /// No sure answer: it may or may not be there.
+    /// No sure answer: it may or may not exist.
     Unsure,
-    /// A transaction that is still open has written in its place.
+    /// An open transaction has written in its place.
     Busy,
 }
 
-/// So many reservations, and so many bytes of them, go into one command; the server takes 100,000 and 48 MB.
+/// The limits of one command: reservations and their bytes. The server takes 100,000 and 48 MB.
 const COMMAND_MAX: Fitting = Fitting {
     items: 20_000,
     bytes: 16 << 20,
@@ -47,8 +47,8 @@ const COMMAND_MAX: Fitting = Fitting {
 
 /// Writes reservations.
 ///
-/// Not as retryable writes: for their numbers the server keeps a session busy, and whoever gets that session next, because
-/// nobody waits any more, would wait instead.
+/// It doesn't use retryable writes. The server keeps a session busy for the number of such a write. If Keyward gave up
+/// waiting for it, the next command in that session would wait instead.
 #[derive(Debug, Clone)]
 pub struct Reserving {
     sessions: Sessions,
@@ -56,7 +56,7 @@ pub struct Reserving {
     collection: String,
     /// How long to wait for the answer to a command.
     limit: Duration,
-    /// Keys that an open transaction was met at, and when.
+    /// Keys that an open transaction held up, and when Keyward met that.
     busy: Arc<Mutex<HashMap<Vec<u8>, Instant>>>,
 }
 
@@ -64,8 +64,8 @@ impl Work for Reserving {
     type Item = RawDocumentBuf;
     type Answer = Reserved;
 
-    /// While one waits for its majority the server has time for another. What one client asks for at once is never split:
-    /// of two of its reservations of one key the first one wins.
+    /// While one command waits for its majority, the server has time for another. The reservations of one request are never
+    /// split: if two have the same key, the first one wins.
     const AT_ONCE: usize = 2;
 
     fn bytes(item: &RawDocumentBuf) -> usize {
@@ -75,7 +75,7 @@ impl Work for Reserving {
     async fn run(&self, reservations: Vec<RawDocumentBuf>) -> Vec<Reserved> {
         let together = self.insert_twice(&reservations);
         tokio::pin!(together);
-        // Thousands take their time without anything in their way.
+        // Thousands of reservations take longer even if nothing holds them up.
         let patience = Duration::from_millis(u64::from(PATIENCE_MS.unsigned_abs()).max(reservations.len() as u64));
         if let Ok(outcomes) = timeout(patience, together.as_mut()).await {
             return outcomes;
@@ -98,7 +98,7 @@ impl Reserving {
         }
     }
 
-    /// Whether an open transaction was met lately at one of them: who travels with it would wait for it.
+    /// Whether an open transaction recently held up one of them: other reservations in the same command would wait for it.
     pub fn is_busy(&self, reservations: &[RawDocumentBuf]) -> bool {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.retain(|_, met| met.elapsed() < REMEMBERED);
@@ -108,7 +108,7 @@ impl Reserving {
                 .any(|reservation| busy.contains_key(key(reservation)))
     }
 
-    /// Writes each by a command of its own. Of two of one key the first one is tried.
+    /// Writes each with a command of its own. If two have the same key, only the first one is tried.
     pub async fn each_alone(&self, reservations: &[RawDocumentBuf]) -> Vec<Reserved> {
         let mut firsts = HashMap::new();
         let mut tried = Vec::new();
@@ -138,8 +138,9 @@ impl Reserving {
         outcome
     }
 
-    /// Inserts them; those of unknown outcome, as when a primary steps down, once more: what is there by then has their
-    /// token, and is found to be theirs.
+    /// Inserts them, and once more those of unknown outcome, as when a primary steps down.
+    ///
+    /// Reservations that exist by then have the same token, so their attempts recognise them.
     async fn insert_twice(&self, reservations: &[RawDocumentBuf]) -> Vec<Reserved> {
         let all: Vec<&RawDocumentBuf> = reservations.iter().collect();
         let mut outcomes = self.insert(&all, None).await;
@@ -155,7 +156,7 @@ impl Reserving {
         outcomes
     }
 
-    /// Inserts them in order, by as many commands as they need, each of which may take `max_ms`.
+    /// Inserts them in order, with as many commands as they need, each of which may take `max_ms`.
     async fn insert(&self, reservations: &[&RawDocumentBuf], max_ms: Option<i32>) -> Vec<Reserved> {
         let mut outcomes = Vec::with_capacity(reservations.len());
         for part in COMMAND_MAX.parts(reservations, |reservation| reservation.as_bytes().len()) {
@@ -198,7 +199,7 @@ fn key(reservation: &RawDocument) -> &[u8] {
         .unwrap_or_default()
 }
 
-/// What a command that failed as a whole says of each of its reservations.
+/// The outcome of each reservation if its command failed as a whole.
 fn unanswered(error: &StoreError, count: usize) -> Reserved {
     if let StoreError::Driver(error) = error
         && is_time_up(error)
@@ -209,7 +210,7 @@ fn unanswered(error: &StoreError, count: usize) -> Reserved {
     Reserved::Unsure
 }
 
-/// What a reply says of each; nothing if it isn't what it must be.
+/// The outcome of each reservation by a reply; `None` if the reply doesn't have the expected form.
 fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
     let written = match write_concern_error(reply) {
         // The transaction ended just before the time did.

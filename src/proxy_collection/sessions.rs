@@ -1,7 +1,7 @@
-//! The driver's sessions, each used for one command after the other.
+//! Keeps sessions of the driver, and uses each for one command after the other.
 //!
-//! The driver gives every command a session of its own, and takes it back in a task of its own: that wakes another thread
-//! for each reservation, which on a small machine takes as long as all else that is done for it.
+//! Otherwise the driver would give every command a session of its own, and take it back in a task of its own. That wakes
+//! another thread for each reservation. On a small machine this takes as long as all other work for the reservation.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,10 +11,10 @@ use mongodb::{Client, ClientSession, Database};
 
 use crate::reply::Times;
 
-/// So many are kept while nobody needs them.
+/// How many idle sessions are kept.
 const KEPT: usize = 16;
 
-/// Sessions that wait for their next command, and the latest cluster times that the deployment told in them.
+/// Idle sessions, and the latest cluster times of the replies in all sessions.
 #[derive(Debug, Clone)]
 pub(super) struct Sessions {
     client: Client,
@@ -35,10 +35,10 @@ impl Sessions {
         }
     }
 
-    /// Runs `command`, which writes, in `database`, and notes the cluster time of the reply: it isn't before what was written.
+    /// Runs `command`, which writes, in `database`, and notes the cluster time of the reply, which isn't before the write's.
     ///
     /// # Errors
-    /// As the driver has it.
+    /// The driver's error.
     pub(super) async fn run(&self, database: &Database, command: RawDocumentBuf) -> Result<Document, Error> {
         let mut session = self.take().await?;
         let reply = database.run_raw_command(command).session(&mut *session).await?;
@@ -63,7 +63,7 @@ impl Sessions {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One that nobody else uses.
+    /// Takes an idle session, or starts one.
     pub(super) async fn take(&self) -> Result<Box<ClientSession>, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match idle {
@@ -78,7 +78,7 @@ impl Sessions {
         }
     }
 
-    /// Takes one back after a command that succeeded: after any other the driver may want to be rid of it.
+    /// Keeps a session after a successful command. After a failed one the driver may have to discard the session.
     pub(super) fn keep(&self, session: Box<ClientSession>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < KEPT {

@@ -1,7 +1,7 @@
-//! What documents and reservations said of keys at one and the same moment.
+//! Reads documents and reservations of keys as of one moment.
 //!
-//! A document arrives after its reservation and goes before it. Read one after the other, a document and a reservation may
-//! seem to contradict each other while both are right; in one snapshot of all shards they can't.
+//! A document arrives after its reservation and goes before it. If Keyward reads one after the other, they may seem to
+//! contradict each other although both are right. In one snapshot of all shards they can't.
 
 use std::time::Duration;
 
@@ -18,23 +18,24 @@ use crate::constraint::Key;
 use crate::raw::Doc;
 use crate::reservation::Scope;
 
-/// How often a snapshot is asked for: while chunks move it may not be had.
+/// How often Keyward asks for a snapshot, which may be unavailable while chunks move.
 const TRIES: u32 = 8;
-/// How long to leave it in between.
+/// How long to pause between tries.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What was true of one key at one moment.
+/// The state of one key at one moment.
 #[derive(Debug, Clone)]
 pub struct Moment {
-    /// The documents that hold it, of those that were looked at: the owner asked about, the reservation's, and the others'.
+    /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
     pub holders: Vec<Owner>,
-    /// What stands in the place of its reservation.
+    /// The document in the place of its reservation.
     pub entry: Option<Entry>,
 }
 
 impl ProxyCollection {
-    /// Looks at each key's reservation, at the owner that is given and at the one that the reservation names, all at one
-    /// moment, which a majority knows. `owner_of` says where a document lies.
+    /// Reads each key's reservation, the given owner, and the owner that the reservation names, all as of one moment.
+    ///
+    /// A majority has the state of that moment. `owner_of` returns the `_id` and the route of a document.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -50,7 +51,7 @@ impl ProxyCollection {
             let mut session = self.begin().await?;
             let mut outcome = self.look(&mut session, claims, shard_key, &owner_of).await;
             match outcome {
-                // What a primary says that isn't one any more doesn't count.
+                // The commit fails if a primary that was deposed has answered.
                 Ok(_) => {
                     if let Err(error) = session.commit_transaction().await {
                         outcome = Err(error.into());
@@ -69,7 +70,7 @@ impl ProxyCollection {
         }
     }
 
-    /// A transaction that sees all shards as of one moment, and counts once a majority has it.
+    /// Begins a transaction that sees all shards as of one moment, and that counts once a majority has it.
     pub(super) async fn begin(&self) -> Result<ClientSession, StoreError> {
         let mut session = self.client.start_session().await?;
         session

@@ -1,8 +1,8 @@
-//! What the server itself makes of a string under a collation: an error shows it, and no other library knows it.
+//! Asks the server for the sort keys of strings under a collation: an error shows them, and no other library knows them.
 //!
-//! The server shows the sort key of a string in one place that needs nothing stored: the error of a duplicate. So the
-//! string is inserted twice into a collection with a unique index of that collation, in a transaction, which the second of
-//! the two ends; nothing of it is ever there for anybody else. It is asked for only when a duplicate is to be reported.
+//! The server shows the sort key of a string in one place that needs no stored data: the error of a duplicate. So Keyward
+//! inserts the string twice, in a transaction, into a collection with a unique index of that collation. The second document
+//! ends the transaction, so no other client ever sees anything of it. Keyward asks only when it has a duplicate to report.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use super::time_out::within;
 use crate::constraint::bytes_of_hex;
 use crate::server::driver::first_write_error;
 
-/// So many strings are asked for at once; each has a field of its own in the index.
+/// How many strings one command asks for; each has a field of its own in the index.
 const FIELDS: usize = 8;
-/// How long an error may wait for the server's sort keys; after it, it goes without.
+/// How long an error may wait for the server's sort keys; after that it goes without them.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// The server's sort keys under one collation.
@@ -31,9 +31,9 @@ pub(super) struct SortKeys {
 }
 
 impl SortKeys {
-    /// Those under `collation`, all of whose fields are there, asked for in `database`.
+    /// The sort keys under `collation`, which has all its fields; Keyward asks for them in `database`.
     pub(super) fn new(client: &Client, database: &Database, collation: &RawDocument) -> Option<SortKeys> {
-        // One collection for each collation: an index more would answer for the wrong one.
+        // Each collation has a collection of its own: if there were several indexes, the wrong one could answer.
         let name = xxh3_64(collation.as_bytes());
         Some(SortKeys {
             client: client.clone(),
@@ -43,7 +43,7 @@ impl SortKeys {
         })
     }
 
-    /// Creates what is needed to ask; the server refuses a collation that it doesn't have in this very version.
+    /// Creates the collection and its index. The server refuses a collation that it doesn't have in this very version.
     pub(super) async fn create(&self) -> Result<(), StoreError> {
         let mut key = doc! { "ask": 1 };
         key.extend((0..FIELDS).map(|field| (format!("s{field}"), 1.into())));
@@ -67,7 +67,7 @@ impl SortKeys {
     }
 
     async fn some(&self, strings: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, StoreError> {
-        // No two askers may meet: one of them would get a conflict in the place of a duplicate.
+        // Each command has an `ask` of its own: otherwise one of two could get a write conflict instead of a duplicate.
         let mut document = rawdoc! { "ask": ObjectId::new() };
         for (field, string) in strings.iter().enumerate() {
             let string = std::str::from_utf8(string).map_err(|_| StoreError::Unexpected("a collated string"))?;
@@ -77,7 +77,7 @@ impl SortKeys {
         let mut session = self.client.start_session().await?;
         session.start_transaction().await?;
         let reply = self.database.run_raw_command(command).session(&mut session).await;
-        // The duplicate has ended the transaction on the server; here it is still to be ended.
+        // The duplicate has ended the transaction on the server, but not in the driver.
         let aborted = session.abort_transaction().await;
         let unexpected = StoreError::Unexpected("the reply to a question for sort keys");
         let sort_keys = sort_keys(&reply?, strings.len()).ok_or(unexpected)?;

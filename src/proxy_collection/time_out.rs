@@ -1,8 +1,8 @@
-//! An answer that doesn't come is waited for only so long.
+//! Limits how long Keyward waits for an answer.
 //!
-//! Servers end what they were given a time for, and the driver gives a server up that doesn't answer its monitor. That leaves
-//! one that answers the monitor and not this, as a router may whose shard stands still. What was asked may still come to
-//! pass then: nobody may go on as if it hadn't.
+//! A server ends a command at the command's time limit, and the driver gives up a server that doesn't answer its monitor.
+//! One case remains: a server that answers the monitor but not the command, such as a router whose shard stands still. The
+//! command may still take effect then, so callers mustn't assume that it didn't.
 
 use std::time::Duration;
 
@@ -10,17 +10,16 @@ use tokio::time::timeout;
 
 use super::StoreError;
 
-/// The least that is waited for an answer: longer than any time limit that commands are given, so that the server's own word
-/// comes first.
+/// The minimum wait for an answer. It is longer than any time limit of a command, so that the server's own answer comes
+/// first.
 const LIMIT_MIN: Duration = Duration::from_secs(15);
 
-/// How long to wait for the answer to a command where keys are reserved for `lease`: what comes later than that is of no use
-/// to a write.
+/// How long to wait for the answer to a command if keys are reserved for `lease`. A later answer is of no use to a write.
 pub(super) fn limit(lease: Duration) -> Duration {
     lease.max(LIMIT_MIN)
 }
 
-/// What `asked` gives within `limit`. Later than that it is dropped, and the driver closes its connection.
+/// Waits for `asked`, but no longer than `limit`. Then it drops the command, and the driver closes its connection.
 pub(super) async fn within<T, E: Into<StoreError>>(
     limit: Duration,
     asked: impl Future<Output = Result<T, E>>,
@@ -31,10 +30,10 @@ pub(super) async fn within<T, E: Into<StoreError>>(
     }
 }
 
-/// What `asked` gives, where no lease depends on it.
+/// Waits for `asked`, where no lease depends on the answer.
 ///
 /// # Errors
-/// [`StoreError::Late`] if it gives nothing within 15 s.
+/// [`StoreError::Late`] if there is no answer within 15 s.
 pub async fn answered<T, E: Into<StoreError>>(asked: impl Future<Output = Result<T, E>>) -> Result<T, StoreError> {
     within(LIMIT_MIN, asked).await
 }

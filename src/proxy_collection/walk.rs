@@ -1,9 +1,9 @@
-//! Walks reservations from the last `_id` to the first: page by page.
+//! Walks reservations page by page, from the last `_id` to the first.
 //!
-//! Downwards, since most `_id`s are made in rising order: what is written meanwhile doesn't make the way longer. Each page
-//! is a command of its own and ends where the reply of one does, so no cursor can time out, no page is larger than a reply,
-//! and whoever goes on later needs the last `_id` only. All through the router, which leaves out what a chunk that was
-//! moved has left behind.
+//! The walk goes downwards: most `_id`s are made in rising order, so reservations written meanwhile don't make it longer.
+//! Each page is a command of its own, and ends where its reply ends. So no cursor can time out, and no page is larger than a
+//! reply. To go on later, a walk needs the last `_id` only. It goes through the router, which leaves out orphaned documents
+//! of moved chunks.
 
 use bson::raw::{RawBsonRef, RawDocument};
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
@@ -17,23 +17,23 @@ use crate::constraint::Key;
 pub struct Entry {
     /// Its `_id`.
     pub id: RawBson,
-    /// The reservation that it is; or why it is none.
+    /// Its key and reservation; or the reason why it isn't a reservation.
     pub read: Result<(Key, Reservation), Unreadable>,
 }
 
 /// Why a document of a proxy collection isn't a reservation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// Fields are missing, or are what they can't be.
+    /// Fields are missing or invalid.
     #[error("a field of it is missing, or isn't what it must be")]
     Fields,
-    /// Its `_id` is none that Keyward writes: nobody will ever look there.
+    /// Keyward never writes such an `_id`, and so never looks there.
     #[error("its _id isn't the form of a key: {0}")]
     Key(String),
 }
 
 impl ProxyCollection {
-    /// Reads at most `limit` reservations that come after `after`, and whatever else is among them.
+    /// Reads at most `limit` documents that come after `after`, reservations or not.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -55,7 +55,7 @@ impl ProxyCollection {
         Ok(Entry { id, read })
     }
 
-    /// What stands in the proxy collection under `id`, if it still isn't a reservation.
+    /// Reads the document at `id` in the proxy collection; returns why it isn't a reservation, if it still isn't one.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -70,7 +70,7 @@ impl ProxyCollection {
         Ok(self.entry(document)?.read.err())
     }
 
-    /// Every document of the protected collection with this `_id`: on different shards there may be several.
+    /// Every document of the protected collection with this `_id`: several shards may each have one.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
@@ -86,7 +86,7 @@ impl ProxyCollection {
         Ok(self.find(command).await?.documents)
     }
 
-    /// About how many documents and how many reservations there are.
+    /// The approximate numbers of documents and of reservations.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no answer.
@@ -106,9 +106,10 @@ pub fn id_of(document: &RawDocument) -> Result<RawBson, StoreError> {
     id.map(RawBson::from).ok_or(StoreError::Unexpected("a document"))
 }
 
-/// The `find` of the page after the `_id` `after`; none if nothing can come after it. Where it goes on is a bound of the index,
-/// not a condition: `$lt` would only find values of its own kind. Of an index's range the lower end belongs to it and the
-/// upper end doesn't, stated or not: upwards, `MaxKey` would be left out.
+/// The `find` of the page after the `_id` `after`; `None` if nothing can come after it.
+///
+/// The page starts at a bound of the index, not at a condition: `$lt` would only find values of its own type. An index range
+/// includes its lower end and excludes its upper end, stated or not. So an upward walk would leave out `MaxKey`.
 fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocumentBuf> {
     let mut command = walk(collection, after, limit)?;
     command.append(cstr!("limit"), limit);
@@ -116,12 +117,12 @@ fn page(collection: &str, after: Option<&RawBson>, limit: i32) -> Option<RawDocu
     Some(command)
 }
 
-/// The same with all that comes after it, so many at a time.
+/// The `find` of all documents after `after`, `batch` at a time.
 pub(super) fn walk(collection: &str, after: Option<&RawBson>, batch: i32) -> Option<RawDocumentBuf> {
     let mut command = rawdoc! { "find": collection };
     match after {
         None => {}
-        // The server refuses a range without anything in it.
+        // The server refuses an empty range.
         Some(RawBson::MinKey) => return None,
         Some(after) => command.append(cstr!("max"), rawdoc! { "_id": after.clone() }),
     }

@@ -1,15 +1,18 @@
-//! For how long reservations have been there, at least: by this process's own monotonic clock, and by no other.
+//! Tracks how long reservations have existed at least, by this process's own monotonic clock alone.
 //!
-//! Cluster time is an order. It is the fastest clock of the cluster and leaps, so a difference of two such times says nothing
-//! about how much time has passed. What Keyward can know is this: at a moment of its own clock, a majority of every shard that
-//! holds a part of the proxy collection had an entry of its oplog at the cluster time T, or later. Whatever a shard writes after
-//! that moment gets a later time: its primary, or the next one, has that entry; and a shard that only then comes to hold a part
-//! hears of that time from the one that gives it. So a reservation written `at` T or earlier was written before that moment.
+//! Cluster time is only an order. It is the fastest clock of the cluster and leaps, so the difference of two cluster times
+//! doesn't say how much time has passed.
 //!
-//! A time that one shard told doesn't do: another shard's clock may lag behind it, and write `at` an earlier time a moment later.
-//! So a time that was told is brought to all of them: by a read of the whole collection `afterClusterTime`, with `majority`.
-//! Such a read is made from time to time; each one that is answered is a mark. Killed or new, a Keyward has no marks and waits a
-//! lease longer, or as long as it has itself seen the reservation there ([`super::Reservation::may_be_in_flight`]).
+//! Keyward can know the following about a cluster time T and a moment of its own clock. At that moment, a majority of each
+//! shard with a part of the proxy collection had an oplog entry at T or later. Every later write of such a shard gets a
+//! later time, because its primary, or the next one, has that entry. A shard that gets its first part only later learns of
+//! that time from the shard that gives the part. So a reservation written `at` T or earlier was written before that moment.
+//!
+//! One shard's report of a time isn't enough. Another shard's clock may lag behind it, and write `at` an earlier time a
+//! moment later. So Keyward brings a reported time to all shards: it reads the whole collection `afterClusterTime`, with
+//! `majority`. Keyward makes such a read from time to time, and each answered read is a mark. A new or restarted Keyward has
+//! no marks. It waits a lease longer, or until it has itself seen the reservation for long enough
+//! ([`super::Reservation::may_be_in_flight`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,16 +23,16 @@ use tokio::time::Instant;
 
 use super::find::Finder;
 
-/// So many looks are made in a lease.
+/// How many looks Keyward makes in a lease.
 const LOOKS: u32 = 4;
-/// But no more often than this.
+/// The minimum pause between two looks.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
-/// So many marks are kept, ever fewer of the older ones: one of long ago is enough for a reservation of long ago.
+/// The maximum number of marks. Keyward keeps fewer of the older ones: for an old reservation one old mark is enough.
 const MARKS_MAX: usize = 64;
-/// What a look says of itself in the server's logs.
+/// The comment that marks a look in the server's logs.
 const COMMENT: &str = "keyward: how old reservations are";
 
-/// Marks of one proxy collection; they are made as long as this lives.
+/// The marks of one proxy collection. Keyward makes marks as long as this lives.
 #[derive(Debug)]
 pub struct Watch {
     marks: Arc<Mutex<Marks>>,
@@ -37,7 +40,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to make marks. Needs a tokio runtime.
+    /// Starts to make marks. Needs a tokio runtime.
     pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> Watch {
         let marks: Arc<Mutex<Marks>> = Arc::default();
         let pause = (lease / LOOKS).max(PAUSE_MIN);
@@ -45,19 +48,19 @@ impl Watch {
         Watch { marks, task }
     }
 
-    /// Forgets all marks: the collection has only now been made, so what was read before was read nowhere.
+    /// Forgets all marks: the collection was created just now, so earlier reads read nothing.
     pub fn begin_anew(&self) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.noted.clear();
         marks.beginning += 1;
     }
 
-    /// Whether what was written `at` this cluster time is known to have been written `span` ago.
+    /// Whether a write `at` this cluster time is known to be older than `span`.
     pub fn is_older(&self, at: Timestamp, span: Duration) -> bool {
         self.known_for(span).is_some_and(|known| at <= known)
     }
 
-    /// The latest cluster time up to which everything is known to have been written `span` ago.
+    /// The latest cluster time up to which all writes are known to be older than `span`.
     pub fn known_for(&self, span: Duration) -> Option<Timestamp> {
         let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.known_for(span, Instant::now())
@@ -70,17 +73,17 @@ impl Drop for Watch {
     }
 }
 
-/// What was known when.
+/// Cluster times, each with a moment by which all shards were past it.
 #[derive(Debug, Default)]
 struct Marks {
-    /// In the order of both.
+    /// Ordered by cluster time and by moment alike.
     noted: Vec<(Timestamp, Instant)>,
-    /// How often they were forgotten: a look that began before makes no mark after it.
+    /// How often the marks were forgotten: a look that began before that makes no mark after it.
     beginning: u32,
 }
 
 impl Marks {
-    /// All shards are past the cluster time `known` by `now`.
+    /// Notes that all shards are past the cluster time `known` by `now`.
     fn note(&mut self, known: Timestamp, now: Instant) {
         if self.noted.last().is_some_and(|(last, _)| known <= *last) {
             return;
@@ -91,7 +94,7 @@ impl Marks {
         self.noted.push((known, now));
     }
 
-    /// Forgets the mark that is missed least: the one whose neighbours are closest together for their age.
+    /// Forgets the mark that is least useful: its neighbours are closest together for their age.
     fn forget_one(&mut self, now: Instant) {
         let gap = |index: usize| {
             let ((_, before), (_, after)) = (self.noted[index - 1], self.noted[index + 1]);
@@ -110,7 +113,7 @@ impl Marks {
     }
 }
 
-/// Makes a mark, again and again. The first look only tells a time.
+/// Makes marks again and again. The first look only learns a time.
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
     let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
@@ -124,14 +127,14 @@ async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, paus
             }
             (Ok(_), None) if finder.times().operation.is_some() => continue,
             (Ok(_), None) => {}
-            // Reservations grow no older meanwhile than they are seen to be.
+            // Until a look succeeds, reservations count only as old as this process has seen them.
             (Err(error), _) => tracing::debug!(%error, collection, "no shard tells the time"),
         }
         tokio::time::sleep(pause).await;
     }
 }
 
-/// A read of hardly anything on every shard that holds a part of the collection, once a majority of it is past `told`.
+/// Reads almost nothing on every shard with a part of the collection, once a majority of the shard is past `told`.
 fn look(collection: &str, told: Option<Timestamp>) -> RawDocumentBuf {
     let mut concern = rawdoc! {};
     if let Some(told) = told {
@@ -160,7 +163,7 @@ mod tests {
         let mut marks = Marks::default();
         assert_eq!(marks.known_for(lease, begin), None);
         marks.note(at(100), begin);
-        // The clock has leapt.
+        // The cluster's clock has leapt.
         marks.note(at(5_000), begin + second);
         assert_eq!(marks.known_for(lease, begin + lease), None);
         assert_eq!(marks.known_for(lease, begin + 31 * second), Some(at(100)));

@@ -1,8 +1,8 @@
-//! Writes on reservations that never wait for long.
+//! Writes to reservations without long waits.
 //!
-//! Where a transaction that is open has written to a reservation, the server lets whoever writes to it wait until that
-//! transaction ends, which may take a minute if nobody goes on with it. Others who travel in the same command aren't to wait
-//! for that: after a second each of them is tried alone.
+//! If an open transaction has written to a reservation, the server makes other writes to it wait until that transaction
+//! ends. That may take a minute if no client goes on with it. Other items in the same command shouldn't wait for that: after
+//! a second, each is tried alone.
 
 use std::future::ready;
 use std::time::Duration;
@@ -18,15 +18,16 @@ use super::sessions::Sessions;
 use super::time_out::within;
 use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_errors};
 
-/// So long, in ms, a command may wait that others travel in, or that is repeated anyway.
+/// How long a command may wait, in ms, if it carries several items or is repeated anyway.
 pub const PATIENCE_MS: i32 = 1_000;
-/// So long, in ms, a command of one may wait that has waited before.
+/// How long the command of a single item may wait, in ms, if the item has waited before.
 pub const PATIENCE_ALONE_MS: i32 = 500;
-/// So many are tried alone at a time.
+/// How many items are tried alone at a time.
 const ALONE_AT_ONCE: usize = 32;
 
-/// Runs commands that were made for one item each; what became of each, in order. Those that have no answer within `limit`
-/// of all of them are `late`.
+/// Runs commands of one item each, and returns their outcomes in order.
+///
+/// All of them together have `limit`: the outcome of a command without an answer by then is `time_out`.
 pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration, time_out: T) -> Vec<T> {
     let mut outcomes = vec![time_out; alone.len()];
     let mut numbered = Vec::with_capacity(alone.len());
@@ -42,8 +43,10 @@ pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration,
     outcomes
 }
 
-/// Runs a write on reservations, whose answer may take `limit`; how many it met. In bytes, as everything that holds a key or
-/// an owner: they may have the same name twice, which no map of fields can hold.
+/// Runs a write on reservations, whose answer may take `limit`, and returns how many it matched.
+///
+/// The command is in bytes, like everything that holds a key or an owner: they may repeat a name, which no map of fields can
+/// hold.
 pub async fn write(
     sessions: &Sessions,
     database: &Database,
@@ -55,7 +58,7 @@ pub async fn write(
         reply => reply?,
     };
     let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
-    // A shard that couldn't be reached is told here, not by an error of the whole command.
+    // An unreachable shard is reported here, not by an error of the whole command.
     if let Some(errors) = write_errors(&reply) {
         let mut errors = errors.iter().filter_map(Bson::as_document);
         return Err(match errors.all(says_time_up) {
@@ -64,7 +67,7 @@ pub async fn write(
         });
     }
     if let Some(error) = write_concern_error(&reply) {
-        // It is written, and whoever wrote it will find it to be theirs.
+        // The write took effect, and its attempt will recognise it.
         return Err(match says_time_up(error) {
             true => StoreError::Busy,
             false => unexpected(),

@@ -308,7 +308,7 @@ async fn abandon(cluster: &Cluster, database: &str, id: i32) {
 async fn a_reservation_whose_document_never_came_is_taken_over_by_its_namesake() {
     let database = "id_abandoned";
     let cluster = things(database);
-    let keyward = Keyward::start_with_lease(&cluster.uri(), "60s", &ID.replace("DB", database));
+    let keyward = Keyward::start_with_lease(&cluster.uri(), "5s", &ID.replace("DB", database));
     let client = keyward.client().await;
     abandon(cluster, database, 1).await;
     // On the other shard, in the very place of the one that never came.

@@ -1,5 +1,5 @@
-//! What a Keyward does about the register while it runs: it renews its entry, and has its constraints enforced once
-//! all who may write reserve for them, whatever comes between.
+//! Maintains this Keyward's part of the register: renews its entry, and enforces its constraints once all Keywards that may write
+//! reserve for them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
     }
 }
 
-/// What is kept enforced.
+/// The constraints that are kept enforced.
 #[derive(Debug)]
 pub struct Kept {
     /// The constraints of the configuration that holds.
@@ -117,8 +117,8 @@ async fn look(
     Ok(LOOK)
 }
 
-/// For whom a constraint has to wait, if that is clear from a look at the register and at its document: only those that a whole
-/// look has found before, or whoever reads its documents. That costs the same each time, however long it takes.
+/// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a
+/// full check has found before, or the one that reads its documents. That costs the same each time, however long it takes.
 fn still_waited_for(
     constraint: &Constraint,
     standing: Option<Standing>,
@@ -137,7 +137,7 @@ fn still_waited_for(
     (is_known && (standing.is_claimed || !lacking.is_empty())).then_some(lacking)
 }
 
-/// Shows which of `constraints` are enforced, and for whom the others wait.
+/// Shows which of `constraints` are enforced, and which Keywards the others wait for.
 pub fn show(constraints: &[Arc<Constraint>], waiting: &[Waiting], metrics: &Metrics, readiness: &Readiness) {
     for constraint in constraints {
         let label = constraint_label(constraint);

@@ -1,7 +1,7 @@
 //! Finds out, as a command is classified, whether it may write, and to which collections that this Keyward hasn't declared.
 //!
-//! Whoever classifies asks of every collection that a command may write to whether it is protected; so nothing that
-//! writes goes by here.
+//! The classifier asks about every collection that a command may write to whether it is protected. So no command that writes
+//! bypasses this check.
 
 use std::cell::{Cell, RefCell};
 

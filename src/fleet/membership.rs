@@ -153,14 +153,15 @@ impl Membership {
         Ok(())
     }
 
-    /// Notes that not all writes reserve for `constraints` from now on. Whoever calls one of them enforced must be told next.
+    /// Notes that from now on not all writes reserve for `constraints`. The caller must then inform a Keyward that calls one of them
+    /// enforced.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is noted.
     pub async fn give_up(&self, constraints: &[ObjectId]) -> Result<(), StoreError> {
         let mut entry = self.entry.lock().await;
         entry.constraints.retain(|one| !constraints.contains(one));
-        // What was to list one of them may be done after this: then in an entry that nobody goes by.
+        // A write that was to list one of them may arrive after this: then in an entry that no Keyward uses.
         let is_lost = self.is_listing_lost.load(Ordering::Acquire);
         if !is_lost && self.register.take_out(entry.id, constraints).await? {
             return Ok(());
@@ -238,7 +239,7 @@ impl Membership {
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
-        // If this ends midway, whoever tries again begins with another: what this one lists may have been given up by then.
+        // If this ends midway, the next try begins with another entry: the constraints that this one lists may have been given up by then.
         self.orphans().push(new.id);
         let sent = Instant::now();
         self.register.insert(&new).await?;
@@ -266,7 +267,7 @@ impl Membership {
         self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes those entries away that it doesn't go by; whoever calls it holds the entry.
+    /// Removes the entries that this Keyward doesn't use. The caller holds the entry.
     async fn take_orphans_away(&self) {
         let orphans = self.orphans().clone();
         for id in orphans {

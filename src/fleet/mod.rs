@@ -1,12 +1,13 @@
 //! The Keywards of a deployment, and what each of them may write without reserving: a register in the cluster.
 //!
-//! A constraint holds only if everybody who writes reserves for it. So each Keyward has an [`Entry`] from its start to
-//! its end: the collections to which it forwards writes, noted before the first one goes on, and the constraints for which all its
-//! writes reserve. A constraint isn't called enforced while an entry has its collection and lacks it; and whoever begins
-//! to write to a collection first takes `enforced` back from the constraints there that it lacks.
+//! A constraint holds only if every Keyward that writes reserves for it. So each Keyward has an [`Entry`] from its start to
+//! its end. The entry lists the collections to which the Keyward forwards writes, noted before the first write. It also lists the
+//! constraints for which all its writes reserve. A constraint doesn't count as enforced while an entry lists its collection
+//! without it. A Keyward that begins to write to a collection first revokes `enforced` from the constraints there that it
+//! lacks.
 //!
-//! An entry is renewed as long as its Keyward lives. Who couldn't renew it for its [`Terms::lease`] writes nothing any more; who has seen
-//! one unchanged for longer, by far, takes it away.
+//! A living Keyward renews its entry. A Keyward that couldn't renew it for its [`Terms::lease`] stops writing. A Keyward that
+//! has seen an entry unchanged for far longer removes it.
 
 mod entry;
 mod follow;

@@ -1,6 +1,6 @@
 //! The register in the cluster: a small collection for the whole deployment, a document for each Keyward.
 //!
-//! Everything is written with majority. What a decision rests on is read as linearizable: a primary that has been replaced
+//! Every write uses the write concern majority. Reads that decide something are linearizable: a primary that has been replaced
 //! and doesn't know it yet would show an old register.
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ const READ_MAX: Duration = Duration::from_secs(10);
 /// How long to leave it between two looks at an entry that is to be forgotten.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What became of an entry that was to be forgotten.
+/// The result of forgetting an entry.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Forgotten {
     /// It is taken away.

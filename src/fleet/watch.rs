@@ -30,7 +30,7 @@ impl Watch {
                 })
                 .or_insert((state.0, state.1, now))
                 .2;
-            // Who has said that it ended writes nothing more from then on. Of anybody else, a strict constraint doesn't believe it.
+            // A Keyward that has reported its end writes nothing more. Of any other, a strict constraint doesn't assume that.
             let enough = match (entry.has_left, entry.is_pinned) {
                 (true, _) => entry.terms.aftermath,
                 (false, false) => entry.terms.gone_after(),

@@ -1,5 +1,5 @@
-//! What isn't about messages: what a session has heard of is done when the connection is at a place for it, and whoever
-//! is turned away is told why before the connection closes.
+//! Handles everything besides messages: applies notices when the connection is ready for them, and tells a rejected client the
+//! reason before the connection closes.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Session {
         let hello = self.replies.owed_hello(&self.upstream.incoming).filter(|_| is_reading);
         if let (Some(drain), Some(hello)) = (self.drain, hello) {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
-            // What upstream will still say of itself is for nobody: with this, the connection is at its end.
+            // No client needs further messages of upstream about itself: this ends the connection.
             let error = drain.error(self.service.process, None);
             let told = tell(&hello, &error, self.last_reply_id, &mut self.client_out).await;
             return Some(told.err().unwrap_or(End::Stopping));
@@ -99,7 +99,7 @@ pub(super) async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client
     client.write_pieces([&reply[..]].into_iter()).await.map_err(End::Client)
 }
 
-/// Tells the client what can be told of `end`.
+/// Tells the client the reason of `end`, where there is a way to tell it.
 pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Outgoing) -> End {
     if let End::TooLong(header, max) = &end {
         let envelope = Envelope {

@@ -1,7 +1,7 @@
 //! Finds out of a reply, while it passes in pieces, whether it leaves a cursor open: `cursor.id`, which stands behind the
 //! batch.
 //!
-//! Only the heads of the few elements in front of it are looked at; a batch is stepped over by its length.
+//! It reads only the heads of the few elements before the cursor id, and skips a batch by its length.
 
 use crate::wire::{Header, OpCode};
 
@@ -115,7 +115,7 @@ mod tests {
         Draft::of_body(&body).frame(1, 0).unwrap().to_vec()
     }
 
-    /// What is found if the reply comes in pieces of `step` bytes and everything is passed on that may be.
+    /// The cursor id that is found if the reply comes in pieces of `step` bytes and all that may be passed on is.
     fn found(message: &[u8], step: usize) -> bool {
         let mut search = CursorId::new();
         let (mut passed, mut arrived) = (0, 0);

@@ -1,8 +1,8 @@
-//! How a connection ends when Keyward stops: what its client is told, and when it may go.
+//! How a connection ends when Keyward stops: the error for its client, and the time when it may close.
 //!
-//! As a `mongos` in quiesce mode: handshakes, those that wait for a change included, are answered with error 91, by which
-//! drivers look for another server and let their connections go; what clients still send is carried out. In the second
-//! half of the time what begins something new gets that error, too. A connection that has been quiet for a moment is closed.
+//! It behaves as a `mongos` in quiesce mode. Handshakes get error 91, and so do those that wait for a change: drivers then look for
+//! another server and close their connections. Commands that clients still send are carried out. In the second half of the
+//! time, commands that begin something new get that error, too. A connection that has been quiet for a moment is closed.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::classify::Verdict;
 use crate::raw::Builder;
 use crate::server::{code::SHUTDOWN_IN_PROGRESS, reply::append_label};
 
-/// A connection that is as quiet as this isn't one that a driver, told to go elsewhere, is about to use.
+/// A driver that got the error won't use a connection that has been quiet for this long.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// How far a server is on its way to its end.

@@ -16,8 +16,8 @@ pub enum End {
     /// The client's side broke.
     #[error("the client's connection broke: {0}")]
     Client(io::Error),
-    /// The client sent what the server, too, closes a connection for, or upstream what can't be read; or a reply would be longer
-    /// than a message may be.
+    /// The client sent a message for which the server closes a connection, too, or upstream sent one that can't be read. Or a reply
+    /// would be longer than a message may be.
     #[error("a message was refused: {0}")]
     Refused(#[from] Rejection),
     /// The client spoke HTTP and got an error that says so.

@@ -24,7 +24,7 @@ const HTTP_ANSWER: &[u8] =
 /// Shakes hands with the client, if TLS is spoken here.
 ///
 /// # Errors
-/// [`End`] if the handshake fails, or the client doesn't speak TLS though it must; then it is told so.
+/// [`End`] if the handshake fails, or if the client doesn't speak TLS although it must. The client then gets an error.
 pub async fn accept(
     client: TcpStream,
     tls: Option<&Acceptor>,

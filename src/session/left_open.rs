@@ -1,10 +1,9 @@
 //! Ends the transaction of Keyward's own that a lost connection may have left open: until the server's own limit its
 //! documents and keys would be waited for, whether or not the client comes again.
 //!
-//! It is ended by ending its session, with Keyward's own rights and on a connection of its own. A transaction that is prepared
-//! stays as it is, so what is about to take effect on several shards takes effect on all of them or on none; and what became of it
-//! a driver's retry finds out as ever. That retry uses the same session: so the client isn't told of the loss before the
-//! session is ended, unless that takes long.
+//! Keyward ends its session with its own rights and on a connection of its own. A prepared transaction stays as it is, so a commit
+//! on several shards takes effect on all of them or on none. A driver's retry finds out its outcome as always. That retry uses
+//! the same session, so the client learns of the loss only after the session has ended, unless that takes long.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use crate::raw::Doc;
 use crate::server::{code, driver};
 use crate::upstream::{Connection, Upstream};
 
-/// So long the client isn't told that its connection is lost.
+/// The longest time before the client learns that its connection is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So long it is tried to end a session.
 const TIME_MAX: Duration = Duration::from_secs(10);
@@ -29,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Whether it was said that sessions can't be ended.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Ends what `connection`, which is lost, may have left open. What takes long goes on without being waited for.
+/// Ends the transaction that the lost `connection` may have left open. Keyward doesn't wait for a slow end.
 pub(super) async fn end(connection: &mut Connection, upstream: &Upstream) {
     let Some(session) = connection.take_open_transaction() else {
         return;
@@ -76,7 +75,7 @@ fn uuid(session: &[u8; 16]) -> Bson {
     Bson::Binary(Binary { subtype, bytes })
 }
 
-/// What a server has of a user's name in its sessions' names.
+/// The digest of a user's name in the names of its sessions.
 fn digest(user: &str) -> Bson {
     let bytes = Sha256::digest(user.as_bytes()).to_vec();
     let subtype = BinarySubtype::Generic;

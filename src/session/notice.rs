@@ -1,4 +1,4 @@
-//! What a session must hear of besides messages: one future, registered once and polled for as long as nothing happens.
+//! The notices that a session gets besides messages: one future, registered once and polled for as long as nothing happens.
 
 use mongodb::options::ServerAddress;
 use tokio::sync::watch;

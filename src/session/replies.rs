@@ -1,9 +1,9 @@
 //! The direction from upstream to client: passes replies on as they arrive, in pieces, edits those to a handshake, and has
 //! Keyward's own take their turn.
 //!
-//! It runs independently of the requests, so that replies which nobody asked for again (exhaust cursors, streamed
-//! handshakes) flow as they come. It keeps account of what is owed: a reply that answers something else than the oldest
-//! unanswered request means that the two sides are out of step, and ends the connection.
+//! It runs independently of the requests, so replies that no request asked for (exhaust cursors, streamed handshakes) are
+//! passed on as they come. It records the pending replies. A reply that answers another request than the oldest
+//! unanswered one means that the two sides are out of step, and ends the connection.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ pub struct PendingReply {
     pub span: CommandSpan,
 }
 
-/// What is on its way to the client.
+/// The reply that is on its way to the client.
 #[derive(Debug)]
 enum Passing {
     Nothing,
@@ -80,7 +80,7 @@ impl Replies {
         self.pending.push_back(reply);
     }
 
-    /// Has Keyward's own `reply` be the next; only while nothing is owed.
+    /// Makes Keyward's own `reply` the next one. Only while no reply is pending.
     pub fn answer(&mut self, reply: Vec<u8>) {
         debug_assert!(self.is_settled(), "replies keep the order of the requests");
         self.passing = Passing::Own {
@@ -89,9 +89,9 @@ impl Replies {
         };
     }
 
-    /// Whether there is something to write that waits for nobody but the client, who doesn't read.
+    /// Whether there are bytes to write that only wait for a client that doesn't read.
     ///
-    /// - Holds for what the last step has left behind.
+    /// - Holds for the state after the last step.
     pub fn awaits_client(&self, upstream: &Incoming) -> bool {
         match &self.passing {
             Passing::Nothing => false,
@@ -262,7 +262,7 @@ impl Replies {
         Ok(true)
     }
 
-    /// Begins with the handshake's reply that is there.
+    /// Begins to edit the handshake's reply that has arrived.
     fn edit(&mut self, upstream: &mut Incoming, header: Header) -> Result<bool, End> {
         let message = upstream.inbox.message()?.unwrap_or_default();
         let edited = hello::edit(message)?;
@@ -278,7 +278,7 @@ impl Replies {
         Ok(true)
     }
 
-    /// Has the oldest owed reply be on its way; if another one follows, that will answer `next_answers`.
+    /// Passes the oldest pending reply on. If another one follows, it will answer `next_answers`.
     fn pass(&mut self, passing: Passing, next_answers: Option<i32>) {
         self.passing = passing;
         match (next_answers, self.pending.front_mut()) {

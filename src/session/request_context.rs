@@ -1,6 +1,6 @@
-//! What a request says about what its connection is in the middle of: a cursor, a transaction, a write.
+//! Reads from a request the state of its connection: an open cursor, a transaction, a write.
 //!
-//! Read from the body's own fields, without allocating, for every message: it must be known before anybody asks.
+//! It reads the body's own fields, without allocating, for every message.
 
 use crate::raw::Doc;
 use crate::wire::Message;
@@ -11,7 +11,7 @@ use crate::write::TransactionId;
 pub struct RequestContext {
     /// It belongs to a transaction of the client's.
     pub is_in_transaction: bool,
-    /// That transaction, if it can be told which.
+    /// That transaction, if its command identifies it.
     pub transaction: Option<TransactionId>,
     /// It begins or ends that transaction.
     edge: Option<Edge>,

@@ -1,7 +1,7 @@
-//! The direction from client to upstream: reads a whole message, then passes it on as it came.
+//! The direction from client to upstream: reads a whole message, then passes it on unchanged.
 //!
-//! A message is read whole before any of it goes on, because what it is may only be known at its end. What mustn't go
-//! on stays in the client's inbox until the session deals with it.
+//! A message is read whole before any part of it goes on, because only its end may show what it asks for. A message that
+//! mustn't go on stays in the client's inbox until the session serves it.
 
 use super::End;
 use crate::stream::{Incoming, Outgoing};
@@ -17,7 +17,7 @@ pub enum Requests {
         /// Bytes left.
         left: usize,
     },
-    /// The first message in the inbox waits until nothing is owed any more.
+    /// The first message in the inbox waits until no reply is pending.
     Waiting,
 }
 

@@ -1,6 +1,6 @@
-//! The one timer of a connection: set only where there is something to wait for (half a message, a large one that can't go
-//! on, an idle time-out, the quiet before a stop), never for a message, and reset by none. When it rings, what has happened
-//! meanwhile shows.
+//! The one timer of a connection. It is set only where there is an end to wait for: half a message, a large message that can't go
+//! on, an idle time-out, the quiet before a stop. Messages don't set or reset it. When it rings, the connection checks
+//! whether anything has happened meanwhile.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl Session {
         if self.is_within_message() {
             return Some(End::Stalled).filter(|_| self.drain.is_none());
         }
-        // What waits for the server isn't the client's fault, however long it takes.
+        // Waiting for the server isn't the client's fault, however long it takes.
         if self.holds_memory() && self.drain.is_none() && self.replies.awaits_client(&self.upstream.incoming) {
             return Some(End::Unread);
         }

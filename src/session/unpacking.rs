@@ -45,7 +45,7 @@ impl Session {
                 self.unpacked_by = Some(compressor);
                 Ok(())
             }
-            // Whoever reads the message meets it again.
+            // Reading the message reports this error again.
             Ok(Err(Rejection::NestedCompression)) => Ok(()),
             Ok(Err(rejection)) => Err(rejection.into()),
             Err(error) => match error.try_into_panic() {
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// Gives back what the message took that has been dealt with.
+    /// Releases the memory of the message that has been served.
     pub(super) fn forget_unpacked(&mut self) {
         self.unpacked_by = None;
         if self.scratch.capacity() > super::SCRATCH_KEPT_BYTES_MAX {

@@ -1,8 +1,8 @@
 //! One connection to upstream, which belongs to one client's connection for life.
 //!
-//! The session's pumps use its two directions; while nothing is owed to the client, the write path has it exclusively
-//! and sends commands of its own. It knows when it is out of step (a command sent whose reply wasn't read, because the
-//! caller gave up waiting): such a connection is closed, never used on.
+//! The session's pumps use its two directions. While no reply is pending, the write path has the connection exclusively
+//! and sends commands of its own. The connection knows when it is out of step: a command was sent and its reply wasn't
+//! read, because the caller gave up waiting. Such a connection is closed.
 
 use std::io;
 use std::time::{Duration, SystemTime};
@@ -34,10 +34,10 @@ pub enum Error {
     /// Upstream closed the connection; whether it ran the command is unknown.
     #[error("upstream closed the connection")]
     Closed,
-    /// What upstream sent isn't a reply.
+    /// Upstream's message isn't a reply.
     #[error("upstream sent what is no reply: {0}")]
     Malformed(#[from] Rejection),
-    /// What upstream sent answers something else.
+    /// Upstream's reply answers another request.
     #[error("upstream's reply answers message {got}, not {expected}")]
     OutOfStep {
         /// The number of our command.
@@ -134,10 +134,10 @@ impl Connection {
     /// Session and number for the next transaction of Keyward's own. A session belongs to the user who uses it, so it can't
     /// be Keyward's; the client's own has its own numbers.
     ///
-    /// What serves a retryable command of the client's session `of_client` runs in a session made from that one: the
-    /// transaction that an earlier try left open, when its connection was lost, is aborted by the next number, and not
-    /// only by its time limit. Numbers are taken from the clock so that they go up in all Keywards; who is behind is
-    /// told so ([`Connection::catch_up`]).
+    /// A retryable command of the client's session `of_client` runs in a session derived from that one. So the next number
+    /// aborts a transaction that an earlier try left open when its connection was lost, before its time limit does. Numbers
+    /// come from the clock, so they go up in all Keywards. A Keyward that is behind gets an error
+    /// ([`Connection::catch_up`]).
     pub(crate) fn next_transaction(&mut self, of_client: Option<[u8; 16]>) -> ([u8; 16], i64) {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)

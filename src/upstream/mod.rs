@@ -1,8 +1,7 @@
 //! The deployment behind Keyward: where it is, Keyward's own client of it, and connections for clients.
 //!
-//! Who may be connected to is followed by the driver's own monitoring ([`topology`]), which also resolves `mongodb+srv`; a
-//! client's connection goes to one of those, encrypted as the driver's, and for life ([`Connection`]). Connecting ends after
-//! a limit: nobody waits for ever.
+//! The driver's own monitoring follows the addresses ([`topology`]), and resolves `mongodb+srv`. A client's connection goes to
+//! one of them, encrypted as the driver's, and stays there ([`Connection`]). Connecting has a time limit.
 
 mod connection;
 mod shard_keys;
@@ -79,12 +78,12 @@ impl Upstream {
             return Err(SetupError::LoadBalanced);
         }
         options.app_name.get_or_insert_with(|| "keyward".into());
-        // What Keyward itself reads decides over writes: a secondary's past, which the URI may ask for, is no ground for it; nor is
-        // what the cluster's default read concern shows (`available`: documents that a moved chunk has left behind).
+        // Keyward's own reads decide about writes. So they don't use secondaries, which the URI may ask for, or the cluster's default
+        // read concern: `available` shows documents that a moved chunk has left behind.
         options.selection_criteria = None;
         options.read_concern = Some(ReadConcern::local());
-        // Nor may what it writes be rolled back, but where a command says its own concern; no time limit of the URI's ends the
-        // wait for that.
+        // A rollback must not undo Keyward's own writes, except where a command states its own write concern. No time limit of the URI
+        // ends that wait.
         options.write_concern = Some(WriteConcern::majority());
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
@@ -108,13 +107,13 @@ impl Upstream {
         self.has_credential
     }
 
-    /// Who may be connected to, as it changes.
+    /// The addresses that a client's connection may use, as they change.
     pub fn targets(&self) -> watch::Receiver<Targets> {
         self.targets.clone()
     }
 
-    /// Connects to the primary, or to a `mongos`: all to the same one for as long as it can be reached, since to drivers this is
-    /// one server, and cursors and transactions live in one `mongos`. Which one, chance decides.
+    /// Connects to the primary, or to a `mongos`. All connections use the same one while it can be reached: drivers take this for
+    /// one server, and cursors and transactions live in one `mongos`. It is chosen at random.
     ///
     /// # Errors
     /// [`NoConnection`] if none accepts `within` that time.
@@ -206,7 +205,7 @@ mod tests {
             let order = upstream.in_order(&addresses);
             assert_eq!(order.len(), 3);
             assert_eq!(upstream.in_order(&addresses), order);
-            // Whatever else comes and goes.
+            // Other targets come and go meanwhile.
             assert_eq!(upstream.in_order(&order[..1])[0], order[0]);
             *upstream.chosen() = Some(order[1].clone());
             assert_eq!(upstream.in_order(&addresses)[0], order[1]);

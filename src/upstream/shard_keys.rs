@@ -1,4 +1,4 @@
-//! What the cluster's own catalog (`config.collections`) says of sharded collections.
+//! Reads sharded collections from the cluster's own catalog (`config.collections`).
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! Who may be connected to, from what the driver's monitoring reports.
+//! Decides from the driver's monitoring which servers clients' connections may use.
 //!
-//! A sharded deployment offers all its known `mongos`, a replica set its primary alone. It holds no opinion of its own
-//! about who is alive: what the driver knows is what is published.
+//! A sharded deployment offers all its known `mongos`, a replica set its primary alone. Keyward publishes what the driver
+//! reports, and judges no server itself.
 
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::ServerAddress;

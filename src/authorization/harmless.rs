@@ -1,6 +1,7 @@
 //! A client's command in a form that needs the same rights and can't write, so that the server itself can refuse it.
 //!
-//! Sent as it came, the command could be let by if the right was given just now: it would write past the constraints.
+//! If Keyward sent the command unchanged, the server could accept it because the privilege was granted just now. It would then bypass
+//! the constraints.
 
 use bson::spec::ElementType;
 
@@ -12,15 +13,15 @@ use crate::server::code;
 use crate::upstream::{Connection, Reply};
 use crate::wire::{Draft, OpMsg, OutSequence};
 
-/// What the server answers to the harmless form of a `findAndModify`, once rights are no question any more: an array can't be
-/// an `_id`, and a query that no document meets names no shard.
+/// The server's answers to the harmless form of a `findAndModify` if the client has the privileges: an array can't be an `_id`, and a
+/// query that no document meets names no shard.
 pub const OF_WHO_MAY: [i32; 3] = [
     code::INVALID_ID_FIELD,
     code::NOT_SINGLE_VALUE_FIELD,
     code::SHARD_KEY_NOT_FOUND,
 ];
 
-/// What would make the command part of something, or make it wait, or count the statements that are gone.
+/// Fields that would make the command part of a transaction or a session, make it wait, or count its statements.
 const LEFT_OUT: [&[u8]; 10] = [
     b"txnNumber",
     b"autocommit",

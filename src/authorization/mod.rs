@@ -1,9 +1,9 @@
-//! What a client may write, established on its own connection before Keyward's own user does anything for it.
+//! Establishes a client's privileges to write, on its own connection, before Keyward's own user acts for it.
 //!
-//! A reservation is made with Keyward's rights, and whether a key is taken is seen with them: so no write gets that far
-//! before the server has said that the client may do it. What the server says is kept for as long as a `mongos` itself
-//! keeps it, and forgotten when the client logs in or out. Where a right seems to be missing, the server itself has the
-//! last word, and its refusal is what the client reads.
+//! Keyward makes a reservation with its own privileges, and sees with them whether a key is taken. So no write gets that far
+//! before the server has confirmed that the client may do it. Keyward keeps the server's answer for as long as a `mongos`
+//! keeps it, and forgets it when the client logs in or out. Where a privilege seems to be missing, Keyward asks the server
+//! again, and the client gets the server's own refusal.
 
 mod harmless;
 mod needs;
@@ -24,7 +24,7 @@ use privileges::Privileges;
 
 /// How long what the server said holds: as long as a `mongos` keeps users' rights (`userCacheInvalidationIntervalSecs`).
 const KEPT: Duration = Duration::from_secs(30);
-/// What stands in a command of ours if it stands in the client's. `apiStrict` doesn't: the stable API knows no `connectionStatus`.
+/// Fields that Keyward copies from the client's command to its own. `apiStrict` isn't one: the stable API has no `connectionStatus`.
 const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
 /// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
@@ -36,9 +36,9 @@ pub enum Error {
     /// The server doesn't answer the question.
     #[error("the server answers {command} with an error: {reason}")]
     Unanswered {
-        /// What it was asked.
+        /// The command that it was asked.
         command: &'static str,
-        /// What it says.
+        /// Its answer.
         reason: String,
     },
     /// A reply, or the client's message, isn't BSON.
@@ -46,7 +46,7 @@ pub enum Error {
     Malformed(#[from] Malformed),
 }
 
-/// What a connection's user may write, as far as it is known.
+/// The privileges to write of a connection's user, as far as they are known.
 #[derive(Debug)]
 pub struct Rights(Known);
 
@@ -62,7 +62,7 @@ enum Known {
     },
 }
 
-/// What becomes of a write.
+/// The decision about a write.
 #[derive(Debug)]
 pub enum Ruling {
     /// The client may do it.
@@ -82,7 +82,7 @@ impl Rights {
         Rights(Known::NoAccessControl)
     }
 
-    /// What the server says of them just now.
+    /// The server's present answer about them.
     ///
     /// # Errors
     /// [`Error`]: it can't be said.
@@ -130,7 +130,7 @@ impl Rights {
             if !is_allowed(&reply)? {
                 return Ok(Ruling::Refused(reply.body().bytes().to_vec()));
             }
-            // What Keyward makes of the privileges isn't what the server makes of them: the server decides.
+            // Keyward's reading of the privileges may differ from the server's: the server decides.
             if let Known::Privileges { privileges, .. } = &mut self.0 {
                 privileges.add(missing);
             }
@@ -201,13 +201,13 @@ async fn run(
     Ok(upstream.request(&Draft::of_body(&command)).await?)
 }
 
-/// Whether the server let the harmless form of a command by. Whatever else it says, it says to the client's own command, too.
+/// Whether the server accepted the harmless form of a command. The client's own command gets any other error, too.
 fn is_allowed(reply: &Reply) -> Result<bool, Malformed> {
     Ok(refusal(reply)?.is_none()
         || server::reply::code(reply.body())?.is_some_and(|code| harmless::OF_WHO_MAY.contains(&code)))
 }
 
-/// What the server says, if it isn't `ok`.
+/// The server's error, if the reply isn't `ok`.
 fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
     if server::reply::is_ok(reply.body())? {
         return Ok(None);

@@ -40,7 +40,7 @@ impl Actions {
     }
 }
 
-/// What a write needs on one collection.
+/// The privileges that a write needs on one collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need<'a> {
     pub database: &'a [u8],
@@ -81,7 +81,7 @@ impl<'a> Need<'a> {
     }
 }
 
-/// What each kind of operation needs on its collection in `nsInfo`, each kind for itself.
+/// The privileges that each kind of operation needs on its collection in `nsInfo`, one entry for each kind.
 fn in_bulk<'a>(message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
     let bypass = bypass(message.body)?;
     let namespaces = documents(message, "nsInfo")?;
@@ -126,7 +126,7 @@ fn any(message: &OpMsg<'_>, field: &str, is: impl Fn(Doc<'_>) -> Result<bool, Ma
     Ok(false)
 }
 
-/// The documents of a field, wherever in the message they stand. What is none of them the write path refuses, or the server.
+/// The documents of a field, wherever in the message they are. The write path, or the server, refuses any other value.
 fn documents<'a>(message: &OpMsg<'a>, field: &str) -> Result<Vec<Doc<'a>>, Malformed> {
     match message.documents(field)? {
         Some(batch) => Ok(batch.iter()?.filter_map(Result::ok).collect()),

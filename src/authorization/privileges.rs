@@ -3,7 +3,7 @@
 use super::needs::{Actions, Need};
 use crate::raw::{Doc, Malformed};
 
-/// What a user may do to documents.
+/// The actions on documents that a user's privileges allow.
 #[derive(Debug, Default)]
 pub struct Privileges(Vec<Privilege>);
 

@@ -39,7 +39,7 @@ pub struct Candidate<'a> {
     pub generation: u32,
     /// Whether a write by which its document comes to hold the keys may be on its way.
     pub in_flight: bool,
-    /// What the attempt asks for next.
+    /// The effects that the attempt asks for next.
     pub effects: Vec<Effect>,
     /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
     pub since: Option<Instant>,

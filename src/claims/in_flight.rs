@@ -1,6 +1,6 @@
-//! The attempts that this Keyward has under way, so that whoever waits for one learns of its outcome at once.
+//! The attempts that this Keyward has under way, so that an attempt that waits for another one learns of its outcome at once.
 //!
-//! Only a short cut: what is decided is always read from the cluster, so a lost entry costs a wait, never correctness.
+//! This is only a short cut: decisions are always read from the cluster, so a lost entry costs a wait, never correctness.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl InFlight {
         }
     }
 
-    /// Waits until something about `attempt` may have changed, but no longer than `at_most`; attempts of other
-    /// processes show no signs, so for them it always takes that long.
+    /// Waits until something about `attempt` may have changed, but no longer than `at_most`. It always waits that long for
+    /// attempts of other processes, which can't notify it.
     pub async fn wait_for(&self, attempt: AttemptId, at_most: Duration) {
         let notify = self.attempts.get(&attempt).map(|entry| entry.value().clone());
         let Some(notify) = notify else {
@@ -60,7 +60,7 @@ impl UnderWay {
         self.attempt
     }
 
-    /// Wakes whoever waits: some of its documents are decided.
+    /// Wakes the attempts that wait for this one: some of its documents are decided.
     pub fn announce(&self) {
         self.notify.notify_waiters();
     }

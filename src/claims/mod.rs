@@ -1,7 +1,7 @@
 //! Attempts at keys, carried out against the proxy collections.
 //!
-//! A [`Candidate`] is a document on its way to its keys; [`settle`] runs what its attempt asks for until it may be
-//! written, waits for a conflicting attempt or has ended. What to do is decided in [`crate::reservation`] alone.
+//! A [`Candidate`] is a document on its way to its keys. [`settle`] runs the effects that its attempt asks for, until the
+//! document may be written, waits for a conflicting attempt, or its attempt has ended. [`crate::reservation`] alone decides.
 
 mod candidate;
 mod in_flight;

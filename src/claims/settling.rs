@@ -33,7 +33,7 @@ enum Kind {
     TakeOverAbsent,
 }
 
-/// What came back for a slot: an event, and the reservation that was read, if any.
+/// The answer for a slot: an event, and the reservation that was read, if any.
 type Answer = (Slot, Event, Option<Reservation>);
 
 /// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
@@ -297,12 +297,13 @@ impl Group<'_, '_> {
         answers
     }
 
-    /// Gives back what documents don't hold. One may that was there before any Keyward had the constraint: what was reserved to
-    /// insert it once more is the reservation that it lacked, and whoever takes in what is there may count on it by now. Only the
-    /// shard is asked where it would lie: on another one it is another document, whose reservation this isn't.
+    /// Releases the keys that documents don't hold. A document that is older than the constraint may hold its key without a
+    /// reservation. A second insert of it is refused, but its reservation is then the one that the document lacked, and a backfill may
+    /// rely on it by now. So Keyward first reads the document, on the shard of its route only: on another shard it is another
+    /// document.
     ///
-    /// One that seems to hold its key may have given it up, in a transaction that is committed on the key's shard already: then
-    /// a linearizable look waits until its own shard has committed, too. Nothing else waits for that.
+    /// A document that seems to hold its key may have lost it in a transaction that is committed on the key's shard already. Then
+    /// a linearizable read waits until its own shard has committed, too.
     async fn release(self, slots: Vec<Slot>) -> Vec<Answer> {
         let distinct: BTreeSet<Slot> = slots.iter().copied().collect();
         // Otherwise the second delete could hit what another attempt has reserved since.
@@ -328,7 +329,7 @@ impl Group<'_, '_> {
         match released.await {
             Ok(held) => (held, Vec::new()),
             Err(error) => {
-                // What stays behind is settled after its lease; only who would claim it again is told.
+                // A reservation that remains is settled after its lease. Only an attempt that would claim it again gets the error.
                 let constraint = self.proxy().constraint.name();
                 tracing::warn!(%error, constraint, count = slots.len(), "could not release");
                 let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.1), None));

@@ -1,5 +1,5 @@
-//! `keyward backfill`: reserves for the documents that are there, as `keyward run` does, and ends. Killed, it goes on where it
-//! stopped when it is started again.
+//! `keyward backfill`: reserves for existing documents, as `keyward run` does, and ends. If it was killed, the next start continues
+//! where it stopped.
 //!
 //! Nobody may reserve meanwhile what is written. So the constraints aren't enforced after it, only backfilled: `keyward run` reads
 //! the documents once more, and has little to write.
@@ -10,7 +10,7 @@ use super::{ConfigFile, Exit, OneCollection};
 use crate::instance::StartError;
 use crate::prepare;
 
-/// Takes in the documents of the collections in the configuration, or of one of them.
+/// Backfills the collections of the configuration, or one of them.
 pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
     match backfill_documents(file, only) {
         Ok(()) => Exit::Success,

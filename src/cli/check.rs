@@ -16,7 +16,7 @@ use crate::limits::Limits;
 pub fn run(file: &Path) -> Exit {
     match Config::load(file) {
         Ok(config) => {
-            // Who reads no more of it has what the exit code says.
+            // A reader that has closed the pipe still gets the exit code.
             let _ = write!(
                 std::io::stdout(),
                 "{}: no problems\n\n{}",

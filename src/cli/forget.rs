@@ -1,5 +1,5 @@
-//! `keyward forget`: takes a Keyward out of the register that is gone for good, so that no constraint waits for it any more. One
-//! that still renews its entry isn't gone, whatever the operator believes.
+//! `keyward forget`: removes a Keyward from the register that has ended, so that no constraint waits for it any more. It refuses
+//! to remove a Keyward that still renews its entry.
 
 use std::path::Path;
 

@@ -33,7 +33,7 @@ enum Command {
     /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a
     /// change of the file, loads the configuration again
     Run(ConfigFile),
-    /// Take in the documents that are there, as `run` does before it takes clients, and end; goes on where it was stopped
+    /// Reserve for existing documents, as `run` does before it takes clients, and end; continues where it was stopped
     Backfill {
         #[command(flatten)]
         file: ConfigFile,
@@ -94,12 +94,12 @@ struct OneCollection {
 enum Exit {
     /// All is well.
     Success = 0,
-    /// `verify` has found something, and not repaired it; the Keyward that `status` asked isn't ready; `forget` was told of no
-    /// Keyward in the register, or of one that lives.
+    /// `verify` has found something and not repaired it. Or the Keyward that `status` asked isn't ready. Or `forget` got an id that isn't in
+    /// the register, or that of a living Keyward.
     Findings = 1,
     /// The command line is wrong; or `verify` or `status` can't tell.
     Unsure = 2,
-    /// Documents that are there violate a constraint.
+    /// Existing documents violate a constraint.
     Duplicates = 65,
     /// The deployment refuses Keyward, or doesn't do as it is asked.
     Upstream = 69,

@@ -2,7 +2,7 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What is open besides clients and their upstream connections: the log, the admin pages, Keyward's own connections.
+/// Open files besides clients and their upstream connections: the log, the admin pages, Keyward's own connections.
 const OTHERS: u64 = 500;
 
 /// Allows as many as possible, and warns if they aren't enough for `connections` clients.

@@ -1,8 +1,8 @@
 //! `keyward run`: one [`Instance`] from its start to its end, in the foreground.
 //!
 //! Once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a change of its file, loads the
-//! configuration again. The first SIGTERM or SIGINT lets clients have the answers they are owed; a second one ends the
-//! process at once. Why it didn't start is said on standard error and in the exit code.
+//! configuration again. After the first SIGTERM or SIGINT, clients still get their pending replies. A second one ends the
+//! process at once. If Keyward doesn't start, standard error and the exit code give the reason.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::instance::Instance;
 use crate::telemetry::{self, Telemetry};
 
-/// Runs Keyward with the configuration in `file` until it is told to stop.
+/// Runs Keyward with the configuration in `file` until a signal stops it.
 pub(super) fn run(file: &Path) -> Exit {
     match start(file) {
         Ok(()) => Exit::Success,

@@ -1,4 +1,4 @@
-//! What packages want of the command line: completions for shells, and the manual page.
+//! Output for packages: completions for shells, and the manual page.
 
 use std::io::{self, Write};
 

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub enum Ending {
     /// SIGINT, from a terminal.
     Interrupt,
-    /// SIGTERM, from whoever manages the process.
+    /// SIGTERM, from the manager of the process.
     Terminate,
 }
 

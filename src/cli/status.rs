@@ -35,7 +35,7 @@ pub(super) fn run(file: &Path, options: &Options) -> Exit {
     };
     match ask(admin) {
         Ok((is_ready, lines)) => {
-            // Who reads no more of it has what the exit code says.
+            // A reader that has closed the pipe still gets the exit code.
             let _ = write!(std::io::stdout(), "{lines}");
             match is_ready {
                 true => Exit::Success,

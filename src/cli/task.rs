@@ -1,4 +1,4 @@
-//! What commands need that work on the deployment once and end: the constraints that they are about, and a client.
+//! Prepares commands that work on the deployment once and end: their constraints, and a client.
 
 use std::sync::Arc;
 

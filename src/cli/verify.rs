@@ -1,7 +1,7 @@
 //! `keyward verify`: what documents and reservations say of each other, one finding a line.
 //!
-//! Findings go to standard output as they are found, and a summary after them; progress and what couldn't be told go to
-//! standard error. It reads only, but for `--repair`.
+//! It writes findings to standard output when it finds them, and a summary after them. Progress and errors go to standard
+//! error. Without `--repair` it only reads.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The configuration file as it changes. It is looked at every now and then, which works on every file system, and also
-//! where the file is replaced by another one.
+//! Watches the configuration file for changes. It reads the file at intervals. That works on every file system, and also
+//! where another file replaces it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -69,7 +69,7 @@ fn numbers(range: RangeInclusive<usize>) -> String {
     format!("{} to {}", range.start(), range.end())
 }
 
-/// What the example says of each.
+/// The line of the example configuration for each.
 #[cfg(test)]
 pub fn defaults_and_ranges() -> Vec<String> {
     let default = Limits::default();

@@ -1,4 +1,4 @@
-//! What an operator wants to see of a running Keyward at one look: the page `/status`, and what `keyward status` prints.
+//! The state of a running Keyward for an operator: the page `/status`, and the output of `keyward status`.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use maud::{DOCTYPE, PreEscaped, html};
 
 use crate::admin::Admin;
 
-/// What a Keyward is, from its start to its end.
+/// The properties of a Keyward that don't change from its start to its end.
 #[derive(Debug, Clone)]
 pub struct About {
     /// The connection string, without the password.
@@ -29,7 +29,7 @@ impl About {
 pub struct Status {
     /// Name and value.
     facts: Vec<(&'static str, String)>,
-    /// What stands in the way of clients, and why.
+    /// The obstacles that keep clients out, and their reasons.
     obstacles: Vec<(String, String)>,
     /// Which constraints aren't enforced, and why.
     notes: Vec<(String, String)>,
@@ -37,7 +37,7 @@ pub struct Status {
     constraints: Vec<[String; COLUMNS.len()]>,
 }
 
-/// What is told of each constraint, since the start; the metrics `keyward_constraint_*` say the same.
+/// The columns for each constraint, counted since the start; the metrics `keyward_constraint_*` have the same numbers.
 const COLUMNS: [&str; 9] = [
     "constraint",
     "enforced",
@@ -54,7 +54,7 @@ const COLUMNS: [&str; 9] = [
 const STYLE: &str = include_str!("page.css");
 
 impl Status {
-    /// What `admin` knows now.
+    /// The present state of `admin`.
     pub fn of(admin: &Admin) -> Status {
         let (connections, commands) = (&admin.metrics.connections, &admin.metrics.commands);
         let up = Duration::from_secs(admin.about.started.elapsed().as_secs());

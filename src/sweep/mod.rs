@@ -1,10 +1,10 @@
-//! Settles reservations that nobody conflicts with: whoever crashed, or deleted documents past Keyward, left them, or who took a
-//! document in that had just given up its key.
+//! Settles abandoned reservations that no write conflicts with. They remain after a crash, after a delete that bypassed Keyward, or
+//! after a backfill of a document that had just lost its key.
 //!
-//! It walks each proxy collection slowly, key by key, and looks at what this process knows to be past its lease: where no
-//! owner holds the key, by a read that a deposed primary can't answer, the reservation is deleted, if it still is the
-//! one that was seen. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the last one stopped.
-//! Killed anywhere, it has deleted what was to be deleted so far; nothing depends on it being fast, or running at all.
+//! It walks each proxy collection slowly, key by key, and checks the reservations that this process knows to be past their
+//! lease. It reads the owner with a read that a deposed primary can't answer. If the owner doesn't hold the key, it deletes the
+//! reservation, unless that has changed since. One Keyward sweeps a constraint at a time ([`turn`]) and goes on where the
+//! last one stopped. It can be killed at any point. Nothing depends on it being fast, or running at all.
 
 mod turn;
 
@@ -20,7 +20,7 @@ use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
 use turn::Turn;
 
-/// So many reservations are looked at together.
+/// The number of reservations that are checked together.
 const PAGE: i32 = 200;
 /// How long to rest after each page: at most 2,000 reservations a second.
 const REST: Duration = Duration::from_millis(100);

@@ -58,7 +58,7 @@ impl<'a> Turn<'a> {
     /// Notes that everything up to `last` is settled, and renews the turn; false if another Keyward has it now.
     pub(super) async fn go_on(&mut self, last: RawBson) -> Result<bool, StoreError> {
         let mut set = doc! { "until": until(TURN) };
-        // A key that no map of fields can hold isn't noted: whoever goes on begins a little earlier.
+        // A key that no map of fields can hold isn't noted: the next sweep then begins a little earlier.
         if let Some(Ok(last)) = last.as_document().map(Document::try_from) {
             // A literal: a key may hold what looks like an expression.
             set.insert("after", doc! { "$literal": last });

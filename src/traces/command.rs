@@ -1,7 +1,7 @@
 //! The span of a client's command: from when it has arrived until its reply begins to.
 //!
-//! The names in it are those that the table of commands knows, and of the namespace; whatever else stands in the place of a
-//! name may be anything.
+//! Its names are those in the table of commands, and of the namespace. Any other value in the place of a name may be
+//! anything, so it isn't used.
 
 use bson::spec::ElementType;
 use tracing::field::Empty;
@@ -106,7 +106,7 @@ fn empty() -> Span {
         otel.name = Empty,
         otel.kind = "server",
         otel.status_code = Empty,
-        // What it was called until 2025, and since.
+        // The attribute's name until 2025, and since then.
         db.system = "mongodb",
         db.system.name = "mongodb",
         db.operation.name = Empty,

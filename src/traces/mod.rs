@@ -1,8 +1,8 @@
 //! Traces: what a client's command took, and what Keyward asked the deployment for it, as spans for OpenTelemetry.
 //!
-//! Off, a message costs one look at whether they are on, and nothing is made. On, spans carry names (of commands, databases,
-//! collections, constraints), counts and error codes; never a value of a document, a payload of authentication, or the text
-//! of an error, which may quote one.
+//! If traces are off, a message costs one check of that, and no span is made. If they are on, spans carry names (of commands,
+//! databases, collections, constraints), counts and error codes. They never carry a value of a document, a payload of
+//! authentication, or the text of an error, which may quote one.
 
 mod collector;
 mod command;
@@ -30,7 +30,7 @@ pub use step::{Step, Upstream, asking, waiting_for_group};
 /// Marks the spans that are traces: the log shows none of them, and nothing else is traced. No module's path, which is what
 /// marks an event of the log.
 const TARGET: &str = "keyward traces";
-/// What the collector's HTTP client logs, at `trace`, of what it sends and gets, byte by byte.
+/// The target under which the collector's HTTP client logs, at `trace`, all bytes that it sends and gets.
 const HTTP_TARGET: &str = "ureq_proto";
 /// How long one delivery to the collector may take.
 const DELIVERY: Duration = Duration::from_secs(5);
@@ -52,8 +52,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Begins to deliver to the collector, from a thread of its own. What doesn't fit into the queue, because the collector is
-    /// slow or away, is dropped: nobody ever waits for it.
+    /// Begins to deliver to the collector, from a thread of its own. If the collector is slow or away, spans that don't fit
+    /// into the queue are dropped: nothing waits for the queue.
     ///
     /// # Errors
     /// [`ExporterBuildError`] if an environment variable of OpenTelemetry's is wrong.
@@ -78,7 +78,7 @@ impl Traces {
         self.ratio.set(ratio);
     }
 
-    /// What makes traces out of the spans that are marked so.
+    /// The layer that makes traces from the spans that are marked for it.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -102,7 +102,7 @@ impl Traces {
     }
 }
 
-/// Who sends the traces; what the environment says of it goes before.
+/// The sender of the traces. Values from the environment override it.
 fn resource() -> Resource {
     let detectors: [Box<dyn ResourceDetector>; 2] = [
         Box::new(TelemetryResourceDetector),

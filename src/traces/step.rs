@@ -10,12 +10,12 @@ use super::command::note;
 use crate::constraint::Constraint;
 use crate::raw::Doc;
 
-/// What is asked of the proxy collection of a constraint.
+/// The kinds of requests to the proxy collection of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// To hold keys.
     Reserve,
-    /// Who holds keys.
+    /// Reads the holders of keys.
     Read,
     /// Whether the documents that are said to hold keys are there.
     LookForOwner,

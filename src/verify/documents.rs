@@ -20,7 +20,7 @@ struct Suspect {
     owner: Owner,
 }
 
-/// What is the matter with a suspect.
+/// The fault of a suspect.
 pub(super) enum Fault {
     Missing,
     Foreign(Reservation),
@@ -29,7 +29,7 @@ pub(super) enum Fault {
     Duplicate(Vec<Owner>, bool),
 }
 
-/// What waits for its second look.
+/// The suspects that wait for their second look.
 struct Suspects {
     keys: Vec<Suspect>,
     unindexable: Vec<Owner>,
@@ -107,7 +107,7 @@ impl Verification<'_> {
         for owner in std::mem::take(&mut suspects.unindexable) {
             self.report_unindexable(&owner).await?;
         }
-        // Of the documents of one key the first may have its place; the others are told with it, once.
+        // Of several documents with one key, the first may be in its place; the finding lists the others with it, once.
         let mut by_key: HashMap<Key, usize> = HashMap::new();
         let mut faults: Vec<(Suspect, Fault)> = Vec::new();
         for (suspect, fault) in faulty {
@@ -163,7 +163,7 @@ impl Verification<'_> {
         others.append(&mut documents_of_same_id);
         let read = match moment.entry {
             None => None,
-            // What isn't a reservation is found when the reservations are walked.
+            // The walk over the reservations finds entries that aren't reservations.
             Some(entry) => Some(entry.read.ok()?.1),
         };
         let fault = match read {

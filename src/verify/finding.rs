@@ -1,4 +1,4 @@
-//! What a verification finds, for people and as JSON.
+//! The findings of a verification, for people and as JSON.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum Kind {
     Unindexable,
     /// A reservation past its lease, whose owner isn't there or doesn't hold the key.
     Abandoned,
-    /// What stands in the proxy collection isn't a reservation.
+    /// An entry in the proxy collection isn't a reservation.
     Unreadable,
 }
 

@@ -1,9 +1,9 @@
 //! Reads everything both ways: does every document have its keys reserved, and every reservation its document?
 //!
-//! Writes go on meanwhile, so what looks wrong is looked at again: at once, document and reservation in one snapshot, and
-//! once more when it can have settled, a lease later. Only what is wrong then, too, is reported. It reads page by page, at a
-//! limited rate, and remembers suspects and findings only. Killed anywhere, it has changed nothing, or repaired what it
-//! had found.
+//! Writes go on meanwhile, so a suspect is read again: at once, document and reservation in one snapshot, and once more a lease
+//! later, when it can have settled. Only suspects that are still wrong then are reported. The walk reads page by page, at a
+//! limited rate, and remembers only suspects and findings. If it is killed, it has changed nothing, or repaired its findings
+//! so far.
 
 mod documents;
 mod finding;
@@ -26,12 +26,12 @@ pub use finding::{Finding, Kind};
 
 /// So many documents, or reservations, are read together.
 const PAGE: i32 = 1_000;
-/// So many suspects are looked at in one snapshot.
+/// The number of suspects that are read in one snapshot.
 const LOOK: usize = 200;
-/// So many suspects are remembered until they are looked at again: then the walk waits for them.
+/// The number of suspects that are remembered until they are read again. With more, the walk waits for them.
 const SUSPECTS_MAX: usize = 10_000;
-/// So many keys are remembered that were found without a reservation of their own; what else holds one of them is found
-/// to be a duplicate.
+/// The number of keys that are remembered because they were found without a reservation of their own. Another document that
+/// holds one of them is found to be a duplicate.
 const KEYS_REMEMBERED: usize = 100_000;
 
 /// How to go about it.
@@ -45,7 +45,7 @@ pub struct Settings {
     pub repair: bool,
 }
 
-/// What was looked at, and what was found.
+/// The numbers of documents and reservations read, and of findings.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     /// Documents read.
@@ -135,8 +135,8 @@ impl Verification<'_> {
     }
 }
 
-/// When to look at suspects again: soon, since most of them settle at once, then ever more seldom, and for the last time when
-/// nothing of them can be in flight any more.
+/// The times at which suspects are read again: first soon, since most of them settle at once, then ever more seldom. The last time is
+/// when none of them can be in flight any more.
 #[derive(Debug)]
 struct Looks {
     last: Instant,
@@ -182,7 +182,7 @@ impl Pace {
         Pace { rate, next }
     }
 
-    /// Waits until so many more documents may have been read. What wasn't used of the rate isn't made up for.
+    /// Waits until so many more documents may be read. An unused part of the rate is lost.
     async fn keep(&mut self, documents: u64) {
         let earned = Duration::from_secs_f64(documents as f64 / f64::from(self.rate.max(1)));
         tokio::time::sleep_until(self.next).await;

@@ -13,7 +13,7 @@ use crate::reservation::{Scope, Token};
 /// How long to leave a reservation whose lease may still run.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What became of a repair.
+/// The result of a repair.
 pub(super) enum Repaired {
     /// It is as it must be, or what was wrong is gone.
     Yes,
@@ -55,8 +55,8 @@ impl Verification<'_> {
         }
     }
 
-    /// Writes the reservation of a document anew, with the place where it lies; not if it isn't the one that was `seen` any
-    /// more, or a namesake of the document may still come to the place that it names.
+    /// Writes the reservation of a document again, with the document's place. It doesn't if the reservation has changed since it was
+    /// `seen`. Nor does it if another document with the same `_id` may still come to the place that it names.
     async fn redirect(&self, key: &Key, owner: &Owner, seen: &Reservation) -> Result<Repaired, StoreError> {
         loop {
             match self.proxy.read(&[key]).await?.pop().flatten() {
@@ -68,7 +68,7 @@ impl Verification<'_> {
         }
         let under_way = InFlight::default().begin();
         let token = Token::of(under_way.attempt());
-        // Whatever the strategy's proof is that a write can't come any more.
+        // The strategy's proof that a write can't come any more.
         let strategy = self.protected.strategy();
         let taken = self.proxy.take_over_absent(strategy, key, seen, owner, token).await?;
         if taken != TakenOver::Done {

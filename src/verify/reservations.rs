@@ -9,7 +9,7 @@ use crate::constraint::Key;
 use crate::proxy_collection::{Reservation, StoreError};
 use crate::reservation::Scope;
 
-/// What waits for its second look.
+/// The suspects that wait for their second look.
 struct Suspects {
     reservations: Vec<(Key, Reservation)>,
     unreadable: Vec<RawBson>,

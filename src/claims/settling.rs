@@ -298,7 +298,7 @@ impl Group<'_, '_> {
     }
 
     /// Releases the keys that documents don't hold. A document that is older than the constraint may hold its key without a
-    /// reservation. A second insert of it is refused, but its reservation is then the one that the document lacked, and a backfill may
+    /// reservation. A second insert of it is refused. But its reservation is the one that the document lacked, and a backfill may
     /// rely on it by now. So Keyward first reads the document, on the shard of its route only: on another shard it is another
     /// document.
     ///

@@ -26,7 +26,7 @@ macro_rules! safe {
 }
 
 safe! {
-    rivals_compensating: Rivals, COMPENSATING, 1;
+    same_key_compensating: SameKey, COMPENSATING, 1;
     overlap_compensating: Overlap, COMPENSATING, 0;
     change_compensating: Change, COMPENSATING, 0;
     exchange_compensating: Exchange, COMPENSATING, 0;
@@ -35,7 +35,7 @@ safe! {
     taken_in_compensating: TakenIn, COMPENSATING, 0;
     renewed_compensating: Renewed, COMPENSATING, 0;
     recalled_compensating: Recalled, COMPENSATING, 0;
-    rivals_strict: Rivals, STRICT, 0;
+    same_key_strict: SameKey, STRICT, 0;
     overlap_strict: Overlap, STRICT, 0;
     change_strict: Change, STRICT, 1;
     exchange_strict: Exchange, STRICT, 1;
@@ -51,7 +51,7 @@ safe! {
 fn every_state_can_come_to_rest() {
     let (compensating, strict) = (Rules::of(COMPENSATING), Rules::of(STRICT));
     for world in [
-        World::Rivals,
+        World::SameKey,
         World::Change,
         World::Exchange,
         World::Moved,
@@ -77,7 +77,7 @@ fn crossing() {
 
 #[test]
 fn compensating_rests_on_the_lease() {
-    fails(World::Rivals, Rules::of(COMPENSATING).without_the_lease(), 0);
+    fails(World::SameKey, Rules::of(COMPENSATING).without_the_lease(), 0);
 }
 
 macro_rules! guards {
@@ -90,17 +90,17 @@ macro_rules! guards {
 }
 
 guards! {
-    a_takeover_compares_the_token: Rivals, COMPENSATING, TakeoverWithoutToken, 0;
-    a_takeover_compares_when_it_was_written: Rivals, COMPENSATING, TakeoverWithoutAt, 0;
-    a_deposed_primary_is_not_asked: Rivals, COMPENSATING, LookWithoutFence, 1;
-    the_owner_is_looked_for: Rivals, COMPENSATING, LookWithoutOwner, 0;
+    a_takeover_compares_the_token: SameKey, COMPENSATING, TakeoverWithoutToken, 0;
+    a_takeover_compares_when_it_was_written: SameKey, COMPENSATING, TakeoverWithoutAt, 0;
+    a_deposed_primary_is_not_asked: SameKey, COMPENSATING, LookWithoutFence, 1;
+    the_owner_is_looked_for: SameKey, COMPENSATING, LookWithoutOwner, 0;
     what_is_taken_in_has_an_owner: TakenIn, COMPENSATING, LookWithoutOwner, 0;
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
-    a_release_names_its_token: Rivals, COMPENSATING, ReleaseWithoutToken, 0;
-    a_release_is_not_left_behind: Rivals, COMPENSATING, ReleaseLeftBehind, 1;
-    a_release_without_an_answer_ends_the_attempt: Rivals, COMPENSATING, ReleaseBelieved, 1;
-    what_is_deleted_is_what_was_seen: Rivals, COMPENSATING, DeleteWithoutToken, 0;
-    a_majority_has_every_reservation: Rivals, COMPENSATING, WithoutMajority, 1;
-    strict_mode_sees_one_moment: Rivals, STRICT, WithoutSnapshot, 0;
-    strict_mode_leaves_a_placeholder: Rivals, STRICT, WithoutPlaceholder, 0;
+    a_release_names_its_token: SameKey, COMPENSATING, ReleaseWithoutToken, 0;
+    a_release_is_not_left_behind: SameKey, COMPENSATING, ReleaseLeftBehind, 1;
+    a_release_without_an_answer_ends_the_attempt: SameKey, COMPENSATING, ReleaseBelieved, 1;
+    what_is_deleted_is_what_was_seen: SameKey, COMPENSATING, DeleteWithoutToken, 0;
+    a_majority_has_every_reservation: SameKey, COMPENSATING, WithoutMajority, 1;
+    strict_mode_sees_one_moment: SameKey, STRICT, WithoutSnapshot, 0;
+    strict_mode_leaves_a_placeholder: SameKey, STRICT, WithoutPlaceholder, 0;
 }

@@ -15,7 +15,7 @@ use crate::under_test::words::{A, AB, B, Deed, Op};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum World {
     /// Two documents want one key.
-    Rivals,
+    SameKey,
     /// A document wants two keys, and another one of them.
     Overlap,
     /// Two documents want the same two keys.
@@ -41,7 +41,7 @@ impl World {
         let insert = |id, keys| Deed::Insert { id, keys };
         let mut to_take_in = None;
         let (documents, programs) = match self {
-            World::Rivals => (vec![], vec![vec![retryable(insert(0, A))], vec![once(insert(1, A))]]),
+            World::SameKey => (vec![], vec![vec![retryable(insert(0, A))], vec![once(insert(1, A))]]),
             World::Overlap => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, B))]]),
             World::Crossing => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, AB))]]),
             World::Recalled => {

@@ -11,6 +11,8 @@ use testkit::wire::Connection;
 
 /// So many statements of each kind.
 const STATEMENTS: i32 = 60;
+/// They are sent in so many rounds.
+const ROUNDS: i32 = 3;
 /// Monitoring adds to the count of a statement, and chance decides which shard has which key.
 const TOLERANCE: f64 = 1.5;
 const REGIONS: [&str; 6] = ["a", "c", "e", "g", "i", "k"];
@@ -195,15 +197,21 @@ fn counted(shards: usize) -> Vec<f64> {
     for kind in &KINDS {
         // The first of a kind makes connections and reads what routers keep.
         send(&mut connection, kind, STATEMENTS);
-        let before = operations(&cluster);
-        for n in 0..STATEMENTS {
-            let reply = send(&mut connection, kind, n);
-            let is_refused = reply.contains_key("writeErrors");
-            assert_eq!(is_refused, kind.name == "refused duplicate", "{}: {reply}", kind.name);
+        // Monitoring, and a transaction that is run again, only add: the round with the fewest commands counts.
+        let mut fewest = f64::INFINITY;
+        for round in 0..ROUNDS {
+            let before = operations(&cluster);
+            for n in round * STATEMENTS / ROUNDS..(round + 1) * STATEMENTS / ROUNDS {
+                let reply = send(&mut connection, kind, n);
+                let is_refused = reply.contains_key("writeErrors");
+                assert_eq!(is_refused, kind.name == "refused duplicate", "{}: {reply}", kind.name);
+            }
+            // Asking them is counted, too.
+            let asked = i64::try_from(shards).unwrap();
+            let commands = operations(&cluster) - before - asked;
+            fewest = fewest.min(commands as f64 / f64::from(STATEMENTS / ROUNDS));
         }
-        // Asking them is counted, too.
-        let asked = i64::try_from(shards).unwrap();
-        counts.push((operations(&cluster) - before - asked) as f64 / f64::from(STATEMENTS));
+        counts.push(fewest);
     }
     counts
 }

@@ -18,7 +18,8 @@ use crate::under_test::words::TaskId;
 const LATEST: Time = LEASE * 6 / 10;
 /// How long a delayed message may take.
 pub const DELAY_MAX: Time = 5 * LEASE;
-/// How long after the last answer everything has arrived, and the sweeper has been by.
+/// How long after the last answer and the last fault everything has arrived, and the sweeper has been by. A sweeper needs more than a
+/// lease without a fault: a Keyward that has just started doesn't know yet how old a reservation is.
 const AFTERMATH: Time = 8 * LEASE;
 /// How long clients may take, all in all, once nothing goes wrong any more.
 const PATIENCE: Time = 400 * LEASE;
@@ -138,7 +139,7 @@ impl Simulation {
                 return;
             }
             if end.is_none() && self.is_over() {
-                end = Some(self.now + AFTERMATH);
+                end = Some(self.now.max(self.plan.faults.until) + AFTERMATH);
             }
             if end.is_some_and(|end| self.now > end) {
                 self.note(Happened::Quiet);

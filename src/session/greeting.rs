@@ -47,7 +47,7 @@ pub async fn accept(
                 tell(&client_in, &mut client_out, tls_required()).await
             };
             if let Ok(Err(end)) = timeout(limits.handshake_timeout, telling).await {
-                debug!(%end, "the client couldn't be told that it must speak TLS");
+                debug!(%end, "the reply that the client must speak TLS couldn't be sent");
             }
             Err(End::NotTls)
         }
@@ -79,7 +79,7 @@ pub async fn connect(
                 message: format!("Keyward has {none}"),
             };
             if let Err(error) = tell(client_in, client_out, error).await {
-                debug!(%error, "the client couldn't be told that upstream is missing");
+                debug!(%error, "the reply that upstream is missing couldn't be sent");
             }
             Err(none.into())
         }

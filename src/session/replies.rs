@@ -76,7 +76,7 @@ impl Replies {
     }
 
     /// Notes that a request has gone out.
-    pub fn owe(&mut self, reply: PendingReply) {
+    pub fn expect(&mut self, reply: PendingReply) {
         self.pending.push_back(reply);
     }
 
@@ -104,7 +104,7 @@ impl Replies {
     }
 
     /// How many requests are unanswered.
-    pub fn count_owed(&self) -> usize {
+    pub fn count_pending(&self) -> usize {
         self.pending.len()
     }
 

@@ -58,11 +58,11 @@ impl<'m> Judged<'m> {
     /// Whether Keyward forwards the request at once.
     pub(super) fn goes_on(&self, drain: Option<&Drain>, service: &Service) -> bool {
         let Ok(verdict) = &self.verdict else { return false };
-        let is_turned_away = || drain.is_some_and(|drain| drain.turns_away(verdict, &self.context));
+        let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
         let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.may_write());
         let may_commit = || service.may_write() && service.writes.commit(self.context.transaction) == Commit::GoesOn;
-        self.is_unchanged() && !is_turned_away() && may_write() && (!self.context.commits() || may_commit())
+        self.is_unchanged() && !is_rejected() && may_write() && (!self.context.commits() || may_commit())
     }
 
     /// Whether the request reaches the server unchanged, unless something else stands in its way.

@@ -142,7 +142,7 @@ impl Server<'_> {
             Ok(verdict) => verdict,
             Err(rejection) => return reply_to.turn_down(rejection),
         };
-        if let Some(drain) = self.drain.filter(|drain| drain.turns_away(verdict, &context)) {
+        if let Some(drain) = self.drain.filter(|drain| drain.rejects(verdict, &context)) {
             commands.turned_away.inc();
             return reply_to.answer(&drain.error(self.service.process, Some(&context)));
         }

@@ -143,7 +143,7 @@ impl Share {
         if wanted < self.bytes
             && let Some(memory) = &self.memory
         {
-            give_back(memory, self.bytes - wanted);
+            free(memory, self.bytes - wanted);
             self.bytes = wanted;
         }
     }
@@ -170,7 +170,7 @@ impl Drop for Share {
     }
 }
 
-fn give_back(memory: &Memory, bytes: usize) {
+fn free(memory: &Memory, bytes: usize) {
     memory.used.fetch_sub(bytes, Ordering::Relaxed);
     memory.shown.sub(signed(bytes));
     memory.freed.notify_waiters();

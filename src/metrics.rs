@@ -191,7 +191,7 @@ impl Certificates {
 impl Commands {
     fn new(make: &Maker) -> Self {
         Commands {
-            forwarded: make.counter("client_commands_forwarded_total", "Commands sent on as they came."),
+            forwarded: make.counter("client_commands_forwarded_total", "Commands forwarded unchanged."),
             refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
             turned_away: make.counter(
                 "client_commands_turned_away_total",
@@ -199,7 +199,7 @@ impl Commands {
             ),
             unauthorized: make.counter(
                 "client_writes_unauthorized_total",
-                "Protected writes refused by the server for want of rights, before anything was reserved.",
+                "Protected writes that the server refused for missing privileges, before Keyward reserved anything.",
             ),
             protected_seconds: make.histogram(
                 "client_protected_writes_seconds",
@@ -208,7 +208,7 @@ impl Commands {
             ),
             protected_proxy_seconds: make.histogram(
                 "client_protected_write_proxy_seconds",
-                "What of a protected write's time Keyward worked itself; the rest it waited for others.",
+                "The part of a protected write's time in which Keyward worked; the rest it waited for the cluster.",
                 &OWN_SECONDS_BUCKETS,
             ),
         }
@@ -220,7 +220,7 @@ impl Reloads {
         Reloads {
             generation: make.gauge(
                 "config_generation",
-                "Which configuration holds; 1 is that of the start.",
+                "The number of the configuration that holds; 1 is that of the start.",
             ),
             applied: make.counter("config_reloads_applied_total", "Configurations loaded again that hold."),
             refused: make.counter(
@@ -245,11 +245,11 @@ impl GroupCommit {
             ),
             failed: make.counter(
                 "group_commit_failed_total",
-                "Transactions with strict inserts of several clients that came to nothing.",
+                "Transactions with strict inserts of several clients that had no effect.",
             ),
             lost: make.counter(
                 "group_commit_lost_total",
-                "Transactions with strict inserts of several clients of which nobody knows what became.",
+                "Transactions with strict inserts of several clients whose outcome is unknown.",
             ),
         }
     }
@@ -267,7 +267,7 @@ impl Metrics {
             group_commit: GroupCommit::new(&make),
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),
-            released: make.of_constraint("released_total", "Reservations given back."),
+            released: make.of_constraint("released_total", "Reservations released."),
             takeovers: make.of_constraint("takeovers_total", "Abandoned reservations taken over."),
             duplicates: make.of_constraint("duplicates_total", "Keys refused because another document holds them."),
             conflicts_waited: make.of_constraint("conflicts_waited_total", "Conflicts with a reservation in flight."),

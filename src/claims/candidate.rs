@@ -148,14 +148,14 @@ impl<'a> Candidate<'a> {
         let (attempt, effects) = self.attempt.clone().step(event);
         self.attempt = attempt;
         if self.attempt.ended().is_some() {
-            self.only_give_back();
+            self.keep_only_releases();
         }
         self.ask(effects);
     }
 
     /// Releases everything and begins anew, unless the attempt has ended; the releases come first.
     pub fn restart(&mut self) {
-        self.only_give_back();
+        self.keep_only_releases();
         let (attempt, effects) = self.attempt.clone().begin_again(self.keys.len());
         self.attempt = attempt;
         self.ask(effects);
@@ -164,7 +164,7 @@ impl<'a> Candidate<'a> {
 
     /// Releases everything, and claims nothing more.
     pub fn withdraw(&mut self) {
-        self.only_give_back();
+        self.keep_only_releases();
         self.ask(self.attempt.clone().withdraw());
     }
 
@@ -179,7 +179,7 @@ impl<'a> Candidate<'a> {
     }
 
     /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
-    fn only_give_back(&mut self) {
+    fn keep_only_releases(&mut self) {
         self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
     }
 }

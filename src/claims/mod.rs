@@ -9,4 +9,4 @@ mod settling;
 
 pub use candidate::{Candidate, ConstrainedKey, anticipate, keys_of, keys_of_new, owner_of, with_id};
 pub use in_flight::{InFlight, UnderWay};
-pub use settling::{give_back, settle};
+pub use settling::{release_open, settle};

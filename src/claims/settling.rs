@@ -43,7 +43,7 @@ pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Ca
     let mut awaited = Vec::new();
     loop {
         // A reservation must be released before its key can be claimed again.
-        give_back(protected, lease, candidates).await;
+        release_open(protected, lease, candidates).await;
         let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
             return awaited;
@@ -101,7 +101,7 @@ fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Tok
 }
 
 /// Carries out the releases that candidates ask for, and leaves what else they ask for.
-pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
+pub async fn release_open(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
     let mut releases = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in candidate
@@ -117,13 +117,13 @@ pub async fn give_back(protected: &Protected, lease: Duration, candidates: &mut 
             }
         }
     }
-    let mut given_back: BTreeSet<usize> = releases.values().flatten().map(|(index, _)| *index).collect();
+    let mut released: BTreeSet<usize> = releases.values().flatten().map(|(index, _)| *index).collect();
     for (slot, event, _) in run(protected, lease, candidates, releases).await {
         // It has failed, and is tried again at most: nothing more is reserved.
-        given_back.remove(&slot.0);
+        released.remove(&slot.0);
         candidates[slot.0].step(&event);
     }
-    for index in given_back {
+    for index in released {
         candidates[index].generation += 1;
     }
 }
@@ -153,7 +153,11 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                     from_absent,
                 } => {
                     let read = candidate.conflicting.get(&key).map(|read| read.token);
-                    debug_assert_eq!(read, Some(conflicting), "a takeover follows the read of its rival");
+                    debug_assert_eq!(
+                        read,
+                        Some(conflicting),
+                        "a takeover follows the read of the conflicting reservation"
+                    );
                     if read != Some(conflicting) {
                         // Nothing was decided about that one: it is read again.
                         candidate.conflicting.remove(&key);
@@ -262,7 +266,11 @@ impl Group<'_, '_> {
             ))
         };
         let claims: Vec<_> = slots.iter().filter_map(claim).collect();
-        assert_eq!(claims.len(), slots.len(), "a look-up follows the read of its rival");
+        assert_eq!(
+            claims.len(),
+            slots.len(),
+            "a look-up follows the read of the conflicting reservation"
+        );
         let held = self.proxy().look_up(&claims, scope).await;
         self.answer(slots, held, |key, held| match held {
             true => Event::OwnerHolds(key),
@@ -279,15 +287,15 @@ impl Group<'_, '_> {
             };
             let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
             let strategy = self.protected.strategy();
-            let took = match from_absent {
+            let outcome = match from_absent {
                 true => {
                     let proxy = self.proxy();
                     proxy.take_over_absent(strategy, key, conflicting, owner, version).await
                 }
                 false => self.proxy().take_over(key, conflicting, owner, version).await,
             };
-            let took = took.map(|took| vec![took]);
-            answers.extend(self.answer(vec![slot], took, |key, took| match took {
+            let outcome = outcome.map(|outcome| vec![outcome]);
+            answers.extend(self.answer(vec![slot], outcome, |key, outcome| match outcome {
                 TakenOver::Done => Event::TookOver(key),
                 TakenOver::Changed => Event::Changed(key),
                 TakenOver::OwnerHolds => Event::OwnerHolds(key),
@@ -323,7 +331,7 @@ impl Group<'_, '_> {
                 .iter()
                 .map(|slot| (self.key(*slot), self.version(*slot)))
                 .collect();
-            self.proxy().give_back(&keys).await?;
+            self.proxy().release_versions(&keys).await?;
             Ok::<_, StoreError>(held)
         };
         match released.await {

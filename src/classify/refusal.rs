@@ -102,8 +102,8 @@ pub enum Refusal {
     LoadBalanced,
     /// The client would log in with the certificate of a TLS connection that isn't its own.
     #[error(
-        "MONGODB-X509 can't be used through Keyward: it logs in whoever the certificate of the connection to the server \
-         names, and that connection is Keyward's; use SCRAM"
+        "MONGODB-X509 can't be used through Keyward: the server sees Keyward's certificate and would log in Keyward's user; \
+         use SCRAM"
     )]
     X509,
 }

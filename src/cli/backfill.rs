@@ -15,7 +15,7 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
     match backfill_documents(file, only) {
         Ok(()) => Exit::Success,
         Err(error) => {
-            error.tell();
+            error.print();
             error.exit()
         }
     }

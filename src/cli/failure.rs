@@ -39,7 +39,7 @@ impl Failure {
     }
 
     /// Says it on standard error.
-    pub(super) fn tell(&self) {
+    pub(super) fn print(&self) {
         match self {
             // Each problem begins with file and line, for editors to jump there.
             Failure::Config(problems) => eprintln!("{problems}"),

@@ -34,7 +34,7 @@ pub(super) fn run(file: &Path, options: &Options) -> Exit {
             Exit::Findings
         }
         Err(error) => {
-            error.tell();
+            error.print();
             error.exit()
         }
     }

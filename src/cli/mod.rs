@@ -114,7 +114,7 @@ Exit codes:
    0  all is well
    1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone
    2  the command line is wrong; verify: it could not tell; status: nobody answered
-  65  documents that are there violate a constraint
+  65  existing documents violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed
   78  the configuration is wrong, can't be read, or contradicts the cluster's";

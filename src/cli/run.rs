@@ -23,7 +23,7 @@ pub(super) fn run(file: &Path) -> Exit {
     match start(file) {
         Ok(()) => Exit::Success,
         Err(error) => {
-            error.tell();
+            error.print();
             error.exit()
         }
     }

@@ -34,7 +34,7 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &Options) ->
     match verified(file, only, options) {
         Ok(exit) => exit,
         Err(error) => {
-            error.tell();
+            error.print();
             match error.exit() {
                 Exit::Config => Exit::Config,
                 _ => Exit::Unsure,
@@ -56,19 +56,19 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Resul
             repair: options.repair,
         };
         let mut total = Tally::default();
-        let mut untold = 0;
+        let mut unverified = 0;
         for protected in &collections {
             for (position, proxy) in protected.constraints.iter().enumerate() {
                 let mut tally = Tally::default();
                 let mut report = |finding: &Finding| show(options, finding);
-                let told = match prepare::check_enforced(&client, protected, position).await {
+                let verified = match prepare::check_enforced(&client, protected, position).await {
                     Ok(()) => verify(protected, position, settings, &mut tally, &mut report)
                         .await
                         .map_err(PrepareError::from),
                     Err(error) => Err(error),
                 };
-                if let Err(error) = told {
-                    untold += 1;
+                if let Err(error) = verified {
+                    unverified += 1;
                     let (namespace, name) = (&protected.namespace, proxy.constraint.name());
                     eprintln!("keyward: {namespace} {name} could not be verified to the end: {error}");
                 }
@@ -76,10 +76,10 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Resul
             }
         }
         match options.json {
-            true => say(&summary(&total, untold)),
-            false => say(&sentence(&total, untold)),
+            true => say(&summary(&total, unverified)),
+            false => say(&sentence(&total, unverified)),
         }
-        Ok(match (total.left(), untold) {
+        Ok(match (total.left(), unverified) {
             (0, 0) => Exit::Success,
             (0, _) => Exit::Unsure,
             _ => Exit::Findings,
@@ -101,24 +101,26 @@ fn say(what: &dyn Display) {
     }
 }
 
-fn summary(total: &Tally, untold: usize) -> Value {
+fn summary(total: &Tally, unverified: usize) -> Value {
     let of_kind = |(kind, (found, repaired)): (&crate::verify::Kind, &(u64, u64))| {
         (kind.name().to_owned(), json!({ "found": found, "repaired": repaired }))
     };
     let kinds: serde_json::Map<String, Value> = total.findings.iter().map(of_kind).collect();
     json!({ "summary": {
         "documents": total.documents, "reservations": total.reservations, "findings": kinds,
-        "left": total.left(), "constraintsNotVerified": untold,
+        "left": total.left(), "constraintsNotVerified": unverified,
     } })
 }
 
-fn sentence(total: &Tally, untold: usize) -> String {
+fn sentence(total: &Tally, unverified: usize) -> String {
     let found: u64 = total.findings.values().map(|(found, _)| found).sum();
     let repaired = found - total.left();
-    let untold = match untold {
+    let unverified = match unverified {
         0 => String::new(),
         count => format!("; {count} constraints could not be verified to the end"),
     };
     let (documents, reservations) = (total.documents, total.reservations);
-    format!("{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{untold}")
+    format!(
+        "{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{unverified}"
+    )
 }

@@ -46,7 +46,9 @@ fn check_endpoint(endpoint: &str) -> Result<(), &'static str> {
         return Err(not_a_url);
     }
     if authority.as_str().contains('@') {
-        return Err("holds a user; who asks for one gets it from the environment variable OTEL_EXPORTER_OTLP_HEADERS");
+        return Err(
+            "holds a user; put the collector's credentials into the environment variable OTEL_EXPORTER_OTLP_HEADERS",
+        );
     }
     match uri.path() {
         "" | "/" => Err("has no path; a collector takes traces at /v1/traces"),

@@ -225,7 +225,7 @@ fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamUriErro
         return contradictory(
             "readConcernLevel",
             "majority",
-            "what is read may be rolled back otherwise",
+            "Keyward might read data that is rolled back later",
         );
     }
     if parsed.retry_writes == Some(false) {

@@ -12,20 +12,20 @@ use crate::raw::{Doc, Element};
 const CUT_BYTES_MIN: usize = 150;
 
 /// Whether all text in `values` is UTF-8 and stays so when it is cut.
-pub(super) fn is_legible(values: Doc<'_>) -> bool {
+pub(super) fn is_displayable(values: Doc<'_>) -> bool {
     values.elements().all(|element| {
-        element.is_ok_and(|element| std::str::from_utf8(element.name).is_ok() && is_legible_value(&element))
+        element.is_ok_and(|element| std::str::from_utf8(element.name).is_ok() && is_displayable_value(&element))
     })
 }
 
-fn is_legible_value(element: &Element<'_>) -> bool {
+fn is_displayable_value(element: &Element<'_>) -> bool {
     match element.kind {
-        ElementType::EmbeddedDocument => Doc::new(element.value).is_ok_and(is_legible),
+        ElementType::EmbeddedDocument => Doc::new(element.value).is_ok_and(is_displayable),
         // The server doesn't print the names in an array.
         ElementType::Array => Doc::new(element.value).is_ok_and(|array| {
             array
                 .elements()
-                .all(|element| element.is_ok_and(|element| is_legible_value(&element)))
+                .all(|element| element.is_ok_and(|element| is_displayable_value(&element)))
         }),
         // Skip the length before the text.
         ElementType::String | ElementType::Symbol | ElementType::JavaScriptCode => {
@@ -35,14 +35,14 @@ fn is_legible_value(element: &Element<'_>) -> bool {
             .value
             .get(4..element.value.len().saturating_sub(12))
             .is_some_and(is_text),
-        ElementType::JavaScriptCodeWithScope => is_legible_code(element.value),
+        ElementType::JavaScriptCodeWithScope => is_displayable_code(element.value),
         ElementType::RegularExpression => is_text(element.value),
         _ => true,
     }
 }
 
 /// `value` is an int32 with the whole length, the code as a string, and the scope.
-fn is_legible_code(value: &[u8]) -> bool {
+fn is_displayable_code(value: &[u8]) -> bool {
     let Some((length, rest)) = value.get(4..).and_then(|rest| rest.split_first_chunk::<4>()) else {
         return false;
     };
@@ -52,7 +52,7 @@ fn is_legible_code(value: &[u8]) -> bool {
     let code = rest.get(..length).is_some_and(is_text);
     code && rest
         .get(length..)
-        .is_some_and(|scope| Doc::new(scope).is_ok_and(is_legible))
+        .is_some_and(|scope| Doc::new(scope).is_ok_and(is_displayable))
 }
 
 fn is_text(bytes: &[u8]) -> bool {
@@ -71,7 +71,7 @@ mod tests {
 
     fn display(value: impl Into<Bson>) -> bool {
         let document = doc! { "v": value.into() }.to_vec().unwrap();
-        is_legible(Doc::new(&document).unwrap())
+        is_displayable(Doc::new(&document).unwrap())
     }
 
     #[test]
@@ -93,6 +93,6 @@ mod tests {
     fn what_is_not_utf_8_is_not_legible() {
         let mut document = Builder::new();
         document.string("v", b"\xff");
-        assert!(!is_legible(Doc::new(&document.finish()).unwrap()));
+        assert!(!is_displayable(Doc::new(&document.finish()).unwrap()));
     }
 }

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::canonical::{Canonical, Strings, Uncomparable};
 use super::collation::{Collation, Icu};
-use super::display::is_legible;
+use super::display::is_displayable;
 use super::rewrite::{self, Names};
 use super::{Constraint, Sharding, text};
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -281,7 +281,7 @@ impl Draft {
     pub(super) fn finish(self) -> Key {
         let mut key = self.key;
         let is_large = self.deepest > MAX_VERBATIM_DEPTH || key.canonical.len() > MAX_VERBATIM_BYTES;
-        if is_large || !key.stored().is_none_or(is_legible) {
+        if is_large || !key.stored().is_none_or(is_displayable) {
             key.canonical = [&[DIGEST], &Sha256::digest(&key.canonical)[..]].concat();
         }
         key

@@ -217,7 +217,7 @@ impl Instance {
         self.stage.send_replace(Stage::Draining(drain));
         drop((self.sweeping, self.privileges, self.keeping));
         let is_drained = self.serving.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "serving ended before it was told to");
+            tracing::error!(%error, "serving ended before Keyward was stopped");
             false
         });
         drop(self.following);
@@ -266,7 +266,7 @@ impl Keeping {
     async fn stop(self) {
         drop(self.stop);
         if let Err(error) = self.ended.await {
-            tracing::error!(%error, "what has the constraints enforced ended before it was told to");
+            tracing::error!(%error, "the task that makes constraints enforced ended before Keyward was stopped");
         }
     }
 }

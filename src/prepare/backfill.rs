@@ -142,7 +142,7 @@ pub(super) async fn backfill(
         Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
     });
     let batches = batches.map_ok(|(batch, last)| async move {
-        let duplicates = take_in_batch(protected, position, lease, &batch).await?;
+        let duplicates = backfill_batch(protected, position, lease, &batch).await?;
         Ok((batch.len() as u64, last, duplicates))
     });
     // In the order of reading: everything up to `last` is backfilled.
@@ -179,7 +179,7 @@ async fn decided(protected: &Protected, position: usize) -> Result<(), StoreErro
 
 /// Reserves the keys of one batch and returns the violations. Each key is an attempt of its own, so that one duplicate
 /// does not prevent the document's other reservations.
-async fn take_in_batch(
+async fn backfill_batch(
     protected: &Protected,
     position: usize,
     lease: Duration,

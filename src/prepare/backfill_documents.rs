@@ -106,12 +106,12 @@ async fn duplicate(
     let Some(conflicting) = candidate.conflicting.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
-    if !conflicting.owner.is_namesake_of(&candidate.owner) {
+    if !conflicting.owner.has_same_id_as(&candidate.owner) {
         return Ok(Some(Outcome::Duplicate(conflicting.owner.clone())));
     }
     let ConstrainedKey { constraint, key } = &candidate.keys[0];
     let proxy = &protected.constraints[*constraint];
-    let mut holders = Vec::new();
+    let mut owners = Vec::new();
     for same_id in proxy
         .documents_of_same_id(&candidate.owner.id, &protected.shard_key)
         .await?
@@ -119,11 +119,11 @@ async fn duplicate(
         let malformed = |_| StoreError::Unexpected("a document");
         let same_id = Doc::new(same_id.as_bytes()).map_err(malformed)?;
         if proxy.constraint.keys(same_id).unwrap_or_default().contains(key) {
-            holders.push(owner_of(protected, same_id).map_err(malformed)?);
+            owners.push(owner_of(protected, same_id).map_err(malformed)?);
         }
     }
-    let is_held = holders.contains(&candidate.owner);
-    let other = holders.into_iter().find(|holder| *holder != candidate.owner);
+    let is_held = owners.contains(&candidate.owner);
+    let other = owners.into_iter().find(|holder| *holder != candidate.owner);
     Ok(match other {
         _ if !is_held => Some(Outcome::Gone),
         Some(other) => Some(Outcome::Duplicate(other)),

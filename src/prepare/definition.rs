@@ -133,7 +133,7 @@ impl Definitions {
         if state == State::Enforced && !was_complete {
             tracing::warn!(
                 namespace = %constraint.namespace(), constraint = constraint.name(),
-                "the proxy collection isn't the one that was made complete: every document is taken in again"
+                "the proxy collection isn't the one that was made complete: Keyward backfills every document again"
             );
             self.suspend(constraint).await?;
         }

@@ -96,13 +96,13 @@ impl Reserving {
                     let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));
-                    pending.push(TakingIn::of(client, protected, position, uuid.as_ref(), lease, guard).await?);
+                    pending.push(Backfilling::of(client, protected, position, uuid.as_ref(), lease, guard).await?);
                 }
             }
         }
         loop {
             let claims = Claims::new(client);
-            let work = take_in_unclaimed(pending, &claims, &mut waiting);
+            let work = backfill_unclaimed(pending, &claims, &mut waiting);
             let left = claims.renewed_during(work).await;
             // The documents of a violated constraint are read again at every try. So its claim stays until it expires.
             let is_violated = matches!(left, Err(PrepareError::Duplicates(_)));
@@ -122,12 +122,12 @@ impl Reserving {
 
 /// Backfills those of `pending` that no other backfill has claimed. Returns the others, except those that are enforced
 /// by now.
-async fn take_in_unclaimed<'a>(
-    pending: Vec<TakingIn<'a>>,
+async fn backfill_unclaimed<'a>(
+    pending: Vec<Backfilling<'a>>,
     claims: &Claims,
     waiting: &mut Vec<Waiting>,
-) -> Result<Vec<TakingIn<'a>>, PrepareError> {
-    let (mut reports, mut taken_in, mut left) = (Vec::new(), Vec::new(), Vec::new());
+) -> Result<Vec<Backfilling<'a>>, PrepareError> {
+    let (mut reports, mut backfilled, mut left) = (Vec::new(), Vec::new(), Vec::new());
     for one in pending {
         let others = one.lacking().await?;
         if !others.is_empty() {
@@ -141,7 +141,7 @@ async fn take_in_unclaimed<'a>(
             continue;
         }
         match one.reserve_all().await? {
-            Taken::All(backfill_epoch) => taken_in.push((one, backfill_epoch)),
+            Taken::All(backfill_epoch) => backfilled.push((one, backfill_epoch)),
             Taken::Violated(report) => reports.push(report),
             Taken::Nothing(others) => waiting.push(one.waiting(others)),
         }
@@ -149,7 +149,7 @@ async fn take_in_unclaimed<'a>(
     // If one constraint is violated, none becomes enforced: a Keyward that is refused one constraint continues without
     // any.
     if reports.is_empty() {
-        for (one, backfill_epoch) in taken_in {
+        for (one, backfill_epoch) in backfilled {
             match one.enforce(backfill_epoch).await? {
                 Taken::All(_) => {}
                 Taken::Violated(report) => reports.push(report),
@@ -168,7 +168,7 @@ fn is_same(one: &Constraint, other: &Constraint) -> bool {
 }
 
 /// A constraint whose documents are being backfilled.
-struct TakingIn<'a> {
+struct Backfilling<'a> {
     client: &'a Client,
     protected: &'a Protected,
     position: usize,
@@ -189,7 +189,7 @@ enum Taken {
     Nothing(Vec<Entry>),
 }
 
-impl<'a> TakingIn<'a> {
+impl<'a> Backfilling<'a> {
     /// The constraint at `position` of a collection, which has this uuid.
     async fn of(
         client: &'a Client,
@@ -198,12 +198,12 @@ impl<'a> TakingIn<'a> {
         uuid: Option<&Bson>,
         lease: Duration,
         guard: Option<(&'a Membership, ObjectId)>,
-    ) -> Result<TakingIn<'a>, PrepareError> {
+    ) -> Result<Backfilling<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
         // Read before anything is reserved in the proxy collection: nothing is known of a collection that replaces it
         // later.
         let proxy = Existing::look(client, &constraint.proxy_collection()).await?.uuid;
-        Ok(TakingIn {
+        Ok(Backfilling {
             client,
             protected,
             position,

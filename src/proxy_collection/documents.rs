@@ -67,7 +67,7 @@ impl AllDocuments<'_> {
             let Some(last) = documents.last().map(|last| id_of(last)).transpose()? else {
                 continue;
             };
-            self.add_namesakes(&last, &mut documents).await?;
+            self.add_same_id(&last, &mut documents).await?;
             self.after = Some(last.clone());
             return Ok(Some((documents, last)));
         }
@@ -88,7 +88,7 @@ impl AllDocuments<'_> {
     }
 
     /// Adds the documents with this `_id` on other shards: a walk that goes on after this `_id` doesn't meet them.
-    async fn add_namesakes(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
+    async fn add_same_id(&mut self, id: &RawBson, documents: &mut Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         if !self.shard_key.is_empty() {
             let mut documents_of_same_id = self.proxy.documents_of_same_id(id, self.shard_key).await?;
             documents_of_same_id.retain(|same_id| !documents.contains(same_id));

@@ -343,7 +343,7 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.
-    pub async fn give_back(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
+    pub async fn release_versions(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
         let filter = |(key, version): &(&Key, ReservationVersion)| {
             let mut filter = token_filter(key, version.token);
             match version.generation {

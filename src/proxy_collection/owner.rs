@@ -28,16 +28,16 @@ impl ProxyCollection {
     pub async fn look_up(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(claims.len());
         for claims in claims.chunks(KEYS_MAX) {
-            let mut holders: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
+            let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
             for document in self.owners(claims, scope).await? {
                 let id = id_identity(&id_of(&document)?);
                 for key in self.keys_of(&[document])? {
-                    holders.entry(key).or_default().push(id.clone());
+                    ids_of_owners.entry(key).or_default().push(id.clone());
                 }
             }
             let is_held = |(key, owner): &(&Key, &Owner)| {
-                let holders = holders.get(*key);
-                holders.is_some_and(|holders| holders.contains(&id_identity(&owner.id)))
+                let ids_of_owners = ids_of_owners.get(*key);
+                ids_of_owners.is_some_and(|ids_of_owners| ids_of_owners.contains(&id_identity(&owner.id)))
             };
             held.extend(claims.iter().map(is_held));
         }

@@ -34,8 +34,8 @@ impl RecentOwners {
         if key.values().is_none_or(|values| values.bytes().len() > BYTES_MAX) || owner > BYTES_MAX {
             return;
         }
-        let mut holders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.put(key.clone(), held.clone());
+        let mut reservations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reservations.put(key.clone(), held.clone());
     }
 
     /// Returns the key's last known reservation, if one is remembered, and forgets it.

@@ -70,7 +70,7 @@ pub struct Reservation {
 
 impl Owner {
     /// Whether both have the same `_id`, by value or byte for byte: NaN is equal to itself here.
-    pub fn is_namesake_of(&self, other: &Owner) -> bool {
+    pub fn has_same_id_as(&self, other: &Owner) -> bool {
         let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
         self.id == other.id || bytes(&self.id) == bytes(&other.id)
     }
@@ -84,7 +84,7 @@ impl Owner {
 
 impl PartialEq for Owner {
     fn eq(&self, other: &Owner) -> bool {
-        self.route == other.route && self.is_namesake_of(other)
+        self.route == other.route && self.has_same_id_as(other)
     }
 }
 

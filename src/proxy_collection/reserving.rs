@@ -165,7 +165,7 @@ impl Reserving {
             let reply = within(self.limit, self.sessions.run(&self.database, command)).await;
             let outcomes_of_command = reply
                 .map_err(|error| unanswered(&error, count))
-                .and_then(|reply| told(&reply, count).ok_or(Reserved::Unsure));
+                .and_then(|reply| outcomes_of(&reply, count).ok_or(Reserved::Unsure));
             outcomes.extend(outcomes_of_command.unwrap_or_else(|all| vec![all; count]));
         }
         outcomes
@@ -211,7 +211,7 @@ fn unanswered(error: &StoreError, count: usize) -> Reserved {
 }
 
 /// The outcome of each reservation by a reply; `None` if the reply doesn't have the expected form.
-fn told(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
+fn outcomes_of(reply: &Document, count: usize) -> Option<Vec<Reserved>> {
     let written = match write_concern_error(reply) {
         // The transaction ended just before the time did.
         Some(error) if says_time_up(error) => Reserved::Busy,

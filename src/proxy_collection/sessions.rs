@@ -23,7 +23,7 @@ pub(super) struct Sessions {
         reason = "each is taken out and put back for a command, and is large"
     )]
     idle: Arc<Mutex<Vec<Box<ClientSession>>>>,
-    told: Arc<Mutex<Times>>,
+    times: Arc<Mutex<Times>>,
 }
 
 impl Sessions {
@@ -31,7 +31,7 @@ impl Sessions {
         Sessions {
             client: client.clone(),
             idle: Arc::default(),
-            told: Arc::default(),
+            times: Arc::default(),
         }
     }
 
@@ -43,24 +43,24 @@ impl Sessions {
         let mut session = self.take().await?;
         let reply = database.run_raw_command(command).session(&mut *session).await?;
         self.keep(session);
-        if let Ok(told) = reply.get_document("$clusterTime") {
-            self.lock_told().advance_cluster(told);
+        if let Ok(cluster_time) = reply.get_document("$clusterTime") {
+            self.lock_times().advance_cluster(cluster_time);
         }
         Ok(reply)
     }
 
     /// Notes the times of a reply.
     pub(super) fn note(&self, times: Times) {
-        self.lock_told().advance(times);
+        self.lock_times().advance(times);
     }
 
     /// The latest times that were noted.
     pub(super) fn times(&self) -> Times {
-        self.lock_told().clone()
+        self.lock_times().clone()
     }
 
-    fn lock_told(&self) -> MutexGuard<'_, Times> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes an idle session, or starts one.

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct Moment {
     /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
-    pub holders: Vec<Owner>,
+    pub owners: Vec<Owner>,
     /// The document in the place of its reservation.
     pub entry: Option<Entry>,
 }
@@ -115,14 +115,14 @@ impl ProxyCollection {
         let mut command = rawdoc! { "find": self.protected.name(), "filter": { "$or": owners } };
         command.append(cstr!("projection"), self.projection(shard_key)?);
         command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
-        let mut holders: Vec<(Owner, Vec<Key>)> = Vec::new();
+        let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
         for document in find_within(session, &self.database, command).await?.documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
             let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
-            holders.push((owner, self.constraint.keys(document).unwrap_or_default()));
+            owners.push((owner, self.constraint.keys(document).unwrap_or_default()));
         }
         let moment = |key: &Key| Moment {
-            holders: holders
+            owners: owners
                 .iter()
                 .filter(|(_, keys)| keys.contains(key))
                 .map(|(owner, _)| owner.clone())

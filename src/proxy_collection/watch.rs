@@ -117,12 +117,12 @@ impl Marks {
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
     let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let (beginning, told) = (marks().beginning, finder.times().operation);
-        match (finder.find(look(&collection, told)).await, told) {
-            (Ok(_), Some(told)) => {
+        let (beginning, operation_time) = (marks().beginning, finder.times().operation);
+        match (finder.find(look(&collection, operation_time)).await, operation_time) {
+            (Ok(_), Some(operation_time)) => {
                 let (now, mut marks) = (Instant::now(), marks());
                 if marks.beginning == beginning {
-                    marks.note(told, now);
+                    marks.note(operation_time, now);
                 }
             }
             (Ok(_), None) if finder.times().operation.is_some() => continue,
@@ -134,11 +134,11 @@ async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, paus
     }
 }
 
-/// Reads almost nothing on every shard with a part of the collection, once a majority of the shard is past `told`.
-fn look(collection: &str, told: Option<Timestamp>) -> RawDocumentBuf {
+/// Reads almost nothing on every shard with a part of the collection, once a majority of the shard is past `operation_time`.
+fn look(collection: &str, operation_time: Option<Timestamp>) -> RawDocumentBuf {
     let mut concern = rawdoc! {};
-    if let Some(told) = told {
-        concern.append(cstr!("afterClusterTime"), told);
+    if let Some(operation_time) = operation_time {
+        concern.append(cstr!("afterClusterTime"), operation_time);
     }
     concern.append(cstr!("level"), "majority");
     rawdoc! {

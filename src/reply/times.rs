@@ -48,9 +48,9 @@ impl Times {
     }
 
     /// Keeps the later `$clusterTime`.
-    pub fn advance_cluster(&mut self, told: &Document) {
-        if told.get_timestamp("clusterTime").ok() > self.cluster_timestamp() {
-            self.cluster = RawDocumentBuf::try_from(told).ok();
+    pub fn advance_cluster(&mut self, cluster_time: &Document) {
+        if cluster_time.get_timestamp("clusterTime").ok() > self.cluster_timestamp() {
+            self.cluster = RawDocumentBuf::try_from(cluster_time).ok();
         }
     }
 
@@ -74,7 +74,7 @@ impl Times {
         let signature = self
             .cluster
             .as_ref()
-            .and_then(|told| told.get_document("signature").ok());
+            .and_then(|time| time.get_document("signature").ok());
         signature.is_some_and(|signature| signature.get_i64("keyId").is_ok_and(|key| key != 0))
     }
 
@@ -146,26 +146,26 @@ mod tests {
     fn a_command_carries_the_later_time() {
         let time = |time| Timestamp { time, increment: 7 };
         let known = |time: bson::RawBson| rawdoc! { "$clusterTime": { "clusterTime": time } };
-        let mut told = Times::default();
-        let later = |told: &Times, carried: Option<RawDocumentBuf>| {
+        let mut times = Times::default();
+        let later = |times: &Times, carried: Option<RawDocumentBuf>| {
             let carried = carried.as_ref().map(|carried| Doc::new(carried.as_bytes()).unwrap());
             let carried = carried.map(|carried| carried.get("$clusterTime").unwrap().unwrap());
-            told.later_than(carried.as_ref()).is_some()
+            times.later_than(carried.as_ref()).is_some()
         };
-        assert!(!later(&told, None));
-        told.advance_cluster(&doc! { "clusterTime": time(5), "signature": { "keyId": 1_i64 } });
-        told.advance_cluster(&doc! { "clusterTime": time(4), "signature": { "keyId": 0_i64 } });
-        assert!(told.is_signed());
-        assert!(later(&told, None));
+        assert!(!later(&times, None));
+        times.advance_cluster(&doc! { "clusterTime": time(5), "signature": { "keyId": 1_i64 } });
+        times.advance_cluster(&doc! { "clusterTime": time(4), "signature": { "keyId": 0_i64 } });
+        assert!(times.is_signed());
+        assert!(later(&times, None));
         assert!(later(
-            &told,
+            &times,
             Some(rawdoc! { "$clusterTime": { "clusterTime": time(4) } })
         ));
         for known in [known(time(5).into()), known(time(6).into()), known("x".into())] {
-            assert!(!later(&told, Some(known)));
+            assert!(!later(&times, Some(known)));
         }
-        assert!(!later(&told, Some(rawdoc! { "$clusterTime": 1 })));
-        told.advance_cluster(&doc! { "clusterTime": time(9), "signature": { "keyId": 0_i64 } });
-        assert!(!told.is_signed());
+        assert!(!later(&times, Some(rawdoc! { "$clusterTime": 1 })));
+        times.advance_cluster(&doc! { "clusterTime": time(9), "signature": { "keyId": 0_i64 } });
+        assert!(!times.is_signed());
     }
 }

@@ -279,10 +279,10 @@ mod tests {
     #[test]
     fn only_the_clients_own_transaction_is_told_where_to_recover_it() {
         let answer = part(doc! { "n": 1, "nModified": 1, "recoveryToken": { "recoveryShardId": "a" }, "ok": 1.0 });
-        for (mut reply, is_told) in [(WriteReply::default(), false), (WriteReply::in_transaction(), true)] {
+        for (mut reply, is_in_transaction) in [(WriteReply::default(), false), (WriteReply::in_transaction(), true)] {
             reply.add_statements(Doc::new(&answer).unwrap(), 0).unwrap();
             let body = Document::from_reader(reply.update_body().unwrap().as_slice()).unwrap();
-            assert_eq!(body.contains_key("recoveryToken"), is_told);
+            assert_eq!(body.contains_key("recoveryToken"), is_in_transaction);
         }
     }
 

@@ -38,20 +38,23 @@ impl Session {
 
     /// Does what can be done about it here and now.
     pub(super) async fn attend(&mut self) -> Option<End> {
-        if let Err(end) = self.turn().await {
+        if let Err(end) = self.advance_epoch().await {
             return Some(end);
         }
         if self.is_deposed && self.is_between_messages() {
             return Some(End::NotPrimary);
         }
         let is_reading = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
-        let hello = self.replies.owed_hello(&self.upstream.incoming).filter(|_| is_reading);
+        let hello = self
+            .replies
+            .pending_hello(&self.upstream.incoming)
+            .filter(|_| is_reading);
         if let (Some(drain), Some(hello)) = (self.drain, hello) {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // No client needs further messages of upstream about itself: this ends the connection.
             let error = drain.error(self.service.process, None);
-            let told = tell(&hello, &error, self.last_reply_id, &mut self.client_out).await;
-            return Some(told.err().unwrap_or(End::Stopping));
+            let sent = send(&hello, &error, self.last_reply_id, &mut self.client_out).await;
+            return Some(sent.err().unwrap_or(End::Stopping));
         }
         None
     }
@@ -63,9 +66,9 @@ impl Session {
     }
 
     /// Goes over to the new catalog epoch once nothing is under way that was decided in the one before.
-    async fn turn(&mut self) -> Result<(), End> {
+    async fn advance_epoch(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
-        if self.next_epoch.is_none() || is_sending || self.replies.owes_to_write() {
+        if self.next_epoch.is_none() || is_sending || self.replies.has_pending_write() {
             return Ok(());
         }
         if self.is_unanswered {
@@ -85,7 +88,7 @@ impl Session {
     }
 }
 
-/// Holds `era` until upstream has done what it has begun: it goes on with that though nobody waits for the answer any more, and
+/// Holds `epoch` until upstream has finished the work that it has begun. It goes on with that work without a reader of the answer, and
 /// closes the connection then.
 pub(super) async fn leave_at_work(mut upstream: Connection, epoch: CatalogEpoch) {
     if upstream.outgoing.finish().await.is_ok() {
@@ -94,12 +97,12 @@ pub(super) async fn leave_at_work(mut upstream: Connection, epoch: CatalogEpoch)
     drop(epoch);
 }
 
-pub(super) async fn tell(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
+pub(super) async fn send(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
     let reply = envelope.reply(body, reply_id).map_err(Rejection::from)?;
     client.write_pieces([&reply[..]].into_iter()).await.map_err(End::Client)
 }
 
-/// Tells the client the reason of `end`, where there is a way to tell it.
+/// Sends the client the reason of `end`, if a reply can carry it.
 pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Outgoing) -> End {
     if let End::TooLong(header, max) = &end {
         let envelope = Envelope {
@@ -120,8 +123,8 @@ pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Ou
             ),
         };
         let telling = async {
-            let told = tell(&envelope, &error.body(), 1, client_out).await;
-            if told.is_ok() && client_out.finish().await.is_ok() {
+            let sent = send(&envelope, &error.body(), 1, client_out).await;
+            if sent.is_ok() && client_out.finish().await.is_ok() {
                 // Closed with bytes unread, the connection would be reset, and the reply lost.
                 drained(client_in).await;
             }

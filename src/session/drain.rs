@@ -56,7 +56,7 @@ impl Drain {
     }
 
     /// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
-    pub fn turns_away(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
+    pub fn rejects(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
         *verdict == Verdict::Hello || self.is_late() && !request_context.goes_on()
     }
 
@@ -64,7 +64,7 @@ impl Drain {
         Instant::now() >= self.begun + (self.until - self.begun) / 2
     }
 
-    /// The error that a handshake gets, or a command with this outline.
+    /// The error that a handshake gets, or a command with this context.
     ///
     /// Its topology version is of a process of its own: drivers leave out what is older than what they know, and
     /// the next Keyward at this address will pass on what its own `mongos` says.

@@ -44,10 +44,10 @@ pub async fn accept(
             let (mut client_in, mut client_out) = stream::split(socket).map_err(End::Client)?;
             let telling = async {
                 first_message(&mut client_in, &mut client_out, length_max).await?;
-                tell(&client_in, &mut client_out, tls_required()).await
+                send_error(&client_in, &mut client_out, tls_required()).await
             };
             if let Ok(Err(end)) = timeout(limits.handshake_timeout, telling).await {
-                debug!(%end, "the client couldn't be told that it must speak TLS");
+                debug!(%end, "the reply that the client must speak TLS couldn't be sent");
             }
             Err(End::NotTls)
         }
@@ -78,8 +78,8 @@ pub async fn connect(
                 code_name: "HostUnreachable",
                 message: format!("Keyward has {none}"),
             };
-            if let Err(error) = tell(client_in, client_out, error).await {
-                debug!(%error, "the client couldn't be told that upstream is missing");
+            if let Err(error) = send_error(client_in, client_out, error).await {
+                debug!(%error, "the reply that upstream is missing couldn't be sent");
             }
             Err(none.into())
         }
@@ -124,12 +124,12 @@ fn tls_required() -> ServerError {
 }
 
 /// Answers the first message with an error.
-async fn tell(client_in: &Incoming, client_out: &mut Outgoing, error: ServerError) -> Result<(), End> {
+async fn send_error(client_in: &Incoming, client_out: &mut Outgoing, error: ServerError) -> Result<(), End> {
     let mut scratch = Vec::new();
     let message = client_in.inbox.message()?.unwrap_or_default();
     let envelope = Request::read(message, None, &mut scratch)?.envelope;
     if !envelope.wants_reply() {
         return Ok(());
     }
-    closing::tell(&envelope, &error.body(), 1, client_out).await
+    closing::send(&envelope, &error.body(), 1, client_out).await
 }

@@ -10,6 +10,7 @@ mod cursor_id;
 mod drain;
 mod end;
 mod greeting;
+mod judgement;
 mod left_open;
 mod notice;
 mod replies;
@@ -35,21 +36,17 @@ pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::authorization::Rights;
-use crate::catalog::Catalog;
-use crate::classify::{Protection, Verdict, classify};
-use crate::fleet::{Guard, Membership};
+use crate::fleet::Membership;
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{Incoming, Outgoing};
 use crate::tls;
 use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
-use crate::wire::{Compressor, Envelope, Flags, MESSAGE_BYTES_MAX, Message, Rejection, Request};
-use crate::write::plan::is_forwarded;
-use crate::write::{self, CatalogEpoch, Commit};
+use crate::wire::{Compressor, MESSAGE_BYTES_MAX};
+use crate::write::{self, CatalogEpoch};
 use notice::{Notice, Notices};
-use replies::{PendingReply, Replies};
-use request_context::RequestContext;
+use replies::Replies;
 use requests::Requests;
 use timer::Timer;
 
@@ -145,7 +142,7 @@ struct Session {
     scratch: Vec<u8>,
     /// Of the request that waits to be served.
     waiting: CommandSpan,
-    /// Set while a large request is there, unpacked already.
+    /// Set while `scratch` holds the unpacked request.
     unpacked_by: Option<Compressor>,
     /// The memory that it takes.
     unpacked_share: Share,
@@ -307,7 +304,7 @@ impl Session {
         }
     }
 
-    /// One step in either direction, or the service of the message that has waited for it.
+    /// One step in either direction, or the service of the message that has waited until no reply is pending.
     async fn advance<F: Future<Output = (Notice, Notices)>>(
         &mut self,
         noticing: &mut Noticing<F>,
@@ -315,30 +312,26 @@ impl Session {
         is_set: bool,
     ) -> Result<Stepped, End> {
         self.steps = self.steps.wrapping_add(1);
-        if self.requests == Requests::Waiting && self.replies.is_settled() {
-            self.serve_waiting().await?;
-            return Ok(Stepped::On);
-        }
-        let may_read = self.replies.count_owed() < AHEAD_MAX;
-        let length_max = self.length_max();
-        let mut has_arrived = false;
-        tokio::select! {
-            // In this order: pending replies go before new requests, and rare events before neither.
-            biased;
-            step = self.replies.step(&mut self.upstream.incoming, &mut self.client_out) => step?,
-            step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing, length_max), if may_read => {
-                has_arrived = step?;
+        if self.requests != Requests::Waiting || !self.replies.is_settled() {
+            let may_read = self.replies.count_pending() < AHEAD_MAX;
+            let length_max = self.length_max();
+            let mut has_arrived = false;
+            tokio::select! {
+                // In this order: pending replies go before new requests, and rare events before neither.
+                biased;
+                step = self.replies.step(&mut self.upstream.incoming, &mut self.client_out) => step?,
+                step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing, length_max), if may_read => {
+                    has_arrived = step?;
+                }
+                (notice, notices) = noticing => return Ok(Stepped::Noticed(notice, notices)),
+                () = sleep, if is_set => return Ok(Stepped::Rang),
             }
-            (notice, notices) = noticing => return Ok(Stepped::Noticed(notice, notices)),
-            () = sleep, if is_set => return Ok(Stepped::Rang),
-        }
-        if has_arrived {
+            if !has_arrived {
+                return Ok(Stepped::On);
+            }
             self.unpack_large().await?;
-            self.requests = self.decide()?;
-            if self.requests != Requests::Waiting {
-                self.forget_unpacked();
-            }
         }
+        self.handle().await?;
         Ok(Stepped::On)
     }
 
@@ -349,59 +342,6 @@ impl Session {
             false => MESSAGE_BYTES_MAX,
         }
     }
-
-    /// Decides about the message that has arrived: it goes on at once, or waits until it can be served.
-    fn decide(&mut self) -> Result<Requests, End> {
-        let message = self.client_in.inbox.message()?.unwrap_or_default();
-        let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
-            Ok(request) => request,
-            Err(Rejection::NestedCompression) => return Ok(Requests::Waiting),
-            Err(rejection) => return Err(rejection.into()),
-        };
-        let request_context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
-        if request_context.is_in_transaction {
-            self.service.writes.note_transaction();
-        }
-        self.in_transaction = request_context.leaves_transaction();
-        if let Some(transaction) = request_context.begins() {
-            let transactions = &self.service.writes.transactions;
-            transactions.begin(transaction, self.replies.is_authenticated());
-        }
-        let catalog = self.service.writes.catalog();
-        let guard = Guard::new(&**catalog, self.service.membership.as_deref());
-        let may_commit =
-            || self.service.may_write() && self.service.writes.commit(request_context.transaction) == Commit::GoesOn;
-        let is_held = request_context.commits() && !may_commit();
-        let forwarded = match is_held {
-            true => None,
-            false => forwarded(&request, &request_context, self.drain.as_ref(), &guard, &catalog),
-        };
-        // A command that may write somewhere waits until the register of Keywards says so.
-        let forwarded =
-            forwarded.filter(|_| !guard.has_undeclared() && (!guard.is_asked() || self.service.may_write()));
-        let is_handshake = matches!(forwarded, Some(Some(PendingReply { hello: Some(_), .. })));
-        let span = match &request.parsed {
-            Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
-            _ => CommandSpan::default(),
-        };
-        Ok(match forwarded {
-            None => {
-                self.waiting = span;
-                Requests::Waiting
-            }
-            Some(reply) => {
-                self.service.metrics.commands.forwarded.inc();
-                if request_context.may_change_user {
-                    self.rights.forget();
-                }
-                match reply {
-                    Some(reply) => self.replies.owe(PendingReply { span, ..reply }),
-                    None => self.is_unanswered = true,
-                }
-                Requests::Sending { left: message.len() }
-            }
-        })
-    }
 }
 
 /// The result of a step.
@@ -410,44 +350,4 @@ enum Stepped {
     Noticed(Notice, Notices),
     /// The timer rang.
     Rang,
-}
-
-/// Whether the request goes on unchanged, and its pending reply, if any.
-fn forwarded(
-    request: &Request<'_>,
-    request_context: &RequestContext,
-    drain: Option<&Drain>,
-    protection: &impl Protection,
-    catalog: &Catalog,
-) -> Option<Option<PendingReply>> {
-    let message = request.parsed.as_ref().ok()?;
-    let verdict = classify(message, protection).ok()?;
-    if drain.is_some_and(|drain| drain.turns_away(&verdict, request_context)) {
-        return None;
-    }
-    let is_hello = match (verdict, message) {
-        (Verdict::Forward, _) => false,
-        (Verdict::Hello, _) => true,
-        // In a client's transaction it is first seen whether that may still be written to.
-        (Verdict::Write(write), Message::Msg(message))
-            if !request_context.is_in_transaction && is_forwarded(&write, message, catalog) =>
-        {
-            false
-        }
-        (Verdict::Write(_) | Verdict::Refuse(_), _) => return None,
-    };
-    Some(pending(&request.envelope, is_hello, request_context))
-}
-
-/// The pending reply of a request that goes on, if any.
-fn pending(envelope: &Envelope, is_hello: bool, request_context: &RequestContext) -> Option<PendingReply> {
-    envelope.wants_reply().then_some(PendingReply {
-        answers: envelope.request_id,
-        hello: is_hello.then_some(*envelope),
-        may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
-        may_leave_cursor: request_context.may_leave_cursor,
-        may_write: request_context.may_write,
-        authenticates: request_context.authenticates,
-        span: CommandSpan::default(),
-    })
 }

@@ -29,7 +29,7 @@ pub struct Replies {
     is_authenticated: bool,
 }
 
-/// A reply that upstream owes to the client.
+/// A reply that upstream has yet to send to the client.
 #[derive(Debug)]
 pub struct PendingReply {
     /// The request that the reply answers, by its number.
@@ -76,7 +76,7 @@ impl Replies {
     }
 
     /// Notes that a request has gone out.
-    pub fn owe(&mut self, reply: PendingReply) {
+    pub fn expect(&mut self, reply: PendingReply) {
         self.pending.push_back(reply);
     }
 
@@ -104,7 +104,7 @@ impl Replies {
     }
 
     /// How many requests are unanswered.
-    pub fn count_owed(&self) -> usize {
+    pub fn count_pending(&self) -> usize {
         self.pending.len()
     }
 
@@ -130,7 +130,7 @@ impl Replies {
     }
 
     /// Whether the reply of a request that may write is pending.
-    pub fn owes_to_write(&self) -> bool {
+    pub fn has_pending_write(&self) -> bool {
         !matches!(self.passing, Passing::Nothing) || self.awaits_a_write()
     }
 
@@ -146,7 +146,7 @@ impl Replies {
 
     /// The handshake that is all that the client waits for, if nothing of its reply has come: another one may be given in
     /// its place, after which the connection has to end.
-    pub fn owed_hello(&self, upstream: &Incoming) -> Option<Envelope> {
+    pub fn pending_hello(&self, upstream: &Incoming) -> Option<Envelope> {
         let nothing_came = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
         match self.pending.front() {
             Some(pending) if self.pending.len() == 1 && nothing_came => pending.hello.map(|hello| Envelope {

@@ -6,7 +6,7 @@ use crate::raw::Doc;
 use crate::wire::Message;
 use crate::write::TransactionId;
 
-/// The outline of one request.
+/// The state of its connection that one request shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestContext {
     /// It belongs to a transaction of the client's.
@@ -37,7 +37,7 @@ enum Edge {
 }
 
 impl RequestContext {
-    /// The outline of `message`; one that can't be read begins something that might write.
+    /// Reads `message`; one that can't be read begins something that might write.
     pub fn of(message: &Message<'_>) -> RequestContext {
         match message {
             Message::Msg(message) => RequestContext::of_body(message.body),

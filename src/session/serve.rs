@@ -1,77 +1,106 @@
-//! Serves the message that mustn't simply go on: turns it down, refuses it, or has the write path do it.
+//! Handles one message of the client: forwards it unchanged, turns it down, refuses it, or has the write path serve it.
 //!
-//! Runs only while no reply is pending, so the upstream connection is free for as long as it takes.
+//! Keyward serves a message only while no reply is pending, so the upstream connection is free for as long as that takes.
 
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use super::{Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, work_time};
+use super::judgement::Judged;
+use super::replies::PendingReply;
+use super::request_context::RequestContext;
+use super::{Drain, End, Requests, Service, Session, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
-use crate::classify::{Verdict, Write, classify};
-use crate::fleet::Guard;
+use crate::classify::{Verdict, Write};
+use crate::namespace::Namespace;
 use crate::reply::{Refusal, Times};
-use crate::traces::note_outcome;
+use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
 use crate::write::{self, Served};
 
-/// The action once the message has been served.
+/// The action once the message has been judged, and served if it must be.
 enum Outcome {
     /// The client gets this message.
     Answer(Vec<u8>),
     /// The client gets nothing.
     Silence,
-    /// The message goes on after all, and this reply will be pending.
+    /// Keyward forwards the message unchanged, and this reply is pending.
     Forward(Option<PendingReply>),
 }
 
 impl Session {
-    /// Serves the first message in the client's inbox.
-    pub(super) async fn serve_waiting(&mut self) -> Result<(), End> {
+    /// Handles the first message in the client's inbox, by the constraints that hold now.
+    ///
+    /// A message that Keyward serves waits until no reply is pending. Then Keyward judges it anew, because the constraints may have
+    /// changed.
+    pub(super) async fn handle(&mut self) -> Result<(), End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let length = message.len();
-        self.last_reply_id = self.last_reply_id.wrapping_add(1);
-        let span = std::mem::take(&mut self.waiting);
-        // Of an earlier message, whose client knows that the outcome is open.
-        self.upstream.take_open_transaction();
-        let outcome = match Request::read(message, self.unpacked_by, &mut self.scratch) {
-            Ok(request) => {
-                let (drain, rights) = (self.drain.as_ref(), &mut self.rights);
-                let is_known = !self.service.upstream.has_credential() || self.replies.is_authenticated();
-                let served = serve_one(
-                    &request,
-                    self.last_reply_id,
-                    &self.service,
-                    is_known,
-                    drain,
-                    rights,
-                    &mut self.upstream,
-                );
-                span.around(served).await?
+        let has_waited = self.requests == Requests::Waiting;
+        let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
+            Ok(request) => request,
+            Err(rejection) if rejection.treatment() == Treatment::Ignore => {
+                self.client_in.consume(length);
+                return Ok(());
             }
-            Err(rejection) if rejection.treatment() == Treatment::Ignore => Outcome::Silence,
             Err(rejection) => return Err(rejection.into()),
         };
-        if !self.upstream.is_in_step() {
-            return Err(End::OutOfStep);
-        }
+        let context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
+        self.in_transaction = context.leaves_transaction();
+        note_transaction(&context, &self.service, self.replies.is_authenticated());
+        let catalog = self.service.writes.catalog();
+        let judged = Judged::of(request, context, &self.service, &catalog);
+        let goes_on = judged.goes_on(self.drain.as_ref(), &self.service);
+        let span = match &judged.request.parsed {
+            _ if has_waited => std::mem::take(&mut self.waiting),
+            Ok(parsed) if !goes_on || judged.verdict != Ok(Verdict::Hello) => CommandSpan::of(parsed),
+            _ => CommandSpan::default(),
+        };
+        let outcome = if goes_on {
+            Outcome::Forward(judged.pending())
+        } else if self.replies.is_settled() {
+            self.last_reply_id = self.last_reply_id.wrapping_add(1);
+            // Of an earlier message, whose client knows that the outcome is open.
+            self.upstream.take_open_transaction();
+            let server = Server {
+                service: &self.service,
+                catalog: &catalog,
+                is_known: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
+                drain: self.drain.as_ref(),
+                rights: &mut self.rights,
+                upstream: &mut self.upstream,
+            };
+            let outcome = span.around(server.serve(judged, self.last_reply_id)).await?;
+            if !self.upstream.is_in_step() {
+                return Err(End::OutOfStep);
+            }
+            outcome
+        } else {
+            self.unpacked_by = judged.request.envelope.compressor;
+            self.waiting = span;
+            self.requests = Requests::Waiting;
+            return Ok(());
+        };
         self.forget_unpacked();
         self.requests = Requests::Reading;
         match outcome {
             Outcome::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
+                if context.may_change_user {
+                    self.rights.forget();
+                }
                 match reply {
-                    Some(reply) => self.replies.owe(PendingReply { span, ..reply }),
+                    Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
                 return Ok(());
             }
             Outcome::Silence => {}
-            // It goes the way of all replies, so that what a client does that doesn't read it is seen as with any other.
+            // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Outcome::Answer(reply) => self.replies.answer(reply),
         }
         self.client_in.consume(length);
@@ -79,142 +108,147 @@ impl Session {
     }
 }
 
-/// Serves one message, by the constraints that hold now.
-async fn serve_one(
-    request: &Request<'_>,
-    reply_id: i32,
-    service: &Service,
+/// Notes the transaction of the client that a request belongs to.
+fn note_transaction(context: &RequestContext, service: &Service, is_authenticated: bool) {
+    if context.is_in_transaction {
+        service.writes.note_transaction();
+    }
+    if let Some(transaction) = context.begins() {
+        service.writes.transactions.begin(transaction, is_authenticated);
+    }
+}
+
+/// What serving one message needs, by the constraints that it was judged by.
+struct Server<'s> {
+    service: &'s Service,
+    catalog: &'s Arc<Catalog>,
+    /// Whether the client has logged in, where it must.
     is_known: bool,
-    drain: Option<&Drain>,
-    rights: &mut Rights,
-    upstream: &mut Connection,
-) -> Result<Outcome, End> {
-    let reply_to = ReplyTo {
-        envelope: &request.envelope,
-        reply_id,
-    };
-    let message = match &request.parsed {
-        Ok(message) => message,
-        Err(rejection) => return reply_to.turn_down(rejection),
-    };
-    let request_context = RequestContext::of(message);
-    let commands = &service.metrics.commands;
-    let catalog = service.writes.catalog();
-    let guard = Guard::new(&**catalog, service.membership.as_deref());
-    let verdict = match classify(message, &guard) {
-        Ok(verdict) => verdict,
-        Err(malformed) => return reply_to.turn_down(&malformed.into()),
-    };
-    if let Some(drain) = drain.filter(|drain| drain.turns_away(&verdict, &request_context)) {
-        commands.turned_away.inc();
-        return reply_to.answer(&drain.error(service.process, Some(&request_context)));
-    }
-    // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
-    if is_known && let Err(refusal) = registered(service, guard, &request_context).await {
-        commands.turned_away.inc();
-        return reply_to.answer(&refusal.body(&Times::default()));
-    }
-    if request_context.commits()
-        && let Message::Msg(commit) = message
-        && let Some(reply) =
-            write::refuse_commit(commit.body, request_context.transaction, &service.writes, upstream).await?
-    {
-        return reply_to.answer(&reply);
-    }
-    match (verdict, message) {
-        (Verdict::Refuse(refusal), _) => {
-            commands.refused.inc();
-            reply_to.answer(&refusal.error().body())
+    drain: Option<&'s Drain>,
+    rights: &'s mut Rights,
+    upstream: &'s mut Connection,
+}
+
+impl Server<'_> {
+    /// Serves one message that doesn't go on at once; `reply_id` is the reply's own number.
+    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Outcome, End> {
+        let reply_to = ReplyTo {
+            envelope: judged.request.envelope,
+            reply_id,
+        };
+        let commands = &self.service.metrics.commands;
+        let context = judged.context;
+        let verdict = match &judged.verdict {
+            Ok(verdict) => verdict,
+            Err(rejection) => return reply_to.turn_down(rejection),
+        };
+        if let Some(drain) = self.drain.filter(|drain| drain.rejects(verdict, &context)) {
+            commands.turned_away.inc();
+            return reply_to.answer(&drain.error(self.service.process, Some(&context)));
         }
-        (Verdict::Write(write), Message::Msg(_)) => {
-            // The server checks a message whole before it runs any of it; so does the write path.
-            let parsed = match OpMsg::parse_whole(request.unpacked) {
-                Ok(parsed) => parsed,
-                Err(rejection) => return reply_to.turn_down(&rejection),
-            };
-            match protected_write(&write, &parsed, &catalog, service, rights, upstream).await? {
-                Served::Reply(body) => reply_to.answer(&body),
-                Served::Untouched => Ok(Outcome::Forward(pending(&request.envelope, false, &request_context))),
+        // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
+        let undeclared = std::mem::take(&mut judged.undeclared);
+        if self.is_known
+            && let Err(refusal) = self.register(undeclared, judged.asks_to_write, &context).await
+        {
+            commands.turned_away.inc();
+            return reply_to.answer(&refusal.body(&Times::default()));
+        }
+        if context.commits()
+            && let Ok(Message::Msg(commit)) = &judged.request.parsed
+            && let Some(reply) =
+                write::refuse_commit(commit.body, context.transaction, &self.service.writes, self.upstream).await?
+        {
+            return reply_to.answer(&reply);
+        }
+        match verdict {
+            Verdict::Refuse(refusal) => {
+                commands.refused.inc();
+                reply_to.answer(&refusal.error().body())
             }
-        }
-        // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &request_context, None, &**catalog, &catalog) {
-            Some(reply) => {
-                if request_context.may_change_user {
-                    rights.forget();
+            Verdict::Write(write) if !judged.is_unchanged() => {
+                // The server checks a message whole before it runs any of it; so does the write path.
+                let message = match OpMsg::parse_whole(judged.request.unpacked) {
+                    Ok(message) => message,
+                    Err(rejection) => return reply_to.turn_down(&rejection),
+                };
+                match self.protected_write(write, judged.affects_no_key, &message).await? {
+                    Served::Reply(body) => reply_to.answer(&body),
+                    Served::Untouched => Ok(Outcome::Forward(judged.pending())),
                 }
-                Ok(Outcome::Forward(reply))
             }
-            None => Err(End::OutOfStep),
-        },
-    }
-}
-
-/// Serves a write on a protected collection.
-async fn protected_write(
-    write: &Write<'_>,
-    message: &OpMsg<'_>,
-    catalog: &Arc<Catalog>,
-    service: &Service,
-    rights: &mut Rights,
-    upstream: &mut Connection,
-) -> Result<Served, End> {
-    let commands = &service.metrics.commands;
-    // Before anything is done as Keyward's own user, whose rights aren't the client's.
-    if let Ruling::Refused(body) = rights.rule(write, message, upstream).await? {
-        commands.unauthorized.inc();
-        return Ok(Served::Reply(body));
-    }
-    let timer = commands.protected_seconds.start_timer();
-    let plan = Plan::of(write, message, catalog);
-    // By itself it takes more room than the rest of a connection, most of which never write here.
-    let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &service.writes, upstream));
-    let (served, own) = work_time::measured(served).await;
-    let served = served?;
-    match served {
-        Served::Reply(_) => {
-            timer.observe_duration();
-            commands.protected_proxy_seconds.observe(own.as_secs_f64());
-        }
-        Served::Untouched => {
-            timer.stop_and_discard();
+            // It only waited for the register of Keywards, or for the judgement on a commit.
+            _ => Ok(Outcome::Forward(judged.pending())),
         }
     }
-    Ok(served)
-}
 
-/// Makes sure that what may write does so with the knowledge of the other Keywards.
-async fn registered(
-    service: &Service,
-    guard: Guard<'_, Catalog>,
-    request_context: &RequestContext,
-) -> Result<(), Refusal> {
-    let Some(membership) = &service.membership else {
-        return Ok(());
-    };
-    let unregistered = |reason: String| Refusal::Unregistered {
-        reason,
-        label: request_context.label(),
-    };
-    let is_write = guard.is_asked() || request_context.commits();
-    if guard.has_undeclared() {
-        let declared = membership.declare(guard.undeclared(), &[]).await;
-        declared.map_err(|error| unregistered(error.to_string()))?;
+    /// Makes sure that a command which may write does so with the knowledge of the other Keywards.
+    async fn register(
+        &self,
+        undeclared: Vec<Namespace>,
+        asks_to_write: bool,
+        context: &RequestContext,
+    ) -> Result<(), Refusal> {
+        let Some(membership) = &self.service.membership else {
+            return Ok(());
+        };
+        let unregistered = |reason: String| Refusal::Unregistered {
+            reason,
+            label: context.label(),
+        };
+        if !undeclared.is_empty() {
+            let declared = membership.declare(undeclared, &[]).await;
+            declared.map_err(|error| unregistered(error.to_string()))?;
+        }
+        match !(asks_to_write || context.commits()) || membership.may_write() {
+            true => Ok(()),
+            false => Err(unregistered("its entry couldn't be renewed".to_owned())),
+        }
     }
-    match !is_write || membership.may_write() {
-        true => Ok(()),
-        false => Err(unregistered("its entry couldn't be renewed".to_owned())),
+
+    /// Serves a write on a protected collection.
+    async fn protected_write(
+        &mut self,
+        write: &Write<'_>,
+        affects_no_key: bool,
+        message: &OpMsg<'_>,
+    ) -> Result<Served, End> {
+        let commands = &self.service.metrics.commands;
+        // Before anything is done as Keyward's own user, whose rights aren't the client's.
+        if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
+            commands.unauthorized.inc();
+            return Ok(Served::Reply(body));
+        }
+        let timer = commands.protected_seconds.start_timer();
+        let plan = match affects_no_key {
+            true => Plan::Forward,
+            false => Plan::of_key_write(write, message, self.catalog),
+        };
+        // By itself it takes more room than the rest of a connection, most of which never write here.
+        let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
+        let (served, own) = work_time::measured(served).await;
+        let served = served?;
+        match served {
+            Served::Reply(_) => {
+                timer.observe_duration();
+                commands.protected_proxy_seconds.observe(own.as_secs_f64());
+            }
+            Served::Untouched => {
+                timer.stop_and_discard();
+            }
+        }
+        Ok(served)
     }
 }
 
 /// The message that Keyward replies to, and the number of the reply.
 #[derive(Clone, Copy)]
-struct ReplyTo<'a> {
-    envelope: &'a Envelope,
+struct ReplyTo {
+    envelope: Envelope,
     reply_id: i32,
 }
 
-impl ReplyTo<'_> {
+impl ReplyTo {
     fn answer(self, body: &[u8]) -> Result<Outcome, End> {
         note_outcome(body);
         if !self.envelope.wants_reply() {

@@ -150,9 +150,9 @@ impl Verification<'_> {
     fn fault(&self, suspect: &Suspect, moment: Moment) -> Option<(Suspect, Fault)> {
         // It may have moved to another shard since.
         let (mut documents_of_same_id, mut others): (Vec<Owner>, Vec<Owner>) = moment
-            .holders
+            .owners
             .into_iter()
-            .partition(|holder| holder.is_namesake_of(&suspect.owner));
+            .partition(|holder| holder.has_same_id_as(&suspect.owner));
         let position = documents_of_same_id
             .iter()
             .position(|same_id| *same_id == suspect.owner);
@@ -171,14 +171,14 @@ impl Verification<'_> {
             None => Fault::Duplicate(others, false),
             Some(reservation) if reservation.owner == owner => return None,
             Some(reservation) if others.contains(&reservation.owner) => Fault::Duplicate(others, true),
-            Some(reservation) if reservation.owner.is_namesake_of(&owner) => {
+            Some(reservation) if reservation.owner.has_same_id_as(&owner) => {
                 // Before the collection was sharded as it is now, it had another form.
                 if !self.has_present_route(&reservation.owner) {
                     return None;
                 }
                 Fault::Misrouted(reservation)
             }
-            Some(reservation) => match others.iter().any(|other| other.is_namesake_of(&reservation.owner)) {
+            Some(reservation) => match others.iter().any(|other| other.has_same_id_as(&reservation.owner)) {
                 true => Fault::Duplicate(others, true),
                 false => Fault::Foreign(reservation),
             },

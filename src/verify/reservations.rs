@@ -85,8 +85,8 @@ impl Verification<'_> {
             for ((key, reservation), moment) in seen.iter().zip(moments) {
                 let there = moment.entry.and_then(|entry| entry.read.ok());
                 let is_same = there.is_some_and(|(_, there)| there.is_same_write(reservation));
-                let mut holders = moment.holders.iter();
-                if is_same && !holders.any(|holder| holder.is_namesake_of(&reservation.owner)) {
+                let mut owners = moment.owners.iter();
+                if is_same && !owners.any(|holder| holder.has_same_id_as(&reservation.owner)) {
                     abandoned.push((key.clone(), reservation.clone()));
                 }
             }
@@ -124,11 +124,11 @@ impl Verification<'_> {
             .map(|(key, reservation)| (key, &reservation.owner))
             .collect();
         let held = self.proxy.look_up(&claims, Scope::Linearizable).await?;
-        let told = |key: &Key| self.unreserved.contains_key(key);
+        let is_reported = |key: &Key| self.unreserved.contains_key(key);
         let abandoned: Vec<(Key, Reservation)> = seen
             .iter()
             .zip(held)
-            .filter(|((key, _), held)| !held && !told(key))
+            .filter(|((key, _), held)| !held && !is_reported(key))
             .map(|(seen, _)| seen.clone())
             .collect();
         let freed = match self.settings.repair {

@@ -151,11 +151,11 @@ mod tests {
         ) {
             let expected = flags & Flags::MORE_TO_COME != 0;
             for mut form in forms(&message(flags, &body)) {
-                let mut was_told = false;
+                let mut was_known = false;
                 for end in 0..form.len() {
-                    let told = more_to_come(&form[..end]).unwrap();
-                    prop_assert!(told == Some(expected) || told.is_none() && !was_told, "{told:?} after {end} bytes");
-                    was_told = told.is_some();
+                    let answer = more_to_come(&form[..end]).unwrap();
+                    prop_assert!(answer == Some(expected) || answer.is_none() && !was_known, "{answer:?} after {end} bytes");
+                    was_known = answer.is_some();
                 }
                 // The next one may be there, too.
                 form.extend_from_slice(&[0xff; 20]);
@@ -175,10 +175,10 @@ mod tests {
             let length = i32::try_from(form.len()).unwrap();
             form[..4].copy_from_slice(&length.to_le_bytes());
             form[12..16].copy_from_slice(&OpCode::COMPRESSED.0.to_le_bytes());
-            let told = more_to_come(&form);
+            let answer = more_to_come(&form);
             let mut whole = Vec::new();
             if decompress(&form, &mut whole).is_ok() && let Some(flags) = Flags::of(&whole) {
-                prop_assert_eq!(told, Ok(Some(flags.has(Flags::MORE_TO_COME))));
+                prop_assert_eq!(answer, Ok(Some(flags.has(Flags::MORE_TO_COME))));
             }
         }
     }

@@ -60,8 +60,8 @@ pub async fn statements(
     if !op.upstream.may_write() {
         return Ok((withheld(op.command), false));
     }
-    let told = op.reservation_times();
-    let body = part_of_body(op.command, list, positions.clone(), &told)?.finish();
+    let times = op.reservation_times();
+    let body = part_of_body(op.command, list, positions.clone(), &times)?.finish();
     let documents = op.command.documents[positions]
         .iter()
         .map(|statement| statement.bytes())
@@ -140,17 +140,17 @@ pub async fn statement(
             body: withheld(command),
         });
     }
-    let told = &op.reservation_times();
+    let times = &op.reservation_times();
     let (body, sequences) = match kind.list() {
         Some(list) => {
             let sequence = OutSequence {
                 name: list.as_bytes(),
                 documents: vec![own],
             };
-            let part = part_of_body(command, list, std::iter::once(index), told)?.finish();
-            (concerned(Doc::new(&part)?, acknowledged, time, told)?, vec![sequence])
+            let part = part_of_body(command, list, std::iter::once(index), times)?.finish();
+            (concerned(Doc::new(&part)?, acknowledged, time, times)?, vec![sequence])
         }
-        None => (concerned(Doc::new(own)?, acknowledged, time, told)?, Vec::new()),
+        None => (concerned(Doc::new(own)?, acknowledged, time, times)?, Vec::new()),
     };
     let draft = Draft {
         sequences,
@@ -194,7 +194,7 @@ pub fn part_of_body(
     command: &BatchCommand<'_>,
     list: &str,
     positions: impl Iterator<Item = usize>,
-    told: &Times,
+    times: &Times,
 ) -> Result<Builder, Malformed> {
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
@@ -229,7 +229,7 @@ pub fn part_of_body(
     if let Some(numbers) = numbers {
         part.int32s("stmtIds", numbers);
     }
-    gossip::append(told, command.body, &mut part)?;
+    gossip::append(times, command.body, &mut part)?;
     Ok(part)
 }
 
@@ -238,7 +238,7 @@ fn concerned(
     command: Doc<'_>,
     acknowledged: Acknowledged,
     time: Option<Duration>,
-    told: &Times,
+    times: &Times,
 ) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
     for element in command.elements() {
@@ -264,7 +264,7 @@ fn concerned(
     if let Some(time) = time {
         with.int32("maxTimeMS", milliseconds(time));
     }
-    gossip::append(told, command, &mut with)?;
+    gossip::append(times, command, &mut with)?;
     Ok(with.finish())
 }
 

@@ -7,7 +7,7 @@ use super::context::TIME_MAX;
 use super::reserve::{Claimed, reserve};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, give_back};
+use crate::claims::{Candidate, ConstrainedKey, release_open};
 use crate::command::batch::BatchCommand;
 use crate::raw::Malformed;
 use crate::reply::{Refusal, Times};
@@ -64,7 +64,7 @@ impl<'a> WriteOp<'a> {
 
     /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
     pub fn reservation_times(&self) -> Times {
-        gossip::told(self.protected, self.upstream)
+        gossip::known_times(self.protected, self.upstream)
     }
 
     /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
@@ -83,7 +83,7 @@ impl<'a> WriteOp<'a> {
 
     /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
-        give_back(self.protected, self.context.lease, candidates).await;
+        release_open(self.protected, self.context.lease, candidates).await;
     }
 
     /// Notes a write of unknown outcome: its reservations stay, because it may still take effect.

@@ -82,9 +82,14 @@ pub enum Way<'m> {
 impl<'m> Plan<'m> {
     /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that classified it.
     pub fn of(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
-        if is_forwarded(write, message, catalog) {
-            return Plan::Forward;
+        match is_forwarded(write, message, catalog) {
+            true => Plan::Forward,
+            false => Plan::of_key_write(write, message, catalog),
         }
+    }
+
+    /// As [`Plan::of`], for a write that [`is_forwarded`] has found to be able to change a key.
+    pub fn of_key_write(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
         let protected = |target: &Target<'_>| catalog.protected(target.database, target.collection).cloned();
         let (target, form) = match write {
             Write::Insert(target) => (target, Form::Insert),

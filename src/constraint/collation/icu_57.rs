@@ -31,7 +31,7 @@ pub enum Uncollatable {
     #[error("it sorts the character U+{:04X} in its own way", u32::from(*.0))]
     Character(char),
     /// The server compares a symbol byte by byte with the sort keys of strings.
-    #[error("a symbol can't be told from a string; store a string")]
+    #[error("a symbol looks like a string under a collation; store a string")]
     Symbol,
 }
 

@@ -87,7 +87,7 @@ fn a_refused_write_gives_its_keys_back_and_one_in_doubt_keeps_them() {
 }
 
 #[test]
-fn a_key_whose_owner_is_there_is_a_duplicate_and_the_others_are_given_back() {
+fn a_key_whose_owner_exists_is_a_duplicate_and_the_others_are_released() {
     let events = [
         Event::Reserved(0),
         Event::Taken(1),
@@ -149,7 +149,7 @@ fn a_miss_by_route_is_confirmed_everywhere_before_anything_is_concluded() {
 }
 
 #[test]
-fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
+fn a_reservation_in_its_lease_is_waited_for_holding_nothing() {
     let mut events = vec![
         Event::Reserved(0),
         Event::Taken(1),
@@ -173,7 +173,7 @@ fn a_rival_in_its_lease_is_waited_for_holding_nothing() {
 }
 
 #[test]
-fn an_expired_rival_is_taken_over_only_after_a_fenced_look() {
+fn an_expired_reservation_is_taken_over_only_after_a_linearizable_look() {
     let mut events = vec![
         Event::Taken(0),
         Event::Found(0, conflicting(Age::Expired)),
@@ -223,7 +223,7 @@ fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
 }
 
 #[test]
-fn who_lost_a_key_gives_back_the_others_and_begins_anew() {
+fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
     let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
     let (attempt, effects) = attempt.step(&Event::Lost);
     let expected = [
@@ -275,7 +275,7 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
 }
 
 #[test]
-fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
+fn an_inherited_reservation_is_never_released_however_often_it_begins_anew() {
     let own = ConflictingReservation {
         token: token(1),
         ..conflicting(Age::InLease)
@@ -295,7 +295,7 @@ fn what_it_has_adopted_it_never_gives_back_however_often_it_begins_anew() {
 }
 
 #[test]
-fn what_it_wrote_without_hearing_of_it_it_gives_back() {
+fn a_reservation_without_an_answer_is_released() {
     let own = ConflictingReservation {
         token: token(1),
         ..conflicting(Age::InLease)
@@ -336,7 +336,7 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
 }
 
 #[test]
-fn the_same_operation_for_another_document_is_a_rival() {
+fn the_same_operation_for_another_document_is_in_conflict() {
     let operation = Operation {
         session: [1; 16],
         txn_number: 4,
@@ -366,7 +366,7 @@ fn the_same_operation_for_another_document_is_a_rival() {
 }
 
 #[test]
-fn an_unsure_answer_ends_the_attempt_and_gives_back_what_may_be_there() {
+fn an_unsure_answer_ends_the_attempt_and_releases_what_may_exist() {
     let (attempt, effects) = run(2, &[Event::Reserved(0), Event::Failed(1)]);
     assert_eq!(effects, [Effect::Release(0), Effect::Release(1)]);
     assert_eq!(attempt.ended(), Some(Ended::NotHeld(NotHeld::Unsure(1))));
@@ -380,7 +380,7 @@ fn a_late_duplicate_of_an_event_changes_nothing() {
 }
 
 #[test]
-fn who_is_not_sure_of_what_it_gave_back_does_not_begin_again() {
+fn an_attempt_with_an_unsure_release_does_not_begin_again() {
     let contested = [Event::Taken(1), Event::Found(1, conflicting(Age::InLease))];
     let waiting = [Event::OwnerAbsent(1), Event::OwnerAbsent(1)];
     let (unsure, _) = run(

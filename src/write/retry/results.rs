@@ -142,7 +142,7 @@ impl<'a> Recorded<'a> {
         transaction: &mut Transaction,
         upstream: &mut Connection,
     ) -> Result<bool, Failure> {
-        let documents = self.documents(&of_the_statement(reply)?, told_at(Doc::new(reply)?)?)?;
+        let documents = self.documents(&of_the_statement(reply)?, answered_at(Doc::new(reply)?)?)?;
         let mut command = Builder::new();
         command.string("insert", COLLECTION.as_bytes());
         let sequence = OutSequence {
@@ -181,7 +181,7 @@ pub fn id_of(operation: Operation) -> RawDocumentBuf {
 
 /// The start of a record's life, in milliseconds since 1970, by the clock of the server that sent `reply`: that clock also ends
 /// it.
-fn told_at(reply: Doc<'_>) -> Result<i64, Malformed> {
+fn answered_at(reply: Doc<'_>) -> Result<i64, Malformed> {
     // A timestamp: four bytes of a counter, then the seconds.
     let seconds = reply
         .get("operationTime")?

@@ -138,8 +138,12 @@ impl ClientTransactions {
         } else {
             SESSIONS_MAX / 2
         };
-        let is_crowded = self.by_session.len() >= room;
-        let every = if is_crowded { FORGET_EVERY / 64 } else { FORGET_EVERY };
+        let is_nearly_full = self.by_session.len() >= room;
+        let every = if is_nearly_full {
+            FORGET_EVERY / 64
+        } else {
+            FORGET_EVERY
+        };
         if self.begun.fetch_add(1, Ordering::Relaxed) % every == every - 1 {
             self.forget(Instant::now());
         }
@@ -147,7 +151,7 @@ impl ClientTransactions {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number < id.number => *seen = new,
             Some(_) => {}
-            None if is_crowded => {}
+            None if is_nearly_full => {}
             None => drop(self.by_session.insert(id.session, new)),
         }
     }

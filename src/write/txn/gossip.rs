@@ -14,16 +14,16 @@ use crate::upstream::Connection;
 const CLUSTER_TIME: &str = "$clusterTime";
 
 /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
-pub fn told(protected: &Protected, upstream: &Connection) -> Times {
-    let told = protected.times();
-    match told.is_signed() || !has_logged_in(upstream) {
-        true => told,
+pub fn known_times(protected: &Protected, upstream: &Connection) -> Times {
+    let times = protected.times();
+    match times.is_signed() || !has_logged_in(upstream) {
+        true => times,
         // Keyward's user may advance the clock, and so learned the time without a signature; the server believes no other user.
         false => Times::default(),
     }
 }
 
-/// The later of [`told`] and the time that the client's command `body` carries.
+/// The later of [`known_times`] and the time that the client's command `body` carries.
 ///
 /// # Errors
 /// [`Malformed`] if the body is.
@@ -32,17 +32,17 @@ pub fn latest(protected: &Protected, body: Doc<'_>, upstream: &Connection) -> Re
     if let Some(carried) = body.get(CLUSTER_TIME)? {
         latest.take(&carried);
     }
-    latest.advance(told(protected, upstream));
+    latest.advance(known_times(protected, upstream));
     Ok(latest)
 }
 
-/// Appends the later of the `$clusterTime` that `body` carries and the time `told`.
+/// Appends the later of the `$clusterTime` that `body` carries and the time of `times`.
 ///
 /// # Errors
 /// [`Malformed`] if `body` is.
-pub fn append(told: &Times, body: Doc<'_>, command: &mut Builder) -> Result<(), Malformed> {
+pub fn append(times: &Times, body: Doc<'_>, command: &mut Builder) -> Result<(), Malformed> {
     let carried = body.get(CLUSTER_TIME)?;
-    if let Some(later) = told.later_than(carried.as_ref()) {
+    if let Some(later) = times.later_than(carried.as_ref()) {
         command.document(CLUSTER_TIME, later);
     } else if let Some(carried) = carried {
         command.element(&carried);

@@ -93,10 +93,10 @@ async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
         let reserved = proxy.reserve(&[(&key, &owner(1), mark(generation))]).await.unwrap();
         assert_eq!(reserved, [Reserved::Written]);
         for other in (0..4).filter(|other| *other != generation) {
-            proxy.give_back(&[(&key, mark(other))]).await.unwrap();
+            proxy.release_versions(&[(&key, mark(other))]).await.unwrap();
         }
         assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
-        proxy.give_back(&[(&key, mark(generation))]).await.unwrap();
+        proxy.release_versions(&[(&key, mark(generation))]).await.unwrap();
         assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 0);
     }
 }

@@ -13,7 +13,7 @@ use crate::documentation::markdown::{Page, read, repository};
 const NO_MESSAGES: [(&str, &str); 5] = [
     ("Exit codes:", "stand in docs/configuration.md"),
     ("Commands answered with", "the help of a metric"),
-    ("What of a protected write's time", "the help of a metric"),
+    ("The part of a protected write's time", "the help of a metric"),
     ("Keywards in the cluster's register", "the help of a metric"),
     ("Keywards that may write without", "the help of a metric"),
 ];
@@ -134,6 +134,13 @@ impl Said {
         let is_said = |part: &str| self.texts.iter().any(|text| text.contains(part));
         self.messages.contains(entry) || is_put_together && parts.all(is_said)
     }
+}
+
+/// The texts of messages, of metrics' help and of failed assertions, `…` in the place of what is filled in.
+pub fn texts() -> BTreeSet<String> {
+    let Said { messages, mut texts } = in_the_source();
+    texts.extend(messages);
+    texts
 }
 
 /// What `/readyz` names.

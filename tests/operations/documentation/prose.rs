@@ -1,10 +1,12 @@
-//! The rules of prose in `STYLE.md`, checked in every rewritten document: short sentences, no banned words, one glossary.
+//! The rules of prose in `STYLE.md`, checked in every rewritten document: short sentences, no banned words, one glossary. Messages
+//! in the source are held to the banned words, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::documentation::markdown::{Page, pages, read};
+use crate::documentation::messages;
 
 /// The documents that follow the rules. A document joins the list when it has been rewritten.
 const REWRITTEN: [&str; 18] = [
@@ -247,6 +249,31 @@ fn no_banned_word_is_used() {
     assert!(used.is_empty(), "{} banned words:\n{}", used.len(), used.join("\n"));
 }
 
+#[test]
+fn no_message_of_the_source_uses_a_banned_word() {
+    let used = banned_in(messages::texts());
+    assert!(used.is_empty(), "{} banned words:\n{}", used.len(), used.join("\n"));
+}
+
+/// The banned words in texts of the source. Shorter ones than three words are names.
+fn banned_in(texts: impl IntoIterator<Item = String>) -> Vec<String> {
+    let banned = Banned::read();
+    let mut used = Vec::new();
+    for text in texts.into_iter().filter(|text| count_words(text) >= 3) {
+        let passage = Passage {
+            place: String::new(),
+            text,
+            kind: Kind::Running,
+        };
+        for sentence in passage.sentences() {
+            for phrase in banned.within(&sentence, passage.kind) {
+                used.push(format!("{phrase:?}: {}", passage.text));
+            }
+        }
+    }
+    used
+}
+
 /// The glossary is the one table whose first column is headed `term`.
 #[test]
 fn each_term_is_defined_once() {
@@ -350,6 +377,15 @@ fn a_banned_word_is_found_across_lines_but_not_in_code() {
     );
     assert_eq!(found("| a |\n| --- |\n| one era |\n"), ["era"]);
     assert!(found("# Who waits\n\nThe field `era`, several operators. Who waits?").is_empty());
+}
+
+#[test]
+fn a_banned_word_is_found_in_a_message() {
+    let found = |text: &str| banned_in([text.to_owned()]).len();
+    assert_eq!(found("ended before it was told to"), 1);
+    assert_eq!(found("a limit holds: what is read is old"), 1);
+    assert_eq!(found("… in … is not supported"), 0);
+    assert_eq!(found("given back"), 0);
 }
 
 #[test]

@@ -58,7 +58,7 @@ struct Group {
     under_way: usize,
     waiting: VecDeque<Waiting>,
     /// How long the last transaction took.
-    took: Duration,
+    last_duration: Duration,
     /// The number of next inserts that run alone.
     alone: u32,
     /// The number of inserts that ran alone after the last group without effect.
@@ -236,7 +236,7 @@ impl Group {
     }
 
     fn patience(&self) -> Duration {
-        (2 * self.took).clamp(PATIENCE, PATIENCE_MAX)
+        (2 * self.last_duration).clamp(PATIENCE, PATIENCE_MAX)
     }
 
     /// The first waiting insert, and as many later ones as fit.
@@ -349,7 +349,7 @@ impl Lead {
             let Some(group) = groups.get_mut(&self.terms) else {
                 return;
             };
-            group.took = self.since.elapsed();
+            group.last_duration = self.since.elapsed();
             // The members of a leader whose client has gone.
             for waiting in self.others.drain(..).rev() {
                 group.waiting.push_front(waiting);
@@ -373,7 +373,7 @@ impl Lead {
 
 impl Others {
     /// Passes the outcome on to the members.
-    pub fn tell(self, done: &Done) {
+    pub fn resolve(self, done: &Done) {
         for turn in self.0 {
             // A client that has gone needs no answer.
             let _ = turn.send(Turn::Done(done.clone()));

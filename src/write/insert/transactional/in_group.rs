@@ -45,7 +45,7 @@ impl Transactional {
                 let done = lead.during(within(TIME_MAX, together)).await;
                 let done = done.inspect_err(|_| lead.note_lost())?;
                 lead.note(&done, 1 + members.len());
-                others.tell(&done);
+                others.resolve(&done);
                 done
             }
             Turn::Done(done) => done,

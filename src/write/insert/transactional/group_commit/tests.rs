@@ -92,7 +92,7 @@ async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     let counts = &groups.counts;
     let counts = [&counts.transactions, &counts.inserts, &counts.failed];
     assert_eq!(counts.map(prometheus::IntCounter::get), [1, 2, 0]);
-    others.tell(&Done::Committed(vec![7]));
+    others.resolve(&Done::Committed(vec![7]));
     assert!(matches!(taken.await, Turn::Done(Done::Committed(reply)) if reply == [7]));
 }
 
@@ -184,7 +184,7 @@ async fn a_transaction_that_never_ends_is_not_waited_for() {
         let stuck = stuck.during(std::future::pending::<()>());
         let mut stuck = std::pin::pin!(stuck);
         assert!(poll!(stuck.as_mut()).is_pending());
-        let before = groups.lock()[&terms("a")].took;
+        let before = groups.lock()[&terms("a")].last_duration;
         let sleeping = tokio::time::sleep(PATIENCE_MAX - PATIENCE / 2);
         sleeping.await;
         let (waiting, None) = enter(&groups, 0).await else {
@@ -199,7 +199,7 @@ async fn a_transaction_that_never_ends_is_not_waited_for() {
         }
         let groups = groups.lock();
         let group = &groups[&terms("a")];
-        assert_eq!((group.under_way, group.took), (AT_ONCE - 1, before));
+        assert_eq!((group.under_way, group.last_duration), (AT_ONCE - 1, before));
     }
     // One further group may be under way instead.
     drop(stuck);
@@ -213,11 +213,11 @@ async fn where_transactions_take_long_they_are_waited_for() {
     let _first = lead(&groups).await;
     let patience = |groups: &Groups| groups.lock()[&terms("a")].patience();
     assert_eq!(patience(&groups), PATIENCE);
-    for (took, waits) in [(2, 4..5), (60, 5..6), (0, 0..1)] {
+    for (seconds, waits) in [(2, 4..5), (60, 5..6), (0, 0..1)] {
         let mut slow = lead(&groups).await;
-        slow.since -= Duration::from_secs(took);
+        slow.since -= Duration::from_secs(seconds);
         drop(slow);
-        assert!(waits.contains(&patience(&groups).as_secs()), "{took}");
+        assert!(waits.contains(&patience(&groups).as_secs()), "{seconds}");
     }
 }
 

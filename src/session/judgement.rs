@@ -1,0 +1,91 @@
+//! Judges a request once, by the constraints that hold then: whether Keyward forwards it unchanged or serves it.
+
+use super::replies::PendingReply;
+use super::request_context::RequestContext;
+use super::{Drain, Service};
+use crate::catalog::Catalog;
+use crate::classify::{Verdict, classify};
+use crate::fleet::Guard;
+use crate::namespace::Namespace;
+use crate::traces::CommandSpan;
+use crate::wire::{Flags, Message, Rejection, Request};
+use crate::write::Commit;
+use crate::write::plan::is_forwarded;
+
+/// A request, and the decisions on it. The next stages use them and read nothing again.
+pub(super) struct Judged<'m> {
+    /// The request.
+    pub request: Request<'m>,
+    /// The state of the connection that it shows.
+    pub context: RequestContext,
+    /// What the classifier says, or why the request is turned down.
+    pub verdict: Result<Verdict<'m>, Rejection>,
+    /// Whether it is a write on a protected collection that can't change a key.
+    pub affects_no_key: bool,
+    /// Whether it may write to a collection.
+    pub asks_to_write: bool,
+    /// The collections among them that this Keyward has yet to declare in the register.
+    pub undeclared: Vec<Namespace>,
+}
+
+impl<'m> Judged<'m> {
+    /// Judges `request` by the constraints of `catalog`.
+    pub(super) fn of(
+        request: Request<'m>,
+        context: RequestContext,
+        service: &Service,
+        catalog: &Catalog,
+    ) -> Judged<'m> {
+        let guard = Guard::new(catalog, service.membership.as_deref());
+        let verdict = match &request.parsed {
+            Ok(message) => classify(message, &guard).map_err(Rejection::from),
+            Err(rejection) => Err(rejection.clone()),
+        };
+        let affects_no_key = match (&verdict, &request.parsed) {
+            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => is_forwarded(write, message, catalog),
+            _ => false,
+        };
+        Judged {
+            request,
+            context,
+            verdict,
+            affects_no_key,
+            asks_to_write: guard.is_asked(),
+            undeclared: guard.undeclared(),
+        }
+    }
+
+    /// Whether Keyward forwards the request at once.
+    pub(super) fn goes_on(&self, drain: Option<&Drain>, service: &Service) -> bool {
+        let Ok(verdict) = &self.verdict else { return false };
+        let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
+        // A command that may write somewhere waits until the register of Keywards says so.
+        let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.may_write());
+        let may_commit = || service.may_write() && service.writes.commit(self.context.transaction) == Commit::GoesOn;
+        self.is_unchanged() && !is_rejected() && may_write() && (!self.context.commits() || may_commit())
+    }
+
+    /// Whether the request reaches the server unchanged, unless something else stands in its way.
+    pub(super) fn is_unchanged(&self) -> bool {
+        match self.verdict {
+            Ok(Verdict::Forward | Verdict::Hello) => true,
+            // In a client's transaction, Keyward first checks whether that transaction may still write.
+            Ok(Verdict::Write(_)) => self.affects_no_key && !self.context.is_in_transaction,
+            Ok(Verdict::Refuse(_)) | Err(_) => false,
+        }
+    }
+
+    /// The pending reply of the request once Keyward forwards it; `None` if the client wants no reply.
+    pub(super) fn pending(&self) -> Option<PendingReply> {
+        let envelope = &self.request.envelope;
+        envelope.wants_reply().then_some(PendingReply {
+            answers: envelope.request_id,
+            hello: matches!(self.verdict, Ok(Verdict::Hello)).then_some(*envelope),
+            may_stream: envelope.flags.has(Flags::EXHAUST_ALLOWED),
+            may_leave_cursor: self.context.may_leave_cursor,
+            may_write: self.context.may_write,
+            authenticates: self.context.authenticates,
+            span: CommandSpan::default(),
+        })
+    }
+}

@@ -1,4 +1,4 @@
-//! One document of a write on its way: its bytes, its owner and keys, and its attempt at them.
+//! Holds one document of a write, its keys and its attempt.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ impl<'a> Candidate<'a> {
         Ok(Candidate::of_keys(token, document, owner, keys))
     }
 
-    /// One attempt for each key that a document, which is there already, holds under the constraint at position `constraint`.
+    /// One attempt for each key that a document, which exists already, holds under the constraint at position `constraint`.
     ///
     /// # Errors
     /// [`KeyError`], as for [`Candidate::new`].
@@ -134,7 +134,7 @@ impl<'a> Candidate<'a> {
         self.conflicting.insert(key, conflicting);
     }
 
-    /// By what it knows the reservations that it writes.
+    /// The version of the reservations that it writes.
     pub fn version(&self) -> ReservationVersion {
         ReservationVersion {
             token: self.attempt.token(),
@@ -184,9 +184,9 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Has the attempts of one command's documents, which have done nothing yet, begin by what their keys are likely to meet.
+/// Chooses how all attempts of a command begin, by what their keys are likely to meet.
 ///
-/// All in the same way: of two that want the same key the first one must be the first to reserve it.
+/// The first document that wants a key must reserve it first, so all begin in the same way.
 pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
     if let [alone] = candidates
         && let Some(held) = alone.recalled(protected)

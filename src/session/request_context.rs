@@ -1,4 +1,4 @@
-//! Reads from a request the state of its connection: an open cursor, a transaction, a write.
+//! Reads from a request what it does to its connection: it may open a cursor, join a transaction, or write.
 //!
 //! It reads the body's own fields, without allocating, for every message.
 
@@ -6,7 +6,7 @@ use crate::raw::Doc;
 use crate::wire::Message;
 use crate::write::TransactionId;
 
-/// The outline of one request.
+/// The context of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestContext {
     /// It belongs to a transaction of the client's.

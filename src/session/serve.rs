@@ -1,4 +1,4 @@
-//! Serves the message that mustn't simply go on: turns it down, refuses it, or has the write path do it.
+//! Serves a message that Keyward doesn't forward at once: it rejects it, refuses it, or carries it out.
 //!
 //! Runs only while no reply is pending, so the upstream connection is free for as long as it takes.
 

@@ -122,7 +122,7 @@ impl<'a> Candidate<'a> {
             .is_some_and(|conflicting| conflicting.owner == self.owner)
     }
 
-    /// Takes note of the reservation in the way of the key at `key`; since when, if it is the one that was there before.
+    /// Notes the reservation that conflicts at `key`. If it is the one met before, the time when Keyward first met it stays.
     pub fn meet(&mut self, key: usize, mut conflicting: Reservation) {
         if let Some(before) = self
             .conflicting
@@ -178,7 +178,7 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
+    /// Drops all effects but releases: the attempt claims nothing more.
     fn only_give_back(&mut self) {
         self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
     }

@@ -12,7 +12,7 @@
 //! | Which documents of this slice did a transaction insert? | In each transactional insert, and before one would be refused as a duplicate. | `insert/transactional/attempt.rs`, `insert/transactional/mod.rs` | The slice's record, written by the inserting transaction. | [`inserted`] |
 //! | What was the reply to this statement? | Before each statement in a transaction of Keyward's, and before one would be refused as a duplicate. | `update/in_transaction.rs` | The statement's record, written by its transaction. | [`results`] |
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | `claims/settling.rs` | The operation in the reservation's token. | [`crate::reservation`] |
-//! | Did an earlier commit of this client's transaction succeed? | A client commits a transaction whose start this process hasn't seen. A driver retries only the commit, never a statement in the transaction. | `write/mod.rs` | Keyward first ends the transaction on every shard: only an earlier commit then stands. | [`super::txn::client_transactions`] |
+//! | Did an earlier commit of this client's transaction succeed? | A client commits a transaction whose start this process hasn't seen. A driver retries only the commit, never a statement in the transaction. | `write/mod.rs` | Keyward first ends the transaction on every shard: only an earlier commit then stands. | `txn/client_transactions.rs` |
 //!
 //! A statement's way depends on the statement and the constraints alone ([`super::plan`]). So a retry looks for the proof where
 //! its first try left it. A proof counts after a majority has it: until then a step-down may undo the write.

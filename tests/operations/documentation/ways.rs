@@ -94,6 +94,9 @@ fn files_below(folder: &str) -> Vec<String> {
 /// The files of `src/`. A file is recognised in another one by the names that it alone defines.
 struct Sources {
     files: BTreeMap<String, Source>,
+    /// The file of each public item, and of each module, that has its name alone; `None` if several have it.
+    items: BTreeMap<String, Option<String>>,
+    modules: BTreeMap<String, Option<String>>,
 }
 
 impl Sources {
@@ -103,72 +106,78 @@ impl Sources {
             let read = Source::read(&source.join(&file));
             (file, read)
         });
-        let mut sources = Sources { files: files.collect() };
-        let (mut defined, mut modules) = (BTreeMap::new(), BTreeMap::new());
-        for source in sources.files.values() {
-            for item in &source.items {
-                *defined.entry(item.clone()).or_insert(0) += 1;
-            }
-            *modules.entry(source.module.clone()).or_insert(0) += 1;
+        let files: BTreeMap<String, Source> = files.collect();
+        let (mut items, mut modules) = (BTreeMap::new(), BTreeMap::new());
+        for (file, source) in &files {
+            let note = |names: &mut BTreeMap<String, Option<String>>, name: &String| {
+                let entry = names.entry(name.clone());
+                entry.and_modify(|of| *of = None).or_insert(Some(file.clone()));
+            };
+            source.items.iter().for_each(|item| note(&mut items, item));
+            note(&mut modules, &source.module);
         }
-        for source in sources.files.values_mut() {
-            source.items.retain(|item| defined[item] == 1);
-            if modules[&source.module] > 1 {
-                source.module.clear();
-            }
-        }
-        sources
+        Sources { files, items, modules }
     }
 
-    /// Whether `user` names the module `used`, or an item that only this module defines.
-    fn uses(&self, user: &str, used: &str) -> bool {
-        let used = &self.files[used];
-        words(&self.files[user].code).any(|(_, _, word, rest)| {
-            let is_module = word == used.module && (rest.starts_with("::") || rest.starts_with(';'));
-            is_module || used.items.contains(word)
-        })
+    fn of_item(&self, word: &str) -> Option<&str> {
+        self.items.get(word)?.as_deref()
     }
 
-    /// Where a function of `user` first calls into `used`.
-    fn call(&self, function: &str, user: &str, used: &str) -> Option<usize> {
-        let (user, used) = (&self.files[user], &self.files[used]);
-        let is_call = |before: Option<char>, word: &str, rest: &str| match used.items.contains(word) {
-            true if word.starts_with(char::is_lowercase) => {
-                rest.starts_with('(') && before != Some('.') && !user.functions.contains(word)
+    fn of_module(&self, word: &str) -> Option<&str> {
+        self.modules.get(word)?.as_deref()
+    }
+
+    /// The files whose module, or an item that they alone define, `user` names.
+    fn used(&self, user: &str) -> BTreeSet<&str> {
+        let mut used = BTreeSet::new();
+        for (_, _, word, rest) in words(&self.files[user].code) {
+            used.extend(self.of_item(word));
+            if rest.starts_with("::") || rest.starts_with(';') {
+                used.extend(self.of_module(word));
             }
-            is_item => (is_item || word == used.module) && leads_to_function(rest),
+        }
+        used
+    }
+
+    /// For each function of `user`, where it first calls into each other file.
+    fn calls(&self, user: &str) -> Vec<BTreeMap<&str, usize>> {
+        let own = &self.files[user];
+        let called = |before: Option<char>, word: &str, rest: &str| {
+            let is_plain_call = rest.starts_with('(') && before != Some('.') && !own.functions.contains(word);
+            match self.of_item(word) {
+                Some(file) if word.starts_with(char::is_lowercase) => is_plain_call.then_some(file),
+                Some(file) => leads_to_function(rest).then_some(file),
+                None => self.of_module(word).filter(|_| leads_to_function(rest)),
+            }
         };
-        words(function).find_map(|(at, before, word, rest)| is_call(before, word, rest).then_some(at))
-    }
-
-    /// The files before `one` whose functions call into both, and whether one of them calls into `one` first.
-    fn callers_of_both<'f>(&self, before: &[&'f str], one: &str, other: &str) -> (Vec<&'f str>, bool) {
-        let (mut callers, mut is_in_order) = (Vec::new(), false);
-        for user in before {
-            for function in functions(&self.files[*user].code) {
-                if let (Some(first), Some(second)) = (self.call(function, user, one), self.call(function, user, other))
-                {
-                    callers.push(*user);
-                    is_in_order |= first < second;
+        let first_calls = |function| {
+            let mut first = BTreeMap::new();
+            for (at, before, word, rest) in words(function) {
+                if let Some(file) = called(before, word, rest) {
+                    first.entry(file).or_insert(at);
                 }
             }
-        }
-        (callers, is_in_order)
+            first
+        };
+        functions(&own.code).map(first_calls).collect()
     }
 
     /// The faults in the order of these files: each is used by an earlier one; and of two files that an earlier file calls in
     /// one function, the first called stands first.
     fn faults(&self, files: &[&str]) -> Vec<String> {
+        let used: Vec<_> = files.iter().map(|file| self.used(file)).collect();
+        let calls: Vec<_> = files.iter().map(|file| self.calls(file)).collect();
         let mut faults = Vec::new();
         for (position, file) in files.iter().enumerate() {
-            let before = &files[..position];
-            if position > 0 && !before.iter().any(|user| self.uses(user, file)) {
+            if position > 0 && !used[..position].iter().any(|used| used.contains(file)) {
                 faults.push(format!("no file before {file} uses it"));
             }
             for later in &files[position + 1..] {
-                let (callers, is_in_order) = self.callers_of_both(before, file, later);
-                if !callers.is_empty() && !is_in_order {
-                    faults.push(format!("{callers:?} call {later} before {file}"));
+                let functions = calls[..position].iter().flatten();
+                let orders = functions.filter_map(|first| Some(first.get(file)? < first.get(later)?));
+                let orders: Vec<bool> = orders.collect();
+                if orders.contains(&false) && !orders.contains(&true) {
+                    faults.push(format!("a file before {file} calls {later} first"));
                 }
             }
         }

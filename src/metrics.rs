@@ -95,7 +95,7 @@ pub struct Commands {
     pub forwarded: IntCounter,
     /// Answered with an error, because Keyward can't protect them.
     pub refused: IntCounter,
-    /// Answered with error 91 while Keyward stops.
+    /// Answered with error 91 while Keyward stops, or with error 6 because the register doesn't let this Keyward write.
     pub turned_away: IntCounter,
     /// Writes on protected collections that the server refused in advance, because the client lacks privileges.
     pub unauthorized: IntCounter,
@@ -195,7 +195,7 @@ impl Commands {
             refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
             turned_away: make.counter(
                 "client_commands_turned_away_total",
-                "Commands answered with ShutdownInProgress while Keyward stops.",
+                "Commands answered with error 91 while Keyward stops, or with error 6 because of the register.",
             ),
             unauthorized: make.counter(
                 "client_writes_unauthorized_total",

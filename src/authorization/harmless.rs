@@ -1,4 +1,4 @@
-//! A client's command in a form that needs the same rights and can't write, so that the server itself can refuse it.
+//! Rewrites a client's command into a form that needs the same rights and can't write, so that the server itself can refuse it.
 //!
 //! If Keyward sent the command unchanged, the server could accept it because the privilege was granted just now. It would then bypass
 //! the constraints.

@@ -1,4 +1,4 @@
-//! The rights that a write needs, as the server's own commands check them.
+//! Lists the rights that a write needs, as the server's own commands check them.
 
 use crate::classify::Write;
 use crate::raw::{Doc, Malformed};

@@ -1,4 +1,4 @@
-//! The privileges in a reply to `connectionStatus`, as far as writes need them.
+//! Reads the privileges in a reply to `connectionStatus`, as far as writes need them.
 
 use super::needs::{Actions, Need};
 use crate::raw::{Doc, Malformed};

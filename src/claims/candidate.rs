@@ -1,4 +1,4 @@
-//! One document of a write on its way: its bytes, its owner and keys, and its attempt at them.
+//! Holds one document of a write, its keys and its attempt.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ impl<'a> Candidate<'a> {
         Ok(Candidate::of_keys(token, document, owner, keys))
     }
 
-    /// One attempt for each key that a document, which is there already, holds under the constraint at position `constraint`.
+    /// One attempt for each key that a document, which exists already, holds under the constraint at position `constraint`.
     ///
     /// # Errors
     /// [`KeyError`], as for [`Candidate::new`].
@@ -122,7 +122,7 @@ impl<'a> Candidate<'a> {
             .is_some_and(|conflicting| conflicting.owner == self.owner)
     }
 
-    /// Takes note of the reservation in the way of the key at `key`; since when, if it is the one that was there before.
+    /// Notes the reservation that conflicts at `key`. If it is the one met before, the time when Keyward first met it stays.
     pub fn meet(&mut self, key: usize, mut conflicting: Reservation) {
         if let Some(before) = self
             .conflicting
@@ -134,7 +134,7 @@ impl<'a> Candidate<'a> {
         self.conflicting.insert(key, conflicting);
     }
 
-    /// By what it knows the reservations that it writes.
+    /// The version of the reservations that it writes.
     pub fn version(&self) -> ReservationVersion {
         ReservationVersion {
             token: self.attempt.token(),
@@ -178,15 +178,15 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Forgets what the attempt asked for besides releases: what it would claim it doesn't want any more.
+    /// Drops all effects but releases: the attempt claims nothing more.
     fn keep_only_releases(&mut self) {
         self.effects.retain(|effect| matches!(effect, Effect::Release(_)));
     }
 }
 
-/// Has the attempts of one command's documents, which have done nothing yet, begin by what their keys are likely to meet.
+/// Chooses how all attempts of a command begin, by what their keys are likely to meet.
 ///
-/// All in the same way: of two that want the same key the first one must be the first to reserve it.
+/// The first document that wants a key must reserve it first, so all begin in the same way.
 pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
     if let [alone] = candidates
         && let Some(held) = alone.recalled(protected)

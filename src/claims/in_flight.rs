@@ -1,4 +1,4 @@
-//! The attempts that this Keyward has under way, so that an attempt that waits for another one learns of its outcome at once.
+//! Wakes attempts that wait for another attempt of this Keyward, once its outcome is known.
 //!
 //! This is only a short cut: decisions are always read from the cluster, so a lost entry costs a wait, never correctness.
 

@@ -1,4 +1,4 @@
-//! Attempts at keys, carried out against the proxy collections.
+//! Runs attempts at keys against the proxy collections.
 //!
 //! A [`Candidate`] is a document on its way to its keys. [`settle`] runs the effects that its attempt asks for, until the
 //! document may be written, waits for a conflicting attempt, or its attempt has ended. [`crate::reservation`] alone decides.

@@ -1,4 +1,4 @@
-//! Carries out what attempts ask for, against the proxy collections.
+//! Runs the effects of many attempts against the proxy collections.
 //!
 //! One command carries the effects of many documents: all reservations for one proxy collection in one insert, all reads in
 //! one find, and so on; then every attempt gets its events. It decides nothing: [`crate::reservation`] does.

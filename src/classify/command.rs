@@ -7,7 +7,7 @@ use bson::spec::ElementType;
 use crate::raw::{Element, Malformed};
 use crate::wire::OpMsg;
 
-/// The request context: name, first field and database of a command that the server could run.
+/// Name, first field and database of a command that the server could run.
 #[derive(Debug, Clone, Copy)]
 pub struct Command<'a> {
     /// The whole message.

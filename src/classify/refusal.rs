@@ -1,6 +1,9 @@
-//! The requests that Keyward refuses because it can't protect them, and their error texts.
+//! Lists the requests that Keyward refuses before it carries out any part, and their error texts.
 //!
-//! Each text names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't retry.
+//! [`crate::reply::Refusal`] lists the writes that Keyward began to plan or carry out and then refuses.
+//!
+//! A text about a protected collection names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't
+//! retry.
 
 use super::{Kind, Target};
 use crate::wire::ServerError;

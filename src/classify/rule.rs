@@ -1,4 +1,4 @@
-//! The table of commands: by name, how a command can write, and so what Keyward must check before it forwards the command.
+//! Lists for each command how it can write, and so what Keyward must check before it forwards the command.
 //!
 //! The names are those of MongoDB 4.4 to 8.0, with their old spellings. [`check`](super::check) makes the checks, also for
 //! names that aren't in the table.

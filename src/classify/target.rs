@@ -1,4 +1,4 @@
-//! The collections that a command names, in every reading of the names that a server may use.
+//! Finds the collections that a command names, in every reading of the names that a server may use.
 //!
 //! Names are compared byte for byte. If a name contains a zero byte, Keyward also considers a reader that stops there.
 

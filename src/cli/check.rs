@@ -1,4 +1,4 @@
-//! `keyward check`: a configuration file into a summary of what it means, or into everything that is wrong with it.
+//! Runs `keyward check`: summarises what a configuration file means, or lists everything that is wrong with it.
 //!
 //! It reads the file just as `keyward run` does, and connects to nothing.
 

@@ -1,4 +1,4 @@
-//! Why a command ends otherwise than it was asked to, and with which exit code.
+//! Lists why a command fails, and with which exit code.
 
 use super::Exit;
 use crate::config::Problems;

@@ -1,4 +1,4 @@
-//! `keyward run`: one [`Instance`] from its start to its end, in the foreground.
+//! Runs `keyward run`: one [`Instance`] from its start to its end, in the foreground.
 //!
 //! Once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a change of its file, loads the
 //! configuration again. After the first SIGTERM or SIGINT, clients still get their pending replies. A second one ends the

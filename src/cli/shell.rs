@@ -1,4 +1,4 @@
-//! Output for packages: completions for shells, and the manual page.
+//! Writes completions for shells and the manual page, for packages.
 
 use std::io::{self, Write};
 

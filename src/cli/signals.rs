@@ -1,4 +1,4 @@
-//! The signals that mean something to the process: SIGTERM and SIGINT ask it to end, SIGHUP to load its configuration again.
+//! Receives signals: SIGTERM and SIGINT ask the process to end, SIGHUP to load its configuration again.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The fields of a command that control how it runs, not what it does: its session and transaction, its concerns, its API
+//! Reads the fields of a command that control how it runs, not what it does: its session and transaction, its concerns, its API
 //! version.
 
 use bson::spec::ElementType;

@@ -1,4 +1,6 @@
-//! The shape of the commands that drivers send. A command of another shape has unknown fields, fields given twice, or values of
+//! Checks whether a command has the shape that drivers send.
+//!
+//! A command of another shape has unknown fields, fields given twice, or values of
 //! an unexpected type. Keyward probes the server for objections to such a command first.
 
 use bson::spec::ElementType;

@@ -1,4 +1,4 @@
-//! One statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`.
+//! Reads one statement that changes documents: of an `update` or `delete` command, or a whole `findAndModify`.
 
 use bson::spec::ElementType;
 

@@ -1,4 +1,4 @@
-//! The settings below `limits`: their ranges, and the defaults of [`Limits`] for what isn't given.
+//! Checks the settings below `limits`: their ranges, and the defaults of [`Limits`] for what isn't given.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

@@ -1,4 +1,4 @@
-//! One Keyward as the register has it.
+//! Reads and writes one Keyward's entry in the register.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};

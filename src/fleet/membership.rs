@@ -1,4 +1,4 @@
-//! This Keyward's own place in the register: whether it may write, and where.
+//! Holds this Keyward's own place in the register: whether it may write, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};

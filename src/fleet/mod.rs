@@ -1,4 +1,4 @@
-//! The Keywards of a deployment, and what each of them may write without reserving: a register in the cluster.
+//! Registers the Keywards of a deployment in the cluster, and what each of them may write without reserving.
 //!
 //! A constraint holds only if every Keyward that writes reserves for it. So each Keyward has an [`Entry`] from its start to
 //! its end. The entry lists the collections to which the Keyward forwards writes, noted before the first write. It also lists the

@@ -1,4 +1,4 @@
-//! Whether this Keyward may write, for everybody who is about to.
+//! Decides whether this Keyward may write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

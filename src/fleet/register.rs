@@ -1,4 +1,4 @@
-//! The register in the cluster: a small collection for the whole deployment, a document for each Keyward.
+//! Reads and writes the register in the cluster: a small collection with a document for each Keyward.
 //!
 //! Every write uses the write concern majority. Reads that decide something are linearizable: a primary that has been replaced
 //! and doesn't know it yet would show an old register.

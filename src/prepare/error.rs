@@ -1,4 +1,4 @@
-//! Why constraints can't be made to hold, and how to fix it.
+//! Lists why constraints can't be made to hold, and how to fix it.
 
 use super::Reports;
 use crate::constraint::proxy_collection;

@@ -1,4 +1,6 @@
-//! Reads that wait for prepared, undecided transactions. All other reads ignore these and see the state before them.
+//! Reads reservations after prepared, undecided transactions are decided.
+//!
+//! All other reads ignore these transactions and see the state before them.
 //!
 //! The server waits in three kinds of reads: a read after a cluster time, however early, a linearizable read, and a snapshot
 //! read. It waits only for the first reply: a `getMore` ignores prepared transactions, whatever its `find` asked for

@@ -1,4 +1,4 @@
-//! The proxy collection of one constraint: writes, reads, takes over and releases reservations as Keyward's own user.
+//! Writes, reads, takes over and releases the reservations of one constraint as Keyward's own user.
 //!
 //! Every change of a reservation names the token it expects. So it can't hit a reservation that another attempt has written
 //! since. Nothing here decides: [`crate::reservation`] does.

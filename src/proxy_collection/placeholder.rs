@@ -1,4 +1,4 @@
-//! Strict mode's takeover: takes a reservation from an absent owner, so that the owner can't come later.
+//! Takes a reservation from an absent owner in strict mode, so that the owner can't come later.
 //!
 //! A look-up of the owner proves nothing about a write that is still on its way. So one transaction changes the reservation,
 //! inserts a placeholder with the owner's `_id` and shard key, and deletes it again. The transaction that inserts the owner

@@ -1,4 +1,4 @@
-//! Natural batching: items that arrive while a command is under way share the next one.
+//! Batches items: those that arrive while a command is under way share the next one.
 //!
 //! If a permit is free, a request runs at once, in its caller's task. Otherwise it waits in the queue's task for a permit,
 //! never for a timer. The items of one request are never split, and keep their order.

@@ -1,4 +1,4 @@
-//! A reservation as stored in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
+//! Encodes and decodes a reservation as stored in a proxy collection: `{_id, owner, route, token, beginning, lease, at}`.
 //!
 //! - `_id` is the key ([`crate::constraint::Key::reservation_id`]).
 //! - `owner` is the owner's `_id`.

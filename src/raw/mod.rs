@@ -1,4 +1,4 @@
-//! BSON as bytes: walks a document's elements without decoding or copying them, and builds documents from such elements.
+//! Walks a document's elements as bytes, without decoding or copying them, and builds documents from such elements.
 //!
 //! Keyward needs it beside the `bson` crate for two reasons. The server stores strings and field names that aren't UTF-8, which
 //! that crate refuses. Keyward also compares and copies keys byte for byte. Every length is checked before use; nested

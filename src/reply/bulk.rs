@@ -1,5 +1,6 @@
-//! The reply to a `bulkWrite` that was carried out as a series of other commands. It has the counts, and in one batch an entry
-//! for each operation, or for each failed one.
+//! Composes the reply to a `bulkWrite` that was carried out as a series of other commands.
+//!
+//! It has the counts, and in one batch an entry for each operation, or for each failed one.
 
 use bson::{RawDocument, spec::ElementType};
 

@@ -1,4 +1,4 @@
-//! The reply to a `dropDatabase` that was carried out.
+//! Composes the reply to a `dropDatabase` that was carried out.
 
 use super::Times;
 use crate::raw::Builder;

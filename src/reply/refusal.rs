@@ -1,4 +1,7 @@
-//! Commands that Keyward refuses as a whole: the reason in the server's form, and the way out.
+//! Composes the replies to writes that Keyward refuses as a whole while it plans or carries them out.
+//!
+//! The refusals of the classifier, before that, are in [`crate::classify`]. Each states the reason in the server's form, and the
+//! way out.
 
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};

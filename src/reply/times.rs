@@ -1,4 +1,4 @@
-//! The cluster times of a reply, so that a client's causal session continues through Keyward's own replies.
+//! Collects the cluster times of replies, so that a client's causal session continues through Keyward's own replies.
 
 use bson::spec::ElementType;
 use bson::{Document, RawDocument, RawDocumentBuf, Timestamp};

@@ -1,8 +1,7 @@
 //! Follows one key of an attempt: from "reserve it" to "held", "a document holds it" or "another attempt contests it".
 //!
-//! A look can miss an owner that exists, so a claim confirms each miss. If the owner isn't on its own shard, the claim
-//! asks all shards. Before a takeover it uses a read that a deposed primary can't answer. It never takes over a
-//! conflicting reservation whose lease may still run.
+//! If a read finds no owner, the claim reads again: first on all shards, then linearizably, which a deposed primary
+//! can't answer. It never takes over a conflicting reservation whose lease may still run.
 
 use super::{Effect, Event, Token};
 

@@ -1,17 +1,17 @@
 //! Implements the uniqueness protocol as pure functions: events in, effects out.
 //!
 //! An [`Attempt`] reserves one document's keys. It lets the write through once it holds all of them, and releases them
-//! if the write definitely didn't happen. It uses no BSON, no clock and no socket: a key is a position in a list. A
-//! driver carries out the effects against the cluster ([`crate::write`]), in a model checker or in a simulation.
+//! if the write definitely didn't happen. It uses no BSON, no clock and no socket: a key is a position in a list. An
+//! executor carries out the effects: against the cluster ([`crate::claims`]), in a model checker or in a simulation.
 //!
-//! The driver must provide three things:
+//! The executor must provide three things:
 //! 1. A reservation is written once per key (unique `_id`, majority).
 //! 2. Every later change of a reservation is a compare-and-swap on its [`Token`].
 //! 3. One of these strategies:
 //!    - Compensating: a forwarded write ends before the lease, which began with the reservation.
 //!    - Strict, without assumptions about time. A forwarded write takes effect only if, at that moment, every key's
-//!      reservation has the attempt's token; otherwise the driver reports [`Event::Lost`]. A takeover from an absent
-//!      owner takes effect only if the owner is absent at that moment. Otherwise the driver reports
+//!      reservation has the attempt's token; otherwise the executor reports [`Event::Lost`]. A takeover from an absent
+//!      owner takes effect only if the owner is absent at that moment. Otherwise the executor reports
 //!      [`Event::OwnerHolds`], or [`Event::Busy`] while the owner's write is under way.
 
 mod attempt;
@@ -22,7 +22,7 @@ pub use attempt::{Attempt, Ended, NotHeld};
 pub use claim::{Age, ConflictingReservation, Scope};
 pub use token::{AttemptId, Operation, Token};
 
-/// The next action of an attempt's driver. A key is its position in the list that the attempt began with.
+/// The next action of an attempt's executor. A key is its position in the list that the attempt began with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Insert the reservation of this key under the attempt's token, majority: [`Event::Reserved`] or [`Event::Taken`].

@@ -1,7 +1,7 @@
-//! Defines tokens, which identify the attempt that wrote a reservation, and the driver's operation.
+//! Defines tokens, which identify the attempt that wrote a reservation, and operations, which identify a client's statement.
 //!
 //! Every attempt has its own id, so a change that names a token affects only that attempt's reservations. If the
-//! driver's operation is retryable, the token holds it, too. A retry through any Keyward then recognises the
+//! client's driver may retry the statement, the token holds its operation, too. A retry through any Keyward then recognises the
 //! reservation of its first try.
 
 /// One attempt at one client command: random, never used again.

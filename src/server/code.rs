@@ -1,4 +1,4 @@
-//! The server's error codes, under the server's names.
+//! Lists the server's error codes, under the server's names.
 
 /// `BadValue`
 pub const BAD_VALUE: i32 = 2;

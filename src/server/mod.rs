@@ -1,4 +1,4 @@
-//! The server's dialect: its error codes, what a code proves, and the fields of its replies.
+//! Reads the server's dialect: its error codes, what a code proves, and the fields of its replies.
 //!
 //! Keyward reads replies in two forms. The replies on a client's connection are bytes ([`reply`]); the driver decodes the
 //! replies to Keyward's own user ([`driver`]). This module sends nothing and doesn't decide how Keyward handles a reply.

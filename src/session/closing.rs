@@ -1,5 +1,4 @@
-//! Handles everything besides messages: applies notices when the connection is ready for them, and tells a rejected client the
-//! reason before the connection closes.
+//! Applies notices to a connection when it is ready for them, and tells a rejected client the reason before closing.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Finds out of a reply, while it passes in pieces, whether it leaves a cursor open: `cursor.id`, which stands behind the
-//! batch.
+//! Reads from a reply, piece by piece, whether a cursor stays open.
 //!
 //! It reads only the heads of the few elements before the cursor id, and skips a batch by its length.
 

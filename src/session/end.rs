@@ -1,4 +1,4 @@
-//! Why a client's connection ends, and at which level the log says so.
+//! Lists why a client's connection ends, and at which level the log says so.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! One client's connection: one task, one upstream connection, for life.
+//! Runs one client's connection: one task and one upstream connection, for its life.
 //!
 //! Most messages pass as unchanged bytes, both ways at once. A message that Keyward serves itself waits until the client has all
 //! pending replies. Then the upstream connection is free, Keyward serves the message, and the pumps go

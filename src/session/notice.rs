@@ -1,4 +1,4 @@
-//! The notices that a session gets besides messages: one future, registered once and polled for as long as nothing happens.
+//! Delivers notices to a session besides messages: in one future, registered once and polled until something happens.
 
 use mongodb::options::ServerAddress;
 use tokio::sync::watch;

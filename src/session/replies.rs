@@ -1,8 +1,7 @@
-//! The direction from upstream to client: passes replies on as they arrive, in pieces, edits those to a handshake, and has
-//! Keyward's own take their turn.
+//! Passes replies to the client in order, edits handshakes, and inserts Keyward's own replies.
 //!
 //! It runs independently of the requests, so replies that no request asked for (exhaust cursors, streamed handshakes) are
-//! passed on as they come. It records the pending replies. A reply that answers another request than the oldest
+//! passed on as they arrive. It records the pending replies. A reply that answers another request than the oldest
 //! unanswered one means that the two sides are out of step, and ends the connection.
 
 use std::collections::VecDeque;

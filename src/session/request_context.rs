@@ -1,4 +1,4 @@
-//! Reads from a request the state of its connection: an open cursor, a transaction, a write.
+//! Reads from a request what it does to its connection: it may open a cursor, join a transaction, or write.
 //!
 //! It reads the body's own fields, without allocating, for every message.
 

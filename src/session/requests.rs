@@ -1,4 +1,4 @@
-//! The direction from client to upstream: reads a whole message, then passes it on unchanged.
+//! Reads whole messages from the client, and passes them to upstream unchanged.
 //!
 //! A message is read whole before any part of it goes on, because only its end may show what it asks for. A message that
 //! mustn't go on stays in the client's inbox until the session serves it.

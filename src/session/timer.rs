@@ -1,6 +1,8 @@
-//! The one timer of a connection. It is set only where there is an end to wait for: half a message, a large message that can't go
-//! on, an idle time-out, the quiet before a stop. Messages don't set or reset it. When it rings, the connection checks
-//! whether anything has happened meanwhile.
+//! Runs the one timer of a connection.
+//!
+//! Keyward sets the timer only if it waits for one of these: the rest of a message, a large message that can't go on, an idle
+//! time-out, or the quiet before a stop. Messages don't set or reset it. When it fires, the connection checks whether anything
+//! has happened meanwhile.
 
 use std::pin::Pin;
 use std::time::Duration;

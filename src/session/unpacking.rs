@@ -1,5 +1,6 @@
-//! Large compressed messages are unpacked beside the connections, a few at a time, and within the memory that all messages
-//! share: a small message that unpacks to 48 MB must cost others neither time nor memory.
+//! Unpacks large compressed messages in other threads, a few at a time, within the shared memory.
+//!
+//! A small message that unpacks to 48 MB must cost others neither time nor memory.
 
 use tokio::time::timeout;
 

@@ -1,4 +1,4 @@
-//! The state of a running Keyward for an operator: the page `/status`, and the output of `keyward status`.
+//! Shows the state of a running Keyward to an operator: the page `/status`, and the output of `keyward status`.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! Whose turn it is to sweep a constraint, and how far it has come: in the constraint's own document in
-//! `keyward.constraints`, by the server's clock alone.
+//! Decides whose turn it is to sweep a constraint, and records how far the sweep has come.
+//!
+//! Both are in the constraint's own document in `keyward.constraints`, by the server's clock alone.
 //!
 //! A turn that isn't renewed runs out, and another Keyward goes on from the last key noted. Two that sweep at once, because
 //! one was stopped for longer than its turn, do no harm: every deletion names the token it saw.

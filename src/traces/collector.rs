@@ -1,4 +1,4 @@
-//! The collector as the exporter sees it: an HTTP client that waits for its answers, on the exporter's own thread.
+//! Sends traces to the collector: an HTTP client that waits for its answers, on the exporter's own thread.
 //!
 //! That the collector doesn't answer, and that it does again, is logged once each: deliveries are tried every few seconds.
 

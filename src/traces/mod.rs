@@ -1,4 +1,4 @@
-//! Traces: what a client's command took, and what Keyward asked the deployment for it, as spans for OpenTelemetry.
+//! Records as spans for OpenTelemetry how long a client's command took, and what Keyward asked the deployment for it.
 //!
 //! If traces are off, a message costs one check of that, and no span is made. If they are on, spans carry names (of commands,
 //! databases, collections, constraints), counts and error codes. They never carry a value of a document, a payload of

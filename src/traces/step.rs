@@ -1,4 +1,4 @@
-//! The spans of what Keyward asks the deployment while it serves a command, below that command's.
+//! Records the spans of what Keyward asks the deployment while it serves a command, below that command's.
 
 use std::sync::Arc;
 

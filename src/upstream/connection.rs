@@ -1,4 +1,4 @@
-//! One connection to upstream, which belongs to one client's connection for life.
+//! Exchanges messages with upstream on one connection, which belongs to one client's connection for life.
 //!
 //! The session's pumps use its two directions. While no reply is pending, the write path has the connection exclusively
 //! and sends commands of its own. The connection knows when it is out of step: a command was sent and its reply wasn't

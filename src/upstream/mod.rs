@@ -1,4 +1,4 @@
-//! The deployment behind Keyward: where it is, Keyward's own client of it, and connections for clients.
+//! Reaches the deployment behind Keyward: finds it, holds Keyward's own client of it, and opens connections for clients.
 //!
 //! The driver's own monitoring follows the addresses ([`topology`]), and resolves `mongodb+srv`. A client's connection goes to
 //! one of them, encrypted as the driver's, and stays there ([`Connection`]). Connecting has a time limit.

@@ -1,4 +1,4 @@
-//! From the documents to their reservations.
+//! Checks that every document has its reservations.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The findings of a verification, for people and as JSON.
+//! Shows the findings of a verification, for people and as JSON.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! From the reservations to their documents.
+//! Checks that every reservation has its document.
 
 use bson::RawBson;
 use tokio::time::Instant;

@@ -1,4 +1,4 @@
-//! OP_COMPRESSED: another message, packed by one of three compressors.
+//! Unpacks and packs OP_COMPRESSED: another message, compressed in one of three ways.
 //!
 //! The stated size is checked against the limits before any memory is allocated. Unpacking never writes more than that,
 //! and a message of any other unpacked size is refused. Compressor 0 (none) is refused, as the server does.

@@ -1,4 +1,4 @@
-//! The 16 bytes that every message starts with.
+//! Reads and writes the 16 bytes that every message starts with.
 //!
 //! A header's length is checked against the limits before any memory is allocated for the message. The op code is kept as
 //! a number, because an unknown op code is refused only when the whole message has arrived.

@@ -1,4 +1,4 @@
-//! MongoDB's wire protocol as values: bytes to messages and messages to bytes, without any input or output.
+//! Converts MongoDB's wire protocol: bytes to messages and messages to bytes, without any input or output.
 //!
 //! Keyward accepts exactly the messages that the server accepts (measured on 6.0.5). It rejects the others as the server
 //! does; each [`Rejection`] knows how. If Keyward and the server read a message differently, a client could get around

@@ -1,4 +1,4 @@
-//! OP_MSG: flags, one body, up to two document sequences in any order, and a checksum.
+//! Parses OP_MSG: flags, one body, up to two document sequences in any order, and a checksum.
 //!
 //! [`OpMsg::parse`] checks the structure and the checksum, but not the documents. That is enough for a forwarded
 //! message, because the server checks the documents itself. [`OpMsg::parse_whole`] is for the messages that Keyward

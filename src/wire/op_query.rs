@@ -1,4 +1,4 @@
-//! OP_QUERY and its OP_REPLY, the legacy form that drivers still use for the handshake.
+//! Parses OP_QUERY and composes its OP_REPLY, the legacy form that drivers still use for the handshake.
 //!
 //! Only the fields in front of the query document are checked here. [`OpQuery::command`] decides which commands may come
 //! in this form. The server checks the bytes behind the query document.

@@ -1,4 +1,4 @@
-//! Why a message is rejected, and the server's reaction: it answers with an error, closes, or says nothing.
+//! Lists why a message is rejected, and the server's reaction: it answers with an error, closes, or says nothing.
 //!
 //! Codes, names and texts are those measured on mongod 6.0.5. The text about a malformed document leaves out the name
 //! of the element that the server adds.

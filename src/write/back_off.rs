@@ -1,5 +1,5 @@
-//! The waits for other attempts' writes in flight: each is longer than the last, and random, so that waiting clients don't
-//! retry in step.
+//! Computes the waits for other attempts' writes in flight: each is longer than the last, and random, so that waiting clients
+//! don't retry in step.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! `bulkWrite` on protected collections: carries it out as a series of inserts, updates and deletes, also if upstream doesn't
-//! know `bulkWrite`.
+//! Carries out a `bulkWrite` as a series of inserts, updates and deletes, also if upstream doesn't know `bulkWrite`.
 //!
 //! Keyward carries out each part as if the client had sent it. Adjacent operations of one kind on one collection form one
 //! command. Each operation of a retryable command keeps its number, and a driver's retry starts again at the first operation.

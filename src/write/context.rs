@@ -1,4 +1,4 @@
-//! The shared state of all writes of one Keyward.
+//! Holds the shared state of all writes of one Keyward.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

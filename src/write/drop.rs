@@ -1,4 +1,4 @@
-//! `drop` and `dropDatabase`: first drops the collections on the client's connection, then releases their documents'
+//! Carries out `drop` and `dropDatabase`: drops the collections on the client's connection, then releases their documents'
 //! reservations.
 //!
 //! Reservations that outlive their documents are stale, and the next write that meets one detects that. Documents that outlive

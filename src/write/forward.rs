@@ -1,8 +1,8 @@
-//! Forwards documents whose keys are held, on the client's own connection, and reads the outcome of each from the reply.
+//! Sends statements to the server in the client's command, and reads their outcome.
 //!
-//! Keyward changes three parts of the client's command. It replaces the documents and sets a time limit inside the lease. It
-//! keeps the statements' numbers where the server would renumber a part of a retryable write. An outcome that the reply leaves
-//! open is [`Outcome::InDoubt`]. A failure is definite only if its code says that nothing was, or will be, done.
+//! The rest of the client's command stays. Keyward keeps the statements' numbers where the server would renumber a part of a
+//! retryable write. An outcome that the reply leaves open is [`Outcome::InDoubt`]. A failure is definite only if its code says
+//! that nothing was, or will be, done.
 
 use std::time::Duration;
 

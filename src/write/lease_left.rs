@@ -1,4 +1,4 @@
-//! The part of a lease that is left for a write: the write must end before the lease of its keys does.
+//! Computes the time limit of a write: it must end before the lease of its keys does.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Carries out writes on protected collections: reserves keys, writes on the client's own connection, releases keys.
 //!
-//! Keyward runs the effects of [`crate::reservation`] against the cluster and makes one reply of the parts. It refuses a write
+//! [`crate::claims`] reserves and releases the keys; this module makes one reply of the parts. Keyward refuses a write
 //! that it can't protect. The refusal names the collection and the way out.
 
 mod back_off;

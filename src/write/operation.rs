@@ -1,4 +1,4 @@
-//! One write operation: a client's command on a protected collection, with everything needed to carry it out.
+//! Holds one write operation: a client's command on a protected collection, with everything needed to carry it out.
 
 use tokio::time::Instant;
 

@@ -1,4 +1,4 @@
-//! The outcome of a document or a statement that was sent to the server.
+//! Defines the outcome of a document or a statement that was sent to the server.
 
 /// The outcome; `E` says why it isn't a success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -71,7 +71,8 @@ pub struct StatementPlan<'m> {
 /// How a statement is carried out.
 #[derive(Debug)]
 pub enum Way<'m> {
-    /// It can't change a key, or the server refuses it: Keyward forwards it unchanged.
+    /// It can't change a key, or the server refuses it: Keyward forwards it unchanged. In a client's transaction it runs there. An
+    /// unusual `findAndModify` runs in a transaction of Keyward's, because its command can't be forwarded in part.
     PassThrough,
     /// The statement states its new keys. Keyward reserves them, forwards the statement, and releases the old keys.
     InPlace(KeyUpdate<'m>),

@@ -1,9 +1,7 @@
-//! Compensating mode's insert: forwards documents whose keys are held, on the client's own connection, and reads each outcome
-//! from the reply.
+//! Inserts documents on the client's connection within the lease of their keys.
 //!
-//! Keyward changes three parts of the client's command. It replaces the documents and sets a time limit inside the lease. It
-//! keeps the statements' numbers where the server would renumber a part of a retryable write. If the reply leaves a document's
-//! outcome open, it is [`Outcome::InDoubt`]. A failure is definite only if its code says that nothing was, or will be, done.
+//! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
+//! ([`crate::write::lease_left`]). The reply gives the outcome of each.
 
 use super::part::{DocumentOutcome, Part};
 use crate::claims::Candidate;

@@ -1,4 +1,4 @@
-//! `insert` inside a client's transaction: writes the reservations in it, before the documents, so that its commit or abort
+//! Carries out an `insert` inside a client's transaction: writes the reservations before the documents, so that commit or abort
 //! carries both.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! `insert` into a protected collection: reserves the keys, inserts the documents, releases the keys of refused documents.
+//! Carries out an `insert`: reserves the keys, inserts the documents, releases the keys of refused documents.
 //!
 //! Keyward handles the documents in slices, so that a command of 100,000 doesn't outlive its lease. Within a slice, Keyward
 //! first inserts every document that has all its keys. Only then does it wait for other attempts, so that waits never chain. If

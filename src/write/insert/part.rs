@@ -1,4 +1,4 @@
-//! The outcome of documents that were sent in one command, with any strategy.
+//! Defines the outcome of documents that were sent in one command, with any strategy.
 
 use crate::reply::{Refusal, Times, WriteError};
 use crate::write::outcome::Outcome;

@@ -1,4 +1,4 @@
-//! How an `insert` makes documents and reservations agree: the only place that chooses between the modes.
+//! Chooses how an `insert` makes documents and reservations agree: the only place that chooses between the modes.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Records the documents that a retryable `insert` inserted in Keyward's own transactions.
+//! Records and reads which documents strict inserts inserted; ends what a first try left open.
 //!
 //! There is one record for each slice of the command, in `keyward.results` beside those of other statements. The inserting
 //! transactions write it themselves. The server remembers the retryable writes that it ran itself, but doesn't recognise one

@@ -1,5 +1,5 @@
-//! The results of retryable statements that ran in Keyward's own transactions, in `keyward.results` of the protected
-//! collection's database.
+//! Records and reads the results of retryable statements that ran in Keyward's own transactions: in `keyward.results` of the
+//! protected collection's database.
 //!
 //! The server remembers that such a transaction committed, but not its statement's reply. The transaction also ran under
 //! another session than the client's. So Keyward writes the reply in the same transaction. Its key consists of the parts that a

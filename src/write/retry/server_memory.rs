@@ -1,5 +1,6 @@
-//! The server's memory of retryable writes that it carried out itself: it answers a repeated statement from memory, by the
-//! statement's number alone.
+//! Asks the server whether it carried out a statement before.
+//!
+//! The server remembers the retryable writes that it carried out itself, by the numbers of their statements.
 //!
 //! A document that an insert's first try inserted may hold other keys since. Any client may have updated it, or a later
 //! operation of the same `bulkWrite`. So before Keyward reports a duplicate, it asks whether the server carried out the

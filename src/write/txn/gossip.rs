@@ -1,8 +1,8 @@
-//! The cluster time that a command on the client's connection brings to its router.
+//! Adds to a command on the client's connection the cluster time that Keyward learned when it reserved keys.
 //!
 //! Keyward reserves keys on its own connections, perhaps through another router. The client's router, and the shard that it
-//! writes to, may lag behind. Then the document could get an earlier time than its reservation. A snapshot between the two
-//! times would show a key's new holder beside the former one. So every command that Keyward sends after it holds keys carries the
+//! writes to, may lag behind. Then the document could get an earlier time than its reservation. Without this, a snapshot between
+//! both times could show two documents with one key. So every command that Keyward sends after it holds keys carries the
 //! time that Keyward learned when it reserved them. If the client knows a later time, the command carries that.
 
 use crate::catalog::Protected;

@@ -1,4 +1,4 @@
-//! A transaction on the client's upstream connection: the client's own, or one of Keyward's under its own session.
+//! Runs commands in a transaction on the client's upstream connection: the client's own, or one of Keyward's.
 //!
 //! Keyward's commands join the client's transaction. In its own transaction, Keyward makes the server evaluate a statement that
 //! Keyward can't evaluate. The transaction runs as the client's user. The first command sent carries `startTransaction` and the

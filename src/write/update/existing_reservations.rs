@@ -1,4 +1,4 @@
-//! The existing reservations of some keys, and whether their owners hold them, as a client's transaction sees it.
+//! Reads the existing reservations of some keys, and whether their owners hold them, as a client's transaction sees it.
 //!
 //! Only the transaction itself sees its own earlier writes, and its first duplicate ends it. So Keyward reads the reservations
 //! before it reserves keys in a client's transaction. A transaction of Keyward's own has one statement only, and needn't read

@@ -1,4 +1,4 @@
-//! `findAndModify` on a protected collection: one statement, whose reply is the command's.
+//! Carries out a `findAndModify`: one statement, whose reply is the command's.
 
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;

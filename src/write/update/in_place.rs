@@ -1,4 +1,5 @@
-//! Carries out a statement about one document in place: its new keys can be read from it ([`crate::command::key_update`]).
+//! Carries out a statement about one document without a transaction: its new keys can be read from it
+//! ([`crate::command::key_update`]).
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.

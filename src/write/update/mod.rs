@@ -1,4 +1,4 @@
-//! Statements that change documents: `update`, `delete` and `findAndModify`.
+//! Carries out statements that change documents: `update`, `delete` and `findAndModify`.
 //!
 //! A statement whose new keys can be read from it runs in place ([`in_place`]). Every other statement runs in a transaction
 //! ([`in_transaction`]); Keyward reads its documents before and after it ([`document_keys`]).

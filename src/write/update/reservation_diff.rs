@@ -1,4 +1,4 @@
-//! The changes of reservations that a statement causes, as commands of the statement's own transaction.
+//! Computes and runs the changes of reservations that a statement causes, in the statement's own transaction.
 //!
 //! Keyward releases the keys that documents lost, and reserves the new ones. A key that moves from one document to another
 //! changes its owner. Commit and abort then carry documents and reservations alike. Keyward reserves keys in one order, so that

@@ -1,4 +1,4 @@
-//! The results of a statement: of one evaluation by the server, and of the statement as a whole.
+//! Defines the results of a statement: of one evaluation by the server, and of the statement as a whole.
 
 use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;

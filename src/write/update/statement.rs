@@ -1,4 +1,4 @@
-//! Carries out one statement in its planned way, outside any client transaction.
+//! Chooses in place or transaction for one statement.
 
 use super::in_place::update_in_place;
 use super::in_transaction::StatementRun;

@@ -1,4 +1,4 @@
-//! `update` and `delete` on a protected collection: statement by statement, in the order of the command.
+//! Carries out an `update` or `delete`: statement by statement, in the order of the command.
 //!
 //! Keyward forwards statements that can't change a key unchanged, and adjacent ones in one command. If the command is part of a
 //! client's transaction, every other statement runs in it. Otherwise it runs in its planned way.

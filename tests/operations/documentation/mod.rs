@@ -10,3 +10,4 @@ mod messages;
 mod prose;
 mod samples;
 mod site;
+mod ways;

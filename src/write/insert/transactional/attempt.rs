@@ -1,4 +1,4 @@
-//! One transaction that inserts documents of a slice.
+//! Runs one transaction that inserts documents.
 //!
 //! It checks or writes their reservations, writes the record of a retryable command, inserts the documents, and commits.
 //! Keyward sends every command but the commit without waiting. The commit waits for the replies. If the server refuses a

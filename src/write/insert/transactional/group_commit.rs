@@ -1,4 +1,4 @@
-//! Group commit: one transaction carries the strict inserts of several clients.
+//! Groups the strict inserts of several clients, so that one transaction carries them.
 //!
 //! An insert that arrives while transactions are under way waits until one of them ends. The first waiting insert then leads the
 //! next transaction on its own connection, which carries the others. Inserts share a group only if user, roles and options are

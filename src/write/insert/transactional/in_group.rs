@@ -1,4 +1,4 @@
-//! A strict insert that may share its transaction: chooses the inserts to share with, and gives each its outcome.
+//! Runs one transaction of a strict insert, alone or in a group.
 
 use std::borrow::Cow;
 

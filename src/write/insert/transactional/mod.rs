@@ -1,5 +1,4 @@
-//! Transactional mode's insert: a transaction inserts documents, and takes effect only if their keys are reserved for them
-//! then.
+//! Inserts documents in strict mode: in transactions that take effect only if the documents' keys are reserved for them then.
 //!
 //! The transaction checks the reservations that were written before, at one point in time on all shards. If all data is on one
 //! replica set, the transaction writes the reservations itself. A takeover causes a conflict ([`crate::proxy_collection`]), so

@@ -1,4 +1,4 @@
-//! `keyward check`: a configuration file into a summary of what it means, or into everything that is wrong with it.
+//! `keyward check`: prints a summary of a configuration file, or all its problems.
 //!
 //! It reads the file just as `keyward run` does, and connects to nothing.
 

@@ -1,4 +1,4 @@
-//! Why a command ends otherwise than it was asked to, and with which exit code.
+//! Lists the reasons why a command fails, and the exit code of each.
 
 use super::Exit;
 use crate::config::Problems;

@@ -1,4 +1,4 @@
-//! The command line: which words `keyward` understands, and what each of its exit codes means.
+//! The command line: the commands of `keyward`, and the meaning of each exit code.
 //!
 //! One file a subcommand. Results go to standard output, the log and errors to standard error.
 

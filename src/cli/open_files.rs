@@ -1,4 +1,4 @@
-//! How many files, which sockets are, the process may have open: as many as it is allowed to allow itself.
+//! Raises the number of files, sockets included, that the process may have open to the highest that the system allows it.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -1,4 +1,4 @@
-//! The signals that mean something to the process: SIGTERM and SIGINT ask it to end, SIGHUP to load its configuration again.
+//! Handles the signals of the process: SIGTERM and SIGINT ask it to end, SIGHUP to load its configuration again.
 
 use std::fmt;
 

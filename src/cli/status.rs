@@ -1,4 +1,4 @@
-//! `keyward status`: what a running Keyward says of itself, read from its admin port.
+//! `keyward status`: shows the state of a running Keyward, read from its admin port.
 
 use std::io::Write as _;
 use std::net::SocketAddr;

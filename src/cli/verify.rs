@@ -1,4 +1,4 @@
-//! `keyward verify`: what documents and reservations say of each other, one finding a line.
+//! `keyward verify`: compares documents and reservations, and prints one finding a line.
 //!
 //! It writes findings to standard output when it finds them, and a summary after them. Progress and errors go to standard
 //! error. Without `--repair` it only reads.

@@ -1,4 +1,4 @@
-//! Statements about one document whose effect on its keys can be read from the statement itself.
+//! Recognises statements about one document whose new keys can be read from the statement itself.
 //!
 //! They set or unset plain values, replace the document, or delete it. The statement and the constraints alone decide which
 //! statements these are, never the document. A driver's retry must run in the same way as its first try, because the first

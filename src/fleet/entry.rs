@@ -1,4 +1,4 @@
-//! One Keyward as the register has it.
+//! The entry of one Keyward in the register.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};

@@ -1,4 +1,4 @@
-//! Whether this Keyward may write, for everybody who is about to.
+//! Holds the permit of this Keyward to write, which each write checks right before it is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! How long an entry vouches for its Keyward, and how long others wait for one that is gone.
+//! Defines how long an entry vouches for its Keyward, and how long others wait for one that is gone.
 //!
 //! Each Keyward computes its own terms, and its entry states them: others go by what the entry says, never by what they
 //! would use themselves. So no two configurations can contradict each other, and none can make a term too short.

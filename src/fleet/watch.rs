@@ -1,4 +1,4 @@
-//! For how long the others' entries have been unchanged, by this process's own clock.
+//! Measures how long the entries of other Keywards have been unchanged, by this process's own clock.
 
 use std::collections::HashMap;
 use std::time::Instant;

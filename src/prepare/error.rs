@@ -1,4 +1,4 @@
-//! Why constraints can't be made to hold, and how to fix it.
+//! Lists the reasons why constraints can't be made to hold, and how to fix each.
 
 use super::Reports;
 use crate::constraint::proxy_collection;

@@ -1,5 +1,5 @@
-//! The reply to a write that was carried out in parts: its counts are sums, errors have the client's positions, and times are
-//! the latest. Fields have the server's order.
+//! The reply to a write that was carried out in parts. Its counts are sums, errors have the client's positions, and times are the
+//! latest. Fields have the server's order.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Handles everything besides messages: applies notices when the connection is ready for them, and tells a rejected client the
-//! reason before the connection closes.
+//! Handles everything besides messages: applies notices when the connection is ready for them. A rejected client gets the reason
+//! before the connection closes.
 
 use std::time::Duration;
 

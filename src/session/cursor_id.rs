@@ -1,5 +1,4 @@
-//! Finds out of a reply, while it passes in pieces, whether it leaves a cursor open: `cursor.id`, which stands behind the
-//! batch.
+//! Finds out whether a reply that passes in pieces leaves a cursor open: `cursor.id`, which stands behind the batch.
 //!
 //! It reads only the heads of the few elements before the cursor id, and skips a batch by its length.
 

@@ -1,4 +1,4 @@
-//! How a connection ends when Keyward stops: the error for its client, and the time when it may close.
+//! Decides how a connection ends when Keyward stops: the error for its client, and the time when it may close.
 //!
 //! It behaves as a `mongos` in quiesce mode. Handshakes get error 91, and so do those that wait for a change: drivers then look for
 //! another server and close their connections. Commands that clients still send are carried out. In the second half of the

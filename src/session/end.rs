@@ -1,4 +1,4 @@
-//! Why a client's connection ends, and at which level the log says so.
+//! Lists the reasons why a client's connection ends, and the log level of each.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The first bytes of a client: TLS, a message, or another protocol altogether; and the upstream connection for it.
+//! Reads the first bytes of a client (TLS, a message, or another protocol), and connects to upstream for it.
 //!
 //! Upstream is connected to once a whole message is there, so that a port scan or a health check costs it nothing. If
 //! that fails, the client's first message gets an error that says so.

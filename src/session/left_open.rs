@@ -1,5 +1,5 @@
-//! Ends the transaction of Keyward's own that a lost connection may have left open: until the server's own limit its
-//! documents and keys would be waited for, whether or not the client comes again.
+//! Ends the transaction of Keyward's own that a lost connection may have left open. Otherwise other writes would wait for its
+//! documents and keys until the server's own limit, whether or not the client comes again.
 //!
 //! Keyward ends its session with its own rights and on a connection of its own. A prepared transaction stays as it is, so a commit
 //! on several shards takes effect on all of them or on none. A driver's retry finds out its outcome as always. That retry uses

@@ -1,5 +1,5 @@
-//! The direction from upstream to client: passes replies on as they arrive, in pieces, edits those to a handshake, and has
-//! Keyward's own take their turn.
+//! The direction from upstream to client: passes replies on in pieces as they arrive, and Keyward's own replies in their order.
+//! It edits the replies to a handshake.
 //!
 //! It runs independently of the requests, so replies that no request asked for (exhaust cursors, streamed handshakes) are
 //! passed on as they come. It records the pending replies. A reply that answers another request than the oldest

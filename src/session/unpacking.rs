@@ -1,5 +1,5 @@
-//! Large compressed messages are unpacked beside the connections, a few at a time, and within the memory that all messages
-//! share: a small message that unpacks to 48 MB must cost others neither time nor memory.
+//! Unpacks large compressed messages beside the connections, a few at a time, and within the memory that all messages share. A
+//! small message that unpacks to 48 MB must cost other clients neither time nor memory.
 
 use tokio::time::timeout;
 

@@ -1,4 +1,4 @@
-//! How long a future works itself, as opposed to the time it waits.
+//! Measures how long a future works itself, as opposed to the time that it waits.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Whose turn it is to sweep a constraint, and how far it has come: in the constraint's own document in
+//! Decides which Keyward sweeps a constraint, and stores how far the sweep has come. Both are in the constraint's own document in
 //! `keyward.constraints`, by the server's clock alone.
 //!
 //! A turn that isn't renewed runs out, and another Keyward goes on from the last key noted. Two that sweep at once, because

@@ -1,4 +1,4 @@
-//! The span of a client's command: from when it has arrived until its reply begins to.
+//! The span of a client's command: from its arrival to the start of its reply.
 //!
 //! Its names are those in the table of commands, and of the namespace. Any other value in the place of a name may be
 //! anything, so it isn't used.

@@ -1,4 +1,4 @@
-//! Traces: what a client's command took, and what Keyward asked the deployment for it, as spans for OpenTelemetry.
+//! Records traces for OpenTelemetry: a span for a client's command, and one for each request to the deployment that it needs.
 //!
 //! If traces are off, a message costs one check of that, and no span is made. If they are on, spans carry names (of commands,
 //! databases, collections, constraints), counts and error codes. They never carry a value of a document, a payload of

@@ -1,4 +1,4 @@
-//! The spans of what Keyward asks the deployment while it serves a command, below that command's.
+//! The spans of Keyward's requests to the deployment, each below the span of the command that needs it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! From the documents to their reservations.
+//! Verifies from the documents to their reservations.
 
 use std::collections::HashMap;
 

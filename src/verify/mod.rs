@@ -1,4 +1,4 @@
-//! Reads everything both ways: does every document have its keys reserved, and every reservation its document?
+//! Verifies both ways: every document has its keys reserved, and every reservation has its document.
 //!
 //! Writes go on meanwhile, so a suspect is read again: at once, document and reservation in one snapshot, and once more a lease
 //! later, when it can have settled. Only suspects that are still wrong then are reported. The walk reads page by page, at a

@@ -1,4 +1,4 @@
-//! From the reservations to their documents.
+//! Verifies from the reservations to their documents.
 
 use bson::RawBson;
 use tokio::time::Instant;

@@ -199,7 +199,7 @@ impl Commands {
             ),
             unauthorized: make.counter(
                 "client_writes_unauthorized_total",
-                "Protected writes that the server refused for missing privileges, before Keyward reserved anything.",
+                "Protected writes that the server refused for missing privileges, before any key was reserved.",
             ),
             protected_seconds: make.histogram(
                 "client_protected_writes_seconds",

@@ -225,7 +225,7 @@ fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamUriErro
         return contradictory(
             "readConcernLevel",
             "majority",
-            "Keyward might read data that is rolled back later",
+            "a read may return data that is rolled back later",
         );
     }
     if parsed.retry_writes == Some(false) {

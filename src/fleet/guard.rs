@@ -35,12 +35,7 @@ impl<'a, P: Protection> Guard<'a, P> {
         self.is_asked.get()
     }
 
-    /// Whether it may write where nothing may be written yet.
-    pub fn has_undeclared(&self) -> bool {
-        !self.undeclared.borrow().is_empty()
-    }
-
-    /// Where that is.
+    /// The collections to which the command may write and this Keyward hasn't declared to write.
     pub fn undeclared(self) -> Vec<Namespace> {
         self.undeclared.into_inner()
     }

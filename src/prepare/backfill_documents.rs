@@ -1,4 +1,4 @@
-//! Reserves keys for existing documents.
+//! Reserves the keys of one batch of existing documents.
 //!
 //! Documents may change meanwhile. A reservation whose document no longer holds the key blocks no write. The backfill
 //! has no write of its owner in flight, so another write takes the key over at once, or the sweeper deletes it.

@@ -43,7 +43,7 @@ impl Session {
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.client_in.consume(length);
+                self.finish(Outcome::Silence, length);
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -54,9 +54,10 @@ impl Session {
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
         let goes_on = judged.goes_on(self.drain.as_ref(), &self.service);
+        let is_handshake = goes_on && matches!(judged.verdict, Ok(Verdict::Hello));
         let span = match &judged.request.parsed {
             _ if has_waited => std::mem::take(&mut self.waiting),
-            Ok(parsed) if !goes_on || judged.verdict != Ok(Verdict::Hello) => CommandSpan::of(parsed),
+            Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
             _ => CommandSpan::default(),
         };
         let outcome = if goes_on {
@@ -84,27 +85,36 @@ impl Session {
             self.requests = Requests::Waiting;
             return Ok(());
         };
+        if context.may_change_user && matches!(outcome, Outcome::Forward(_)) {
+            self.rights.forget();
+        }
+        let outcome = match outcome {
+            Outcome::Forward(Some(reply)) => Outcome::Forward(Some(PendingReply { span, ..reply })),
+            outcome => outcome,
+        };
+        self.finish(outcome, length);
+        Ok(())
+    }
+
+    /// Ends the handling of the first message in the inbox, which has `length` bytes.
+    fn finish(&mut self, outcome: Outcome, length: usize) {
         self.forget_unpacked();
-        self.requests = Requests::Reading;
         match outcome {
             Outcome::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
-                if context.may_change_user {
-                    self.rights.forget();
-                }
                 match reply {
-                    Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
+                    Some(reply) => self.replies.expect(reply),
                     None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
-                return Ok(());
+                return;
             }
             Outcome::Silence => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Outcome::Answer(reply) => self.replies.answer(reply),
         }
         self.client_in.consume(length);
-        Ok(())
+        self.requests = Requests::Reading;
     }
 }
 

@@ -2,7 +2,7 @@
 //! the log, and whatever else speaks of Keyward.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::PathBuf;
 
 use keyward::readiness::Obstacle;
 use proc_macro2::{TokenStream, TokenTree};
@@ -102,21 +102,28 @@ fn unquoted(literal: &str) -> Option<String> {
     Some(said + rest)
 }
 
-fn in_folder(folder: &Path, said: &mut Said) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let is_test = path.file_stem().is_some_and(|name| name == "tests");
-        if path.is_dir() && !is_test {
-            in_folder(&path, said);
-        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
-            said.read(read(&path).parse().unwrap());
+/// The files of the source, without those of tests.
+pub fn source_files() -> Vec<PathBuf> {
+    let (mut files, mut folders) = (Vec::new(), vec![repository().join("src")]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let is_test = path.file_stem().is_some_and(|name| name == "tests");
+            if path.is_dir() && !is_test {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
+                files.push(path);
+            }
         }
     }
+    files
 }
 
 fn in_the_source() -> Said {
     let mut said = Said::default();
-    in_folder(&repository().join("src"), &mut said);
+    for path in source_files() {
+        said.read(read(&path).parse().unwrap());
+    }
     let is_message = |message: &String| {
         let is_something_else = NO_MESSAGES.iter().any(|(start, _)| message.starts_with(start));
         message.contains(char::is_alphabetic) && !is_something_else

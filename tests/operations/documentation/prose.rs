@@ -274,6 +274,32 @@ fn banned_in(texts: impl IntoIterator<Item = String>) -> Vec<String> {
     used
 }
 
+/// Each file of the source begins with its job, in short sentences without a banned word.
+#[test]
+fn every_source_file_states_its_job_first() {
+    let banned = Banned::read();
+    let mut faults = Vec::new();
+    for path in messages::source_files() {
+        let text = read(&path);
+        let comment = text.lines().map_while(|line| line.strip_prefix("//!"));
+        let comment: Vec<&str> = comment.map(str::trim_start).collect();
+        let page = Page {
+            path: path.display().to_string(),
+            text: comment.join("\n"),
+        };
+        let Some(first) = Passage::of(&page).into_iter().next() else {
+            faults.push(format!("{}: no comment", page.path));
+            continue;
+        };
+        for sentence in first.sentences() {
+            if count_words(&sentence) > WORDS_MAX || !banned.within(&sentence, first.kind).is_empty() {
+                faults.push(format!("{}: {sentence}", page.path));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 /// The glossary is the one table whose first column is headed `term`.
 #[test]
 fn each_term_is_defined_once() {

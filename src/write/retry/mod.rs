@@ -8,7 +8,7 @@
 //! | --- | --- | --- | --- |
 //! | Did the server insert these documents before? | An insert in compensating mode would be refused as a duplicate. Or a reply names repeated statements. | The server's memory of the statements' numbers, by a majority. | [`server_memory`] |
 //! | Did the server carry out this statement before? | A statement in place would be refused. Or its document may have changed shards. | The same memory; Keyward sends a form of the statement that matches nothing. | [`server_memory`] |
-//! | Which documents of this slice did a transaction insert? | Before each transactional insert, and before one would be refused as a duplicate. | The slice's record, written by the inserting transaction. | [`inserted`] |
+//! | Which documents of this slice did a transaction insert? | In each inserting transaction, and before an insert would be refused as a duplicate. | The slice's record, written by the inserting transaction. | [`inserted`] |
 //! | What was the reply to this statement? | Before each statement in a transaction of Keyward's, and before one would be refused as a duplicate. | The statement's record, written by its transaction. | [`results`] |
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | The operation in the reservation's token. | [`crate::reservation`] |
 //!

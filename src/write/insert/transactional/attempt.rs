@@ -6,9 +6,9 @@
 //! commit sent behind that command would commit the others without it.
 //!
 //! On shards, a look outside of the transaction follows the insert, before the commit. So the shards of the reservations take
-//! no part in the commit. The look shows the reservations at a moment that isn't before the transaction's own, and that
-//! suffices. If a takeover came before the transaction's moment, the look shows it. A later takeover wrote to the document's place
-//! after the transaction's moment: the two conflict, and only one of them can commit.
+//! no part in the commit. The look shows the reservations at a moment that isn't before the reply to the insert, and that
+//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the look
+//! shows it. A later takeover wrote to the document's place after the snapshot: the two conflict, and only one of them can commit.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -130,7 +130,7 @@ impl Transactional {
         these: &[&Candidate<'_>],
         reservations: Reservations,
     ) -> Result<Tried, ForwardError> {
-        let mut transaction = op.own_transaction()?.at_one_moment();
+        let mut transaction = own_transaction(op, reservations)?;
         let load = self.load(op, these)?;
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
@@ -231,8 +231,7 @@ impl Transactional {
         reservations: Reservations,
     ) -> Result<Commands<'s>, Malformed> {
         let these = &load.candidates;
-        // One server reads outside of the transaction what a majority has, which may be older than the transaction's snapshot.
-        let are_looked_at = reservations == Reservations::Checked && !op.protected.is_on_one_replica_set;
+        let are_looked_at = are_looked_at(op, reservations);
         let own = match reservations {
             Reservations::Written => in_transaction::inserts(op.protected, these),
             Reservations::Checked if are_looked_at => Vec::new(),
@@ -291,6 +290,25 @@ impl Transactional {
             }),
         })
     }
+}
+
+/// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
+/// older than the transaction's snapshot.
+fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
+    reservations == Reservations::Checked && !op.protected.is_on_one_replica_set
+}
+
+/// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
+/// shard write an entry to its oplog first.
+///
+/// # Errors
+/// [`Malformed`] if the client's command is.
+pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: Reservations) -> Result<Transaction, Malformed> {
+    let transaction = op.own_transaction()?;
+    Ok(match are_looked_at(op, reservations) {
+        true => transaction,
+        false => transaction.at_one_moment(),
+    })
 }
 
 /// The commands of one transaction before its commit.

@@ -55,10 +55,10 @@ pub fn looks<'s>(
     Ok(looks)
 }
 
-/// Whether the moment of these looks isn't before the moment at which the transaction of `insert` sees the documents.
+/// Whether the moment of these looks isn't before the snapshots that the transaction of `insert` has of the documents' shards.
 ///
-/// The transaction's moment is the latest time that the router knew when the transaction began. Its reply to the insert carries
-/// a time that isn't earlier than that one.
+/// The reply to the insert carries the latest time that the router knows. It isn't earlier than any time that those shards knew
+/// when they replied, and so than any commit in the snapshots.
 ///
 /// # Errors
 /// [`Malformed`] if a reply is.

@@ -12,5 +12,5 @@ mod write_reply;
 pub use bulk::{BulkFault, BulkKind, BulkReply};
 pub use dropped::dropped_database;
 pub use refusal::Refusal;
-pub use times::Times;
+pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

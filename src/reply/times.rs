@@ -60,8 +60,7 @@ impl Times {
         let own = self.cluster_timestamp()?;
         if let Some(carried) = carried {
             let carried = carried.as_document_or_array().ok()??.get("clusterTime").ok()??;
-            let is_time = carried.kind == ElementType::Timestamp;
-            if timestamp(carried.value).filter(|_| is_time)? >= own {
+            if timestamp_of(&carried)? >= own {
                 return None;
             }
         }
@@ -99,6 +98,11 @@ impl Times {
             reply.timestamp("operationTime", value);
         }
     }
+}
+
+/// The element's value, if it is a timestamp.
+pub fn timestamp_of(element: &Element<'_>) -> Option<Timestamp> {
+    timestamp(element.value).filter(|_| element.kind == ElementType::Timestamp)
 }
 
 /// The increment comes first, then the seconds.

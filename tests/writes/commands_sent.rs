@@ -49,7 +49,7 @@ const KINDS: [Kind; 13] = [
     },
     Kind {
         name: "insert, strict",
-        most: 6.0,
+        most: 4.0,
         is_retryable: false,
         command: |n| doc! { "insert": "strict", "documents": [user(10_000 + n)] },
     },

@@ -14,7 +14,9 @@ use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Operation;
+use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
+use crate::server::reply::write_errors;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -42,16 +44,16 @@ impl Note {
         }
     }
 
-    /// Whether one of the note's statements is among `statements`.
-    pub fn has_any_of(&self, statements: &BTreeSet<i32>) -> bool {
-        self.statements.iter().any(|own| statements.contains(own))
-    }
-
+    /// Adds the statements to the record. If the record has one of them, the filter doesn't match it. The server then tries to
+    /// insert a second record, and reports the duplicate `_id`.
     fn update(&self) -> Vec<u8> {
         let mut update = Builder::new();
         update
             .open(ElementType::EmbeddedDocument, b"q")
             .append(ElementType::EmbeddedDocument, b"_id", self.id.as_bytes())
+            .open(ElementType::EmbeddedDocument, b"statements")
+            .int32s("$nin", self.statements.iter().copied())
+            .close()
             .close();
         update
             .open(ElementType::EmbeddedDocument, b"u")
@@ -69,20 +71,26 @@ impl Note {
     }
 }
 
-/// Reads the records of `notes`.
-pub fn find<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+/// What became of notes that a transaction was to add to their records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Added {
+    /// The transaction has added them.
+    Now,
+    /// A record has one of the statements already: an earlier try committed. The transaction has no effect.
+    Before,
+    /// The server refused to add them. The transaction has no effect.
+    No,
+}
+
+/// Reads the record of `note`.
+fn find<'p>(protected: &'p Protected, note: &Note) -> Step<'p> {
     let mut command = Builder::new();
     command.string("find", results::COLLECTION.as_bytes());
-    command.open(ElementType::EmbeddedDocument, b"filter");
-    match notes {
-        [note] => command.append(ElementType::EmbeddedDocument, b"_id", note.id.as_bytes()),
-        notes => command
-            .open(ElementType::EmbeddedDocument, b"_id")
-            .documents("$in", notes.iter().map(|note| note.id.as_bytes()))
-            .close(),
-    };
-    command.close();
-    cursor::in_one_batch(&mut command, notes.len());
+    command
+        .open(ElementType::EmbeddedDocument, b"filter")
+        .append(ElementType::EmbeddedDocument, b"_id", note.id.as_bytes())
+        .close();
+    cursor::in_one_batch(&mut command, 1);
     step(protected, command)
 }
 
@@ -94,11 +102,24 @@ pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
     step(protected, command)
 }
 
-/// The statements that took effect, from the reply to [`find`]; if there are several records, those of all.
+/// Whether the notes were added, from the reply to [`add`].
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
+pub fn added(reply: Doc<'_>) -> Result<Added, Malformed> {
+    let errors = write_errors(reply)?;
+    Ok(match &errors[..] {
+        [] => Added::Now,
+        errors if errors.iter().any(|error| error.code == DUPLICATE_KEY) => Added::Before,
+        _ => Added::No,
+    })
+}
+
+/// The statements that took effect, from the reply to [`find`].
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
     let mut statements = BTreeSet::new();
     for record in cursor::batch(found)? {
         for statement in record.nested("statements")?.into_iter().flat_map(Doc::elements) {
@@ -149,7 +170,7 @@ pub async fn inserted_by_majority(
 }
 
 async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction) -> Result<BTreeSet<i32>, Failure> {
-    let Step { database, command, .. } = find(op.protected, std::slice::from_ref(record));
+    let Step { database, command, .. } = find(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
     match done.is_empty() {
@@ -180,9 +201,9 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
             command: everywhere,
             sequence: None,
         };
-        let records = find(op.protected, &[Note::new(first, Vec::new())]);
+        let records = find(op.protected, &Note::new(first, Vec::new()));
         let mut transaction = op.own_transaction()?;
-        let replies = pipeline::run(vec![records, everywhere], &mut transaction, op.upstream).await?;
+        let replies = pipeline::run(vec![records, everywhere], Vec::new(), &mut transaction, op.upstream).await?;
         transaction.abort(op.upstream).await?;
         // A transaction number that is too low, for example, ends nothing.
         if !replies

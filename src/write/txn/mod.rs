@@ -122,6 +122,11 @@ impl Refused {
         self.code().is_some_and(of_another_primary)
     }
 
+    /// Whether the server refuses the command for its shape or for a missing privilege.
+    pub fn is_before_execution(&self) -> bool {
+        self.code().is_some_and(refused_before_execution)
+    }
+
     fn code(&self) -> Option<i32> {
         Doc::new(&self.body).and_then(reply::code).ok().flatten()
     }
@@ -260,8 +265,7 @@ impl Transaction {
     /// replica set refuses a command, it keeps no effect: it has done nothing yet, or ends the transaction. A router may have
     /// forwarded the command to a shard.
     pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
-        let is_turned_down = || refused.code().is_some_and(refused_before_execution);
-        !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || is_turned_down())
+        !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || refused.is_before_execution())
     }
 
     /// Sends `command` in the transaction; [`Transaction::receive`] reads the replies in the order of sending.

@@ -3,11 +3,14 @@
 //! If the server refuses one of them during its execution, it aborts the transaction and refuses the later commands. If the
 //! server refuses it before it reads the session (for its shape, or a missing privilege), the transaction stays open. So a
 //! commit must never be among the commands, but must wait for their replies.
+//!
+//! Reads outside of the transaction may follow. The other end of the connection runs them after the transaction's commands.
 
 use super::{Failure, Refused, Transaction};
 use crate::raw::Builder;
+use crate::server::reply;
 use crate::upstream::Connection;
-use crate::wire::OutSequence;
+use crate::wire::{Draft, OutSequence};
 use crate::write::forward::ForwardError;
 
 /// A command to send.
@@ -21,16 +24,18 @@ pub struct Step<'a> {
     pub sequence: Option<OutSequence<'a>>,
 }
 
-/// Runs `steps`; returns the reply or refusal to each. Replies must be small: none is read before all commands are sent.
+/// Runs `steps` in the transaction, and then the reads `outside` of it; returns the reply or refusal to each. Replies must be
+/// small: none is read before all commands are sent.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn run(
     steps: Vec<Step<'_>>,
+    outside: Vec<Step<'_>>,
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<Result<Vec<u8>, Refused>>, ForwardError> {
-    let count = steps.len();
+    let (within, reads) = (steps.len(), outside.len());
     for Step {
         database,
         command,
@@ -39,13 +44,28 @@ pub async fn run(
     {
         transaction.send(upstream, database, command, sequence).await?;
     }
-    let mut replies = Vec::with_capacity(count);
-    for _ in 0..count {
+    for Step {
+        database, mut command, ..
+    } in outside
+    {
+        command.string("$db", database.as_bytes());
+        upstream.send(&Draft::of_body(&command.finish())).await?;
+    }
+    let mut replies = Vec::with_capacity(within + reads);
+    for _ in 0..within {
         match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
             Err(Failure::Forward(error)) => return Err(error),
         }
+    }
+    for _ in 0..reads {
+        let reply = upstream.receive().await?;
+        let body = reply.body().bytes().to_vec();
+        replies.push(match reply::is_ok(reply.body())? {
+            true => Ok(body),
+            false => Err(Refused { body }),
+        });
     }
     Ok(replies)
 }

@@ -109,22 +109,27 @@ fn begin(operation: &Operation) -> Result<(), Failure> {
         Transaction::new(
             number,
             command.read_concern.clone(),
-            snapshot.then(|| read_time(operation)),
+            snapshot.then(|| transaction_time(operation)),
         )
     });
     session.begin_or_continue(start, number)
 }
 
-/// The one time at which a snapshot is read on every shard: what the client asks for, or the latest known.
+/// The one time at which a snapshot is read on every shard outside of transactions: what the client asks for, or the latest known.
 pub fn read_time(operation: &Operation) -> u64 {
-    let concern = operation
-        .command
-        .read_concern
-        .as_ref()
-        .and_then(|concern| Doc::new(concern).ok());
-    let field = |name| timestamp_value(concern.and_then(|concern| concern.get(name).ok().flatten()));
+    asked_time(operation, "atClusterTime").unwrap_or_else(|| transaction_time(operation))
+}
+
+/// The one time of a transaction's snapshot: the latest known. A router heeds the client's `afterClusterTime` here, but not
+/// `atClusterTime` (6.0, 7.0).
+fn transaction_time(operation: &Operation) -> u64 {
     let latest = operation.router.clock.now();
-    field("atClusterTime").unwrap_or_else(|| latest.max(field("afterClusterTime").unwrap_or(0)))
+    latest.max(asked_time(operation, "afterClusterTime").unwrap_or(0))
+}
+
+fn asked_time(operation: &Operation, name: &str) -> Option<u64> {
+    let concern = Doc::new(operation.command.read_concern.as_ref()?).ok()?;
+    timestamp_value(concern.get(name).ok().flatten())
 }
 
 async fn choose(operation: &mut Operation, client: &mut Client) -> Result<Vec<u8>, Failure> {

@@ -63,15 +63,27 @@ impl Trial {
         self.proxy.settle_absent(&self.key, &self.seen, Some(anew)).await
     }
 
-    /// Begins the insert's transaction: it sees its reservation.
+    /// Begins the insert's transaction; the snapshot is of its first command.
     async fn begin(&self) -> ClientSession {
         let mut session = self.users.client().start_session().await.unwrap();
         let begin = session.start_transaction().read_concern(ReadConcern::snapshot());
         begin.await.unwrap();
+        session
+    }
+
+    /// The same, with the snapshot of now.
+    async fn begin_now(&self) -> ClientSession {
+        let mut session = self.begin().await;
         let own = doc! { "owner": 1 };
         let seen = self.reservations.find_one(own).session(&mut session).await.unwrap();
         assert!(seen.is_some());
         session
+    }
+
+    /// The look of an insert that is about to commit: whether the reservation is its own.
+    async fn look(&self) -> bool {
+        let own = self.reservations.find_one(doc! { "owner": 1 });
+        own.read_concern(ReadConcern::snapshot()).await.unwrap().is_some()
     }
 
     async fn owner_of_reservation(&self) -> Option<i32> {
@@ -93,9 +105,20 @@ fn token(attempt: u8) -> Token {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_look_shows_a_takeover_before_the_snapshot() {
+    let trial = Trial::new("order_takeover_unseen").await;
+    assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
+    let mut session = trial.begin().await;
+    trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
+    assert!(!trial.look().await);
+    session.abort_transaction().await.unwrap();
+    assert_eq!(trial.owner_of_reservation().await, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_before_the_insert_makes_it_fail() {
     let trial = Trial::new("order_takeover_first").await;
-    let mut session = trial.begin().await;
+    let mut session = trial.begin_now().await;
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
     let inserted = trial.users.insert_one(user("a@x")).session(&mut session).await;
     let error = inserted.unwrap_err();
@@ -107,9 +130,10 @@ async fn a_takeover_before_the_insert_makes_it_fail() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_takeover_after_the_insert_fails() {
     let trial = Trial::new("order_insert_first").await;
-    let mut session = trial.begin().await;
+    let mut session = trial.begin_now().await;
     trial.users.insert_one(user("a@x")).session(&mut session).await.unwrap();
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::Busy);
+    assert!(trial.look().await);
     session.commit_transaction().await.unwrap();
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::OwnerHolds);
     assert_eq!(trial.documents().await, [user("a@x")]);
@@ -140,7 +164,7 @@ async fn neither_validators_nor_native_unique_indexes_keep_a_takeover_from_being
     let validator = doc! { "email": { "$type": "string" } };
     let modify = doc! { "collMod": "users", "validator": validator };
     database.run_command(modify).await.unwrap();
-    let mut session = trial.begin().await;
+    let mut session = trial.begin_now().await;
     assert_eq!(trial.take_over().await.unwrap(), TakenOver::Done);
     assert!(trial.users.insert_one(user("a@x")).session(&mut session).await.is_err());
     assert_eq!(trial.documents().await, [other]);
@@ -204,7 +228,7 @@ async fn a_collection_that_is_sharded_by_another_key_meanwhile_keeps_its_reserva
     trial.users.drop().await.unwrap();
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
-    let mut session = trial.begin().await;
+    let mut session = trial.begin_now().await;
     let refused = trial.take_over().await;
     assert!(matches!(refused, Err(StoreError::Unroutable)), "{refused:?}");
     let elsewhere = doc! { "_id": 1, "region": "a", "place": "z", "email": "a@x" };

@@ -5,7 +5,7 @@ use keyward::reservation::Scope;
 use crate::model::size::KEYS;
 use crate::model::state::State;
 use crate::model::system::{System, keyward};
-use crate::under_test::network::{Message, Phase, Request};
+use crate::under_test::network::{Message, Request};
 use crate::under_test::rules::Broken;
 use crate::under_test::store::Reservation;
 use crate::under_test::words::{Id, Key, OpId, TaskId};
@@ -105,7 +105,7 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
         if !is_blocked {
             actions.push(Action::Arrive(message.clone()));
         }
-        let is_open = matches!(&message.request, Request::Write(write) if write.phase == Phase::Open);
+        let is_open = matches!(&message.request, Request::Write(write) if write.phase.is_open());
         // Anything else that never arrives is like one that hasn't arrived yet.
         if message.to.is_none() && is_open {
             actions.push(Action::Vanish(message.clone()));

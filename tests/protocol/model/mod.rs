@@ -101,6 +101,7 @@ guards! {
     a_release_without_an_answer_ends_the_attempt: SameKey, COMPENSATING, ReleaseBelieved, 1;
     what_is_deleted_is_what_was_seen: SameKey, COMPENSATING, DeleteWithoutToken, 0;
     a_majority_has_every_reservation: SameKey, COMPENSATING, WithoutMajority, 1;
-    strict_mode_sees_one_moment: SameKey, STRICT, WithoutSnapshot, 0;
+    strict_mode_looks_after_its_snapshot: SameKey, STRICT, LookBeforeSnapshot, 0;
+    strict_mode_looks: SameKey, STRICT, WithoutLook, 0;
     strict_mode_leaves_a_placeholder: SameKey, STRICT, WithoutPlaceholder, 0;
 }

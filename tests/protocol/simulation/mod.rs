@@ -75,6 +75,7 @@ guards! {
     a_majority_has_every_reservation: COMPENSATING, WithoutMajority;
     a_majority_has_every_write_before_it_counts: COMPENSATING, AnswerBeforeMajority;
     a_majority_has_what_a_retry_is_told_of: COMPENSATING, AskBeforeMajority;
-    strict_mode_sees_one_moment: STRICT, WithoutSnapshot;
+    strict_mode_looks_after_its_snapshot: STRICT, LookBeforeSnapshot;
+    strict_mode_looks: STRICT, WithoutLook;
     strict_mode_leaves_a_placeholder: STRICT, WithoutPlaceholder;
 }

@@ -86,12 +86,21 @@ pub struct Write {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     Sent,
-    /// It has seen its reservations; whether the document's place was written to since.
-    Seen {
+    /// It has its snapshot; whether the document's place was written to since.
+    Begun {
         conflicts: bool,
     },
-    /// The document is written, and not committed.
-    Open,
+    /// The document is written.
+    Inserted,
+    /// The reservations were seen after that; it is to be committed.
+    Seen,
+}
+
+impl Phase {
+    /// Whether the document is written, and not committed.
+    pub fn is_open(self) -> bool {
+        matches!(self, Phase::Inserted | Phase::Seen)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -38,8 +38,10 @@ pub enum Broken {
     AnswerBeforeMajority,
     /// What a first try did counts for its retry before a majority has it.
     AskBeforeMajority,
-    /// A strict insert sees the reservations as of one moment and the documents as of another.
-    WithoutSnapshot,
+    /// A strict insert sees its reservations as of a moment before its transaction's snapshot.
+    LookBeforeSnapshot,
+    /// A strict insert doesn't look at its reservations again: its snapshot is later than they are.
+    WithoutLook,
     /// A strict takeover looks for the owner, and leaves no placeholder.
     WithoutPlaceholder,
 }

@@ -1,7 +1,7 @@
 //! The cluster: documents, reservations, and what becomes of a request that arrives.
 //!
-//! Every request is carried out at one moment, but a strict insert, which is a transaction of three: it sees, it writes,
-//! it commits.
+//! Every request is carried out at one moment, but a strict insert, which is a transaction of four: it begins, it writes,
+//! its reservations are seen, it commits.
 
 use keyward::reservation::Token;
 
@@ -229,29 +229,42 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
         keys: Keys,
         others: &mut [Message],
     ) -> Option<Reply> {
+        let is_own = |key: Key| self.reservations[key as usize].is_some_and(|there| there.token == write.token);
+        let are_reserved = keys.iter().all(is_own);
         match write.phase {
             Phase::Sent => {
                 if self.was_done(write) {
                     return Some(Reply::Applied { before: true });
                 }
-                let is_own = |key: Key| self.reservations[key as usize].is_some_and(|there| there.token == write.token);
-                if !keys.iter().all(is_own) {
+                if rules.lacks(Broken::LookBeforeSnapshot) && !are_reserved {
                     return Some(Reply::Lost);
                 }
-                write.phase = Phase::Seen { conflicts: false };
+                write.phase = Phase::Begun { conflicts: false };
             }
-            Phase::Seen { conflicts } => {
-                if conflicts && !rules.lacks(Broken::WithoutSnapshot) || self.is_locked_for(write) {
+            Phase::Begun { conflicts } => {
+                // Where the look came first, the snapshot is of this moment.
+                if conflicts && !rules.lacks(Broken::LookBeforeSnapshot) || self.is_locked_for(write) {
                     write.phase = Phase::Sent;
                     return None;
                 }
                 if self.documents[id as usize].is_some() {
-                    return Some(Reply::DuplicateId);
+                    return Some(match are_reserved {
+                        true => Reply::DuplicateId,
+                        false => Reply::Lost,
+                    });
                 }
                 self.locked[id as usize] = Some(write.token);
-                write.phase = Phase::Open;
+                write.phase = Phase::Inserted;
             }
-            Phase::Open => {
+            Phase::Inserted => {
+                let is_looked_at = !rules.lacks(Broken::WithoutLook) && !rules.lacks(Broken::LookBeforeSnapshot);
+                if is_looked_at && !are_reserved {
+                    self.locked[id as usize] = None;
+                    return Some(Reply::Lost);
+                }
+                write.phase = Phase::Seen;
+            }
+            Phase::Seen => {
                 self.locked[id as usize] = None;
                 // The record of the statement is there by now: another try has committed.
                 if self.was_done(write) {
@@ -300,18 +313,18 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
 
     /// A transaction that is open is ended by the server.
     pub fn abort(&mut self, write: &Write) {
-        if write.phase == Phase::Open {
+        if write.phase.is_open() {
             self.locked[write.deed.id() as usize] = None;
         }
     }
 }
 
-/// The document, or its place, is written: transactions that have seen it before conflict.
+/// The document, or its place, is written: transactions with an older snapshot conflict.
 fn touch(id: Id, others: &mut [Message]) {
     for message in others {
         if let Request::Write(write) = &mut message.request
             && write.deed.id() == id
-            && let Phase::Seen { conflicts } = &mut write.phase
+            && let Phase::Begun { conflicts } = &mut write.phase
         {
             *conflicts = true;
         }

@@ -1,11 +1,16 @@
 //! Runs one transaction that inserts documents.
 //!
-//! It checks or writes their reservations, writes the record of a retryable command, inserts the documents, and commits.
-//! Keyward sends every command but the commit without waiting. The commit waits for the replies. If the server refuses a
-//! command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A commit sent
-//! behind that command would commit the others without it.
+//! It writes the record of a retryable command, inserts the documents, and commits. On one replica set it checks or writes the
+//! reservations, too. Keyward sends every command but the commit without waiting. The commit waits for the replies. If the
+//! server refuses a command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A
+//! commit sent behind that command would commit the others without it.
+//!
+//! On shards, a look outside of the transaction follows the insert, before the commit. So the shards of the reservations take
+//! no part in the commit. The look shows the reservations at a moment that isn't before the reply to the insert, and that
+//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the look
+//! shows it. A later takeover wrote to the document's place after the snapshot: the two conflict, and only one of them can commit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use tokio::time::Instant;
 
@@ -15,16 +20,15 @@ use crate::raw::{Doc, Malformed};
 use crate::reply::{Refusal, Times, WriteError};
 use crate::reservation::Operation;
 use crate::server::reply::write_errors;
-use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::ForwardError;
 use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::retry::results::with_times_of;
-use crate::write::txn::{Failure, Transaction};
+use crate::write::txn::{Failure, Refused, Transaction};
 
-use crate::write::retry::inserted::{self, Note, inserted_by_majority};
+use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
 use crate::write::txn::pipeline::{self, Step};
 
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
@@ -41,7 +45,7 @@ pub struct Transactional {
 /// How the reservations get into the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reservations {
-    /// They exist; the transaction checks them.
+    /// They exist, and are checked before the commit.
     Checked,
     /// The transaction writes them.
     Written,
@@ -60,7 +64,8 @@ pub(super) struct Load<'s> {
 pub(super) enum Tried {
     /// The server's reply to the insert, with the times of the commit's reply.
     Committed(Vec<u8>),
-    /// These statements took effect in an earlier try of the command; this transaction has no effect.
+    /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
+    /// weren't read.
     Before(BTreeSet<i32>),
     /// These documents have lost a key; the transaction has no effect.
     Lost(Vec<usize>),
@@ -125,7 +130,7 @@ impl Transactional {
         these: &[&Candidate<'_>],
         reservations: Reservations,
     ) -> Result<Tried, ForwardError> {
-        let mut transaction = op.own_transaction()?.at_one_moment();
+        let mut transaction = own_transaction(op, reservations)?;
         let load = self.load(op, these)?;
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
@@ -175,55 +180,85 @@ impl Transactional {
         reservations: Reservations,
         transaction: &mut Transaction,
     ) -> Result<Tried, Failure> {
-        let (these, notes) = (&load.candidates, &load.notes);
-        let own = match reservations {
-            Reservations::Checked => in_transaction::checks(op.protected, these),
-            Reservations::Written => in_transaction::inserts(op.protected, these),
-        };
-        let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
-        let checks = own.len();
-        let mut steps = Vec::new();
-        if !notes.is_empty() {
-            steps.push(inserted::find(op.protected, notes));
-        }
-        steps.extend(own);
-        let mut replies = Vec::new();
-        if keys > CHECKED_AT_ONCE {
-            replies = run(std::mem::take(&mut steps), transaction, op.upstream).await?;
-        }
-        if !notes.is_empty() {
-            steps.push(inserted::add(op.protected, notes));
-        }
-        // The documents go last, so that the server's error for a document isn't mistaken for the consequence of an earlier
-        // command.
-        steps.push(Self::documents(op, load)?);
-        replies.extend(run(steps, transaction, op.upstream).await?);
-        // In the order of the steps.
-        let mut replies = replies.into_iter();
-        if !notes.is_empty() {
-            let found = replies.next().unwrap_or_default();
-            let before = inserted::statements(Doc::new(&found)?)?;
-            if notes.iter().any(|note| note.has_any_of(&before)) {
-                return Ok(Tried::Before(before));
+        let is_noted = !load.notes.is_empty();
+        let Commands { own, rounds } = self.commands(op, load, reservations)?;
+        let mut replies = Replies::default();
+        for (steps, looks) in rounds {
+            let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
+            let is_over = of_round.iter().any(Result::is_err);
+            replies.0.extend(of_round);
+            if is_over {
+                break;
             }
         }
-        let own: Vec<Vec<u8>> = replies.by_ref().take(checks).collect();
+        // In the order of the commands.
+        if is_noted {
+            match inserted::added(Doc::new(&replies.next()?)?)? {
+                Added::Now => {}
+                Added::Before => return Ok(Tried::Before(BTreeSet::new())),
+                Added::No => return Ok(Tried::Conflict),
+            }
+        }
+        let own = (0..own).map(|_| replies.next()).collect::<Result<Vec<_>, _>>()?;
+        let reply = replies.next()?;
         let are_reserved = match reservations {
-            Reservations::Checked => in_transaction::count(&own)? == keys,
             Reservations::Written => in_transaction::are_written(&own)?,
+            Reservations::Checked => {
+                let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
+                    Ok(looks) => looks,
+                    Err(refused) => return Ok(unseen(refused, op.is_retryable())),
+                };
+                let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
+                in_transaction::count(&own)? + in_transaction::count(&looks)? == keys
+                    && in_transaction::are_later(&looks, Doc::new(&reply)?)?
+            }
         };
         if !are_reserved {
             return Ok(Tried::Lost(Vec::new()));
         }
-        if !notes.is_empty() && !in_transaction::are_written(&[replies.next().unwrap_or_default()])? {
-            return Ok(Tried::Conflict);
-        }
-        let reply = replies.next().unwrap_or_default();
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(Tried::Refused(index, error));
         }
         let committed = transaction.commit_until_known(op.upstream).await?;
         Ok(Tried::Committed(with_times_of(&reply, &committed)?))
+    }
+
+    /// The commands of one transaction before its commit.
+    fn commands<'s>(
+        &self,
+        op: &WriteOp<'s>,
+        load: &'s Load<'_>,
+        reservations: Reservations,
+    ) -> Result<Commands<'s>, Malformed> {
+        let these = &load.candidates;
+        let are_looked_at = are_looked_at(op, reservations);
+        let own = match reservations {
+            Reservations::Written => in_transaction::inserts(op.protected, these),
+            Reservations::Checked if are_looked_at => Vec::new(),
+            Reservations::Checked => in_transaction::checks(op.protected, these),
+        };
+        let looks = match are_looked_at {
+            true => in_transaction::looks(op.protected, these, op.command.body)?,
+            false => Vec::new(),
+        };
+        let count = own.len();
+        let mut first = Vec::new();
+        if !load.notes.is_empty() {
+            first.push(inserted::add(op.protected, &load.notes));
+        }
+        first.extend(own);
+        // The documents are the transaction's last command, so that the server's error for a document isn't mistaken for the
+        // consequence of an earlier command.
+        let documents = Self::documents(op, load)?;
+        let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
+        let rounds = match keys > CHECKED_AT_ONCE {
+            true => vec![(first, Vec::new()), (vec![documents], Vec::new()), (Vec::new(), looks)],
+            false => {
+                first.push(documents);
+                vec![(first, looks)]
+            }
+        };
+        Ok(Commands { own: count, rounds })
     }
 
     /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
@@ -257,17 +292,55 @@ impl Transactional {
     }
 }
 
-/// Runs all `steps`. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
-async fn run(
-    steps: Vec<Step<'_>>,
-    transaction: &mut Transaction,
-    upstream: &mut Connection,
-) -> Result<Vec<Vec<u8>>, Failure> {
-    let replies = pipeline::run(steps, transaction, upstream).await?;
-    replies
-        .into_iter()
-        .map(|reply| reply.map_err(Failure::Refused))
-        .collect()
+/// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
+/// older than the transaction's snapshot.
+fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
+    reservations == Reservations::Checked && !op.protected.is_on_one_replica_set
+}
+
+/// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
+/// shard write an entry to its oplog first.
+///
+/// # Errors
+/// [`Malformed`] if the client's command is.
+pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: Reservations) -> Result<Transaction, Malformed> {
+    let transaction = op.own_transaction()?;
+    Ok(match are_looked_at(op, reservations) {
+        true => transaction,
+        false => transaction.at_one_moment(),
+    })
+}
+
+/// The commands of one transaction before its commit.
+struct Commands<'s> {
+    /// How many of them check or write reservations inside the transaction.
+    own: usize,
+    /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
+    rounds: Vec<(Vec<Step<'s>>, Vec<Step<'s>>)>,
+}
+
+/// The replies that are yet to be read, in the order of the commands.
+#[derive(Default)]
+struct Replies(VecDeque<Result<Vec<u8>, Refused>>);
+
+impl Replies {
+    /// The next reply. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
+    fn next(&mut self) -> Result<Vec<u8>, Failure> {
+        let next = self.0.pop_front().unwrap_or_else(|| Ok(Vec::new()));
+        next.map_err(Failure::Refused)
+    }
+}
+
+/// The outcome of a transaction whose reservations couldn't be read.
+fn unseen(refused: Refused, is_retryable: bool) -> Tried {
+    if refused.is_of_another_primary() {
+        return Tried::Failed(refused.in_doubt(is_retryable).body);
+    }
+    match refused.is_before_execution() {
+        true => Tried::Failed(refused.body),
+        // The moment may be too old by now, or a chunk has moved.
+        false => Tried::Conflict,
+    }
 }
 
 /// The first document that the server refused, and why.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
-use super::attempt::{Load, Reservations, Transactional, Tried};
+use super::attempt::{Load, Reservations, Transactional, Tried, own_transaction};
 use super::group_commit::{Done, Member, Size, Terms, Turn};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
@@ -86,7 +86,7 @@ impl Transactional {
             load.notes.extend(member.note.clone());
             load.time.advance(member.time.clone());
         }
-        let mut transaction = op.own_transaction()?.at_one_moment();
+        let mut transaction = own_transaction(op, reservations)?;
         transaction.not_before(load.time.clone());
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {

@@ -1,9 +1,9 @@
 //! Inserts documents in strict mode: in transactions that take effect only if the documents' keys are reserved for them then.
 //!
-//! The transaction checks the reservations that were written before, at one point in time on all shards. If all data is on one
-//! replica set, the transaction writes the reservations itself. A takeover causes a conflict ([`crate::proxy_collection`]), so
-//! delays do no harm: a Keyward that was stopped for an hour inserts no document whose keys it has lost. `attempt.rs` states
-//! why the commit waits for the other commands' replies.
+//! On shards, Keyward checks the reservations between the insert and the commit, at a moment that isn't before the
+//! transaction's snapshots. If all data is on one replica set, the transaction writes the reservations itself. A takeover
+//! causes a conflict ([`crate::proxy_collection`]), so delays do no harm: a Keyward that was stopped for an hour inserts no
+//! document whose keys it has lost. `attempt.rs` states why the commit waits for the other commands' replies.
 
 mod attempt;
 mod group_commit;

@@ -1,13 +1,16 @@
-//! Checks or writes the reservations of documents that are about to be inserted, inside the inserting transaction.
+//! Checks the reservations of documents that are about to be inserted, or writes them inside the inserting transaction.
 
-use bson::spec::ElementType;
+use bson::{Timestamp, spec::ElementType};
 
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey};
+use crate::command::running::{API, append_fields};
 use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
+use crate::reply::timestamp_of;
 use crate::server::{cursor, reply::has_write_errors};
+use crate::write::txn::append_read_concern;
 use crate::write::txn::pipeline::Step;
 
 /// The most keys, and bytes of keys, in one command.
@@ -32,6 +35,47 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
         command
     };
     steps(protected, candidates, check)
+}
+
+/// The same commands, to be run outside of the transaction behind its insert, at one moment of their own. `body` is the client's
+/// command.
+///
+/// # Errors
+/// [`Malformed`] if `body` is.
+pub fn looks<'s>(
+    protected: &'s Protected,
+    candidates: &[&Candidate<'_>],
+    body: Doc<'_>,
+) -> Result<Vec<Step<'s>>, Malformed> {
+    let mut looks = checks(protected, candidates);
+    for look in &mut looks {
+        append_fields(&mut look.command, body, &API)?;
+        append_read_concern(&mut look.command, b"snapshot");
+    }
+    Ok(looks)
+}
+
+/// Whether the moment of these looks isn't before the snapshots that the transaction of `insert` has of the documents' shards.
+///
+/// The reply to the insert carries the latest time that the router knows. It isn't earlier than any time that those shards knew
+/// when they replied, and so than any commit in the snapshots.
+///
+/// # Errors
+/// [`Malformed`] if a reply is.
+pub fn are_later(looks: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
+    let told = time_in(insert, "$clusterTime", "clusterTime")?;
+    for look in looks {
+        let at = time_in(Doc::new(look)?, "cursor", "atClusterTime")?;
+        if told.is_none() || at < told {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn time_in(reply: Doc<'_>, nested: &str, name: &str) -> Result<Option<Timestamp>, Malformed> {
+    let time = reply.nested(nested)?.map(|nested| nested.get(name)).transpose()?;
+    Ok(time.flatten().and_then(|time| timestamp_of(&time)))
 }
 
 /// Commands that write the reservations of all candidates.
@@ -118,4 +162,28 @@ pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Resul
     lost.sort_unstable();
     lost.dedup();
     Ok(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::rawdoc;
+
+    use super::*;
+
+    #[test]
+    fn a_look_counts_only_from_the_transactions_moment_on() {
+        let time = |increment| Timestamp { time: 7, increment };
+        let insert = rawdoc! { "n": 1, "$clusterTime": { "clusterTime": time(5) } };
+        let look = |at: u32| rawdoc! { "cursor": { "firstBatch": [], "atClusterTime": time(at) } }.into_bytes();
+        let are_later = |looks: &[Vec<u8>], insert: &bson::RawDocument| {
+            super::are_later(looks, Doc::new(insert.as_bytes()).unwrap()).unwrap()
+        };
+        assert!(are_later(&[look(5), look(6)], &insert));
+        assert!(!are_later(&[look(6), look(4)], &insert));
+        assert!(are_later(&[], &insert));
+        // Nothing is proved without both times.
+        assert!(!are_later(&[look(6)], &rawdoc! { "n": 1 }));
+        let timeless = rawdoc! { "cursor": { "firstBatch": [] } }.into_bytes();
+        assert!(!are_later(&[timeless], &insert));
+    }
 }

@@ -39,7 +39,7 @@ pub struct Protected {
 
 impl Protected {
     /// Every path whose change can change a key, or the place where a reservation's owner is looked up.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
+    pub fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         let of_constraints = self.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
         of_constraints.chain(self.shard_key.iter().map(String::as_str))
     }

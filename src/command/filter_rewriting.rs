@@ -207,8 +207,11 @@ fn found_at<'p>(document: Doc<'_>, path: &'p str) -> Result<Option<&'p str>, Mal
     Ok(Some(path))
 }
 
-/// The value at `path` below plain documents.
-fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+/// The value at `path` below plain documents. A field with a dot in its name is at no path.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
     let Some((first, rest)) = path.split_once('.') else {
         return document.get(path);
     };

@@ -7,9 +7,10 @@
 use bson::spec::ElementType;
 
 use super::affected_keys::{Paths, overlap, reached};
-use super::filter_rewriting::equality;
+use super::filter_rewriting::{equality, value_at};
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
+use crate::constraint::fills_in;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// Keyward doesn't pin a larger statement to the values that it replaces: they might not fit into its command. The server
@@ -186,7 +187,7 @@ fn replacement<'a>(
 ) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     for path in &protected.shard_key {
         let asked_for = equality(query, path)?;
-        let stays = match (replacement.get(path)?, asked_for) {
+        let stays = match (value_at(replacement, path)?, asked_for) {
             (Some(new), Some(old)) => new.kind == old.kind && new.value == old.value,
             (None, Some(_)) => path == "_id",
             (_, None) => false,
@@ -195,10 +196,9 @@ fn replacement<'a>(
             return Ok(None);
         }
     }
-    for proxy in &protected.constraints {
-        if proxy.constraint.server_fills_in(replacement)? {
-            return Ok(None);
-        }
+    // Keys as well as the shard key.
+    if fills_in(replacement, protected.paths())? {
+        return Ok(None);
     }
     Ok(Some(KeyUpdate::Replacement(replacement)))
 }

@@ -180,7 +180,7 @@ impl Constraint {
     }
 
     /// Every path whose change can change a document's keys: first the key's fields, then the partial filter's.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
+    pub fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         let of_filter = self.filter.iter().flat_map(Filter::paths);
         self.fields.iter().map(|field| field.path.as_str()).chain(of_filter)
     }
@@ -231,16 +231,7 @@ impl Constraint {
     /// # Errors
     /// [`Malformed`] if `document` is.
     pub fn server_fills_in(&self, document: Doc<'_>) -> Result<bool, Malformed> {
-        for element in document.elements() {
-            let element = element?;
-            let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
-            // A path with a dot leads into a document, never to a field with a dot in its name.
-            let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
-            if is_zero && may_decide && self.paths().any(|path| path.as_bytes() == element.name) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        fills_in(document, self.paths())
     }
 
     /// The constraint's definition, which is stored in the cluster and compared between Keywards.
@@ -386,6 +377,24 @@ impl KeyError {
 pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
     let collection = format!("{PROXY_PREFIX}{}.{name}", namespace.collection);
     Namespace::new(namespace.database.clone(), collection)
+}
+
+/// Whether the server fills in a value at one of `paths` when it inserts `document` or replaces another one by it: the server
+/// replaces `Timestamp(0, 0)` in a top-level field by its time.
+///
+/// # Errors
+/// [`Malformed`] if `document` is.
+pub fn fills_in<'p>(document: Doc<'_>, paths: impl Iterator<Item = &'p str> + Clone) -> Result<bool, Malformed> {
+    for element in document.elements() {
+        let element = element?;
+        let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
+        // A path with a dot leads into a document, never to a field with a dot in its name.
+        let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
+        if is_zero && may_decide && paths.clone().any(|path| path.as_bytes() == element.name) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {

@@ -77,6 +77,12 @@ pub enum PrepareError {
         "the proxy collection {0} isn't as Keyward makes one: it {1}; stop every Keyward that uses it, drop it, and start"
     )]
     NotOurs(Namespace, &'static str),
+    /// The collection that records results is sharded so that Keyward can't write to it.
+    #[error(
+        "{0}, in which Keyward records the results of retryable writes, is sharded by {1}, and not by its _id; stop every Keyward \
+         that uses it, drop it, and start"
+    )]
+    OtherResults(Namespace, bson::Document),
     /// A view, or a time series.
     #[error("{0} is a view or a time series, which can have no unique constraint")]
     NoCollection(Namespace),

@@ -2,7 +2,8 @@
 //!
 //! On shards it is sharded by the hash of its `_id`. Otherwise every retryable write that runs in a transaction of Keyward's would write to
 //! one shard. The server distributes the chunks of a hashed collection while it is empty. A collection of an older Keyward that isn't
-//! empty stays on its shard until the balancer moves chunks.
+//! empty stays one chunk on its shard. The balancer leaves it there while it is smaller than the balancer's threshold (three times
+//! 128 MB from MongoDB 6.0 on), which it usually is: records expire after an hour.
 
 use bson::{Document, doc};
 use mongodb::Client;
@@ -26,6 +27,15 @@ pub(super) async fn create(client: &Client, database: &str, deployment: &Deploym
     let command: Document = doc! { "createIndexes": results::COLLECTION, "indexes": indexes };
     client.database(database).run_command(command).await?;
     let namespace = Namespace::new(database, results::COLLECTION);
-    deployment.shard(client, &namespace, shard_key).await?;
-    Ok(())
+    let key = deployment.shard(client, &namespace, shard_key).await?;
+    // Keyward reads and upserts records by `_id`: by another shard key a router finds no shard for an upsert.
+    match deployment.is_sharded() && !is_by_id(&key) {
+        true => Err(PrepareError::OtherResults(namespace, key)),
+        false => Ok(()),
+    }
+}
+
+/// Whether a shard key is `_id`, ranged or hashed.
+fn is_by_id(key: &Document) -> bool {
+    key.len() == 1 && key.contains_key("_id")
 }

@@ -1,9 +1,10 @@
 //! Keeps the catalog's shard keys current while clients drop, create and shard collections.
 //!
-//! An outdated shard key is harmless. A takeover in strict mode reads the shard key itself. If a lookup by a wrong route finds
-//! nothing, Keyward repeats it on all shards. Writes in the meantime are judged by `_id` and key alone. An outdated shard key
-//! only costs time, and occasionally causes an error that a retry clears. So Keyward reads the shard keys again after each
-//! command that may change one, and at intervals for other changes.
+//! By an outdated shard key, two documents with one `_id` on two shards look like one. A takeover in strict mode reads the shard
+//! key itself. If a lookup by a wrong route finds nothing, Keyward repeats it on all shards. A statement in a transaction must
+//! change exactly the documents that Keyward read, and leave them in place; otherwise it runs again, and Keyward reads all
+//! documents with their `_id`s. So an outdated shard key costs time, and occasionally causes an error that a retry clears.
+//! Keyward reads the shard keys again after each command that may change one, after such a statement, and at intervals.
 
 use std::sync::Arc;
 use std::time::Duration;

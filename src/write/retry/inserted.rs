@@ -188,22 +188,12 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
 /// [`ForwardError`] if the connection is gone.
 pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(), ForwardError> {
     for _ in 0..ENDS_MAX {
-        let mut everywhere = Builder::new();
-        everywhere
-            .string("find", op.protected.namespace.collection.as_bytes())
-            .open(ElementType::EmbeddedDocument, b"projection")
-            .int32("_id", 1)
-            .close()
-            .int32("limit", 1)
-            .boolean("singleBatch", true);
-        let everywhere = Step {
-            database: &op.protected.namespace.database,
-            command: everywhere,
-            sequence: None,
-        };
+        let documents = on_all_shards(op.protected, &op.protected.namespace.collection);
+        // The records of a group's members are on other shards than this one's.
+        let all_records = on_all_shards(op.protected, results::COLLECTION);
         let records = find(op.protected, &Note::new(first, Vec::new()));
         let mut transaction = op.own_transaction()?;
-        let replies = pipeline::run(vec![records, everywhere], Vec::new(), &mut transaction, op.upstream).await?;
+        let replies = pipeline::run(vec![records, documents, all_records], Vec::new(), &mut transaction, op.upstream).await?;
         transaction.abort(op.upstream).await?;
         // A transaction number that is too low, for example, ends nothing.
         if !replies
@@ -214,6 +204,19 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// A read that reaches every shard with documents of `collection`.
+fn on_all_shards<'p>(protected: &'p Protected, collection: &str) -> Step<'p> {
+    let mut command = Builder::new();
+    command
+        .string("find", collection.as_bytes())
+        .open(ElementType::EmbeddedDocument, b"projection")
+        .int32("_id", 1)
+        .close()
+        .int32("limit", 1)
+        .boolean("singleBatch", true);
+    step(protected, command)
 }
 
 /// Whether the candidate met a key that an earlier try of the same operation had reserved.

@@ -26,6 +26,8 @@ use crate::write::txn::{Failure, Refused, Transaction};
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";
 
+/// The server's code if it can't answer a retry from its memory.
+const INCOMPLETE_TRANSACTION_HISTORY: i32 = 217;
 /// The size limit of a document.
 const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The most bytes of a reply in one part.
@@ -66,7 +68,7 @@ impl<'a> Recorded<'a> {
             let id = self.part(part);
             // The parts expire with the record, but not all at once.
             let Some(part) = self.read(id.as_bytes(), transaction, upstream).await? else {
-                return Ok(reply);
+                return Err(Failure::InDoubt(incomplete()));
             };
             let bytes = Doc::new(&part)?.get("reply")?;
             // A binary: int32 length, subtype, the bytes.
@@ -164,6 +166,18 @@ impl<'a> Recorded<'a> {
         append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
         Err(Failure::Refused(Refused { body: body.finish() }))
     }
+}
+
+/// The error if a part of the reply is missing, as the server has it for an image that it no longer has.
+fn incomplete() -> Refused {
+    let mut body = Builder::new();
+    body.double("ok", 0.0).string(
+        "errmsg",
+        b"Keyward: an earlier try of this statement took effect, but keyward.results no longer has the whole reply; read the document",
+    );
+    body.int32("code", INCOMPLETE_TRANSACTION_HISTORY)
+        .string("codeName", b"IncompleteTransactionHistory");
+    Refused { body: body.finish() }
 }
 
 /// The `_id` of an operation's record.

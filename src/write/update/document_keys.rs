@@ -6,7 +6,7 @@ use bson::spec::ElementType;
 
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
-use crate::command::filter_rewriting::pin;
+use crate::command::filter_rewriting::{equality, of_same_types, pin, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
 use crate::constraint::KeyError;
@@ -46,6 +46,8 @@ pub struct DocumentSnapshot {
     pub image: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
     pub document: Vec<u8>,
+    /// Whether another document has the same `_id` and, as Keyward knows it, the same shard key: that isn't the present one.
+    pub is_one_of_two: bool,
 }
 
 /// Reads the documents that `selection` selects, at most `most` of them.
@@ -59,9 +61,28 @@ pub async fn read(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<DocumentKeys>, Failure> {
+    read_keeping(protected, selection, most, None, transaction, upstream).await
+}
+
+/// The same. `kept` gets the top-level fields that keys and routes are made of, of each document of the first reply.
+///
+/// # Errors
+/// [`Failure`]; the transaction is over then.
+pub async fn read_keeping(
+    protected: &Protected,
+    selection: &Selection<'_>,
+    most: usize,
+    kept: Option<&mut Vec<Vec<u8>>>,
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<DocumentKeys>, Failure> {
     let command = find(protected, selection, most);
     let database = &protected.namespace.database;
     let mut reply = transaction.run(upstream, database, command, None).await?;
+    if let Some(kept) = kept {
+        let documents = cursor::batch(Doc::new(&reply)?)?.into_iter();
+        kept.extend(documents.map(|document| document.bytes().to_vec()));
+    }
     let mut images = Vec::new();
     loop {
         let next = take_batch(protected, Doc::new(&reply)?, &mut images)?;
@@ -132,26 +153,39 @@ pub async fn look(
     selection: &Selection<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Option<DocumentSnapshot>, Vec<u8>>, ForwardError> {
-    let mut command = find(protected, selection, 1);
+    // Each shard has one document with an `_id`, so a second one costs no search.
+    let names_id = equality(selection.query.unwrap_or(Doc::empty()), "_id")?.is_some();
+    let selection = Selection {
+        is_single: !names_id,
+        ..*selection
+    };
+    let mut command = find(protected, &selection, 2);
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     command
         .open(ElementType::EmbeddedDocument, b"readConcern")
         .string("level", b"local")
         .close();
-    let found = one(protected, body, command, upstream).await?;
-    let seen = |document: Vec<u8>| {
-        let image = image(protected, Doc::new(&document)?)?;
-        Ok::<_, Malformed>(DocumentSnapshot { image, document })
+    let found = first_two(protected, body, command, upstream).await?;
+    let documents = match found {
+        Ok(documents) => documents,
+        Err(refused) => return Ok(Err(refused)),
     };
-    Ok(match found {
-        Ok(document) => Ok(document.map(seen).transpose()?),
-        Err(refused) => Err(refused),
-    })
+    let mut images = documents.iter().map(|document| image(protected, Doc::new(document)?));
+    let Some(first) = images.next().transpose()? else {
+        return Ok(Ok(None));
+    };
+    let second = images.next().transpose()?;
+    drop(images);
+    Ok(Ok(documents.into_iter().next().map(|document| DocumentSnapshot {
+        is_one_of_two: second.is_some_and(|second| second.place() == first.place()),
+        image: first,
+        document,
+    })))
 }
 
-/// The keys that the document of `image` holds after a majority has the writes that `reply` reported. If the server refuses to
-/// read it, returns the server's reply.
+/// The keys that the document of `image` holds after a majority has the writes that `reply` reported; `None` if the document
+/// isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
@@ -161,14 +195,14 @@ pub async fn look_again(
     image: &DocumentKeys,
     reply: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Result<Vec<ConstrainedKey>, Vec<u8>>, ForwardError> {
+) -> Result<Result<Option<Vec<ConstrainedKey>>, Vec<u8>>, ForwardError> {
     let query = pin(Doc::empty(), &image.id, &image.owner)?;
     let selection = Selection {
         query: Some(Doc::new(&query)?),
         options: [None, None, None, None, body.get("maxTimeMS")?],
-        is_single: true,
+        is_single: false,
     };
-    let mut command = find(protected, &selection, 1);
+    let mut command = find(protected, &selection, 2);
     command.boolean("singleBatch", true);
     command
         .open(ElementType::EmbeddedDocument, b"collation")
@@ -181,28 +215,30 @@ pub async fn look_again(
         command.append(time.kind, b"afterClusterTime", time.value);
     }
     command.close();
-    Ok(match one(protected, body, command, upstream).await? {
-        Ok(Some(document)) => Ok(keys_of(protected, Doc::new(&document)?).unwrap_or_default()),
-        Ok(None) => Ok(Vec::new()),
+    Ok(match first_two(protected, body, command, upstream).await? {
+        Ok(found) => match found.as_slice() {
+            [document] => Ok(Some(keys_of(protected, Doc::new(document)?).unwrap_or_default())),
+            _ => Ok(None),
+        },
         Err(refused) => Err(refused),
     })
 }
 
-/// Runs a `find` outside any transaction; returns its first document, or the reply that refuses it.
-async fn one(
+/// Runs a `find` outside any transaction for at most two documents; returns these, or the reply that refuses it.
+async fn first_two(
     protected: &Protected,
     body: Doc<'_>,
     mut command: Builder,
     upstream: &mut Connection,
-) -> Result<Result<Option<Vec<u8>>, Vec<u8>>, ForwardError> {
+) -> Result<Result<Vec<Vec<u8>>, Vec<u8>>, ForwardError> {
     append_fields(&mut command, body, &API)?;
     command.string("$db", protected.namespace.database.as_bytes());
     let reply = upstream.run(&command.finish()).await?;
     if !is_ok(Doc::new(&reply)?)? {
         return Ok(Err(reply));
     }
-    let first = cursor::batch(Doc::new(&reply)?)?.into_iter().next();
-    Ok(Ok(first.map(|document| document.bytes().to_vec())))
+    let found = cursor::batch(Doc::new(&reply)?)?.into_iter();
+    Ok(Ok(found.map(|document| document.bytes().to_vec()).collect()))
 }
 
 /// The `find` for the selected documents, with the fields that constraints need.
@@ -222,6 +258,20 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
         Err(_) => &mut command,
     };
     command
+}
+
+/// `query`, as long as the values that keys are made of are the same as in `document`.
+///
+/// # Errors
+/// [`Malformed`] if either isn't BSON.
+pub fn with_same_keys(protected: &Protected, query: Doc<'_>, document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
+    for proxy in &protected.constraints {
+        paths.extend(proxy.constraint.paths());
+        type_tests.extend(proxy.constraint.type_tests(document)?);
+    }
+    let query = unchanged(query, document, &paths)?;
+    of_same_types(Doc::new(&query)?, &type_tests)
 }
 
 /// The documents with these `_id`s, as a query.

@@ -6,13 +6,14 @@
 
 use std::collections::HashSet;
 
-use super::document_keys::{self, DocumentKeys};
+use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::{Impossible, ReservationDiff};
 use super::result::{Evaluation, StatementResult};
 use crate::catalog::Protected;
 use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
+use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
@@ -20,6 +21,19 @@ use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{Failure, Refused, Transaction};
+
+/// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
+const COMPARED_BYTES_MAX: usize = 1 << 20;
+
+/// Whether documents are where Keyward expects them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Places {
+    /// By the shard key that Keyward knows, `_id` and shard key name one document.
+    Believed,
+    /// A statement showed that this isn't so: another client has changed the shard key. Keyward reads all documents with the
+    /// `_id`s, on all shards.
+    Doubted,
+}
 
 /// The documents that a statement selects, and the query that selects them on the server.
 struct Selected {
@@ -40,8 +54,26 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`Failure`]; the transaction is over then.
-    pub async fn evaluate(self, op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
-        let selected = match self.select(op, transaction).await? {
+    pub async fn evaluate(
+        self,
+        op: &mut WriteOp<'_>,
+        transaction: &mut Transaction,
+        places: Places,
+    ) -> Result<Evaluation, Failure> {
+        match self.evaluate_by(op, transaction, places).await? {
+            // The statement has changed no document, so the transaction goes on.
+            Evaluation::Misplaced { affected: 0 } => self.evaluate_by(op, transaction, Places::Doubted).await,
+            evaluation => Ok(evaluation),
+        }
+    }
+
+    async fn evaluate_by(
+        self,
+        op: &mut WriteOp<'_>,
+        transaction: &mut Transaction,
+        places: Places,
+    ) -> Result<Evaluation, Failure> {
+        let selected = match self.select(op, transaction, places).await? {
             Ok(selected) => selected,
             Err(evaluation) => return Ok(evaluation),
         };
@@ -52,39 +84,27 @@ impl<'a> Statement<'a> {
         if has_write_errors(outcome)? {
             return Ok(Evaluation::Abandoned(StatementResult::Reply(undone(outcome)?)));
         }
+        let affected = usize::try_from(documents_affected(outcome)?).unwrap_or(0);
         let inserted = upserted_id(outcome)?.map(id_document);
         let is_unseen = selected.before.is_empty() && inserted.is_none();
-        if selected.is_fickle && is_unseen && documents_affected(outcome)? > 0 {
+        if is_unseen && affected > 0 {
             // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
             return Err(Failure::Refused(Refused::transient()));
         }
         let after = match inserted {
             Some(id) => self.look_at_inserted(op, &id, transaction).await?,
-            None if selected.stay_in_place => {
-                let affected = documents_affected(outcome)?;
-                self.look_in_place(op, &selected.before, affected, transaction).await?
-            }
+            None if selected.stay_in_place => match self.look_in_place(op, &selected, affected, transaction).await? {
+                Some(after) => after,
+                None => return Ok(Evaluation::Misplaced { affected }),
+            },
             None => self.look_everywhere(op, &selected.before, transaction).await?,
         };
-        let diff = match ReservationDiff::between(&selected.before, &after) {
-            Ok(diff) => diff,
-            Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
-            Err(Impossible::Unindexable(error)) => {
-                return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
-            }
+        let ran = match selected.is_part {
+            true => StatementResult::Part(reply),
+            false => StatementResult::Reply(reply),
         };
-        if transaction.is_clients()
-            && let Some(key) = diff.duplicate(op.protected, transaction, op.upstream).await?
-        {
-            return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
-        }
-        let token = Token::of(AttemptId(rand::random()));
-        Ok(match diff.run(op.protected, token, transaction, op.upstream).await? {
-            Some(conflict) => Evaluation::ReservationConflict(conflict),
-            None if selected.is_part => Evaluation::Ran(StatementResult::Part(reply)),
-            None => Evaluation::Ran(StatementResult::Reply(reply)),
-        })
+        reserve(op, transaction, &selected.before, &after, ran).await
     }
 
     /// Reads the documents that the statement selects, and pins the statement to them. The inner error is the result of a
@@ -93,10 +113,13 @@ impl<'a> Statement<'a> {
         self,
         op: &mut WriteOp<'_>,
         transaction: &mut Transaction,
+        places: Places,
     ) -> Result<Result<Selected, Evaluation>, Failure> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection()?;
-        let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, op.upstream).await;
+        let mut documents = Vec::new();
+        let (most, keep) = (documents_max + 1, self.deletes_one()?.then_some(&mut documents));
+        let selected = document_keys::read_keeping(protected, &selection, most, keep, transaction, op.upstream).await;
         let mut selected = match selected {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
             selected => selected?,
@@ -124,16 +147,20 @@ impl<'a> Statement<'a> {
         let is_narrowed = is_part || is_fickle && !selected.is_empty();
         let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
         // A query that names documents only by `_id` may also select others with the same `_id`.
-        let stay_in_place = !self.is_collated(protected)?
+        let stay_in_place = places == Places::Believed
+            && !self.is_collated(protected)?
             && (self.is_single || !is_narrowed)
-            && self.leaves_in_place(protected, &selected)?;
+            && self.leaves_in_place(protected, &selected)?
+            && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX);
         let before = match stay_in_place {
             true => selected,
-            false => self.all_with_these_ids(op, selected, transaction).await?,
+            false => self.all_with_these_ids(op, selected, places, transaction).await?,
         };
-        let pinned = before.first().filter(|_| self.is_single);
-        let query = match pinned {
-            Some(image) => Some(pin(query, &image.id, &image.owner)?),
+        let query = match before.first().filter(|_| self.is_single) {
+            Some(image) => {
+                let document = documents.first().filter(|_| stay_in_place);
+                Some(pinned(protected, query, image, document.map(Vec::as_slice))?)
+            }
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
             None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,
@@ -147,30 +174,35 @@ impl<'a> Statement<'a> {
         }))
     }
 
-    /// Reads the documents again at their places, which the statement doesn't change.
+    /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents
+    /// than these, or some of them aren't there: then the places that Keyward believes are wrong.
     async fn look_in_place(
         self,
         op: &mut WriteOp<'_>,
-        before: &[DocumentKeys],
-        affected: i32,
+        selected: &Selected,
+        affected: usize,
         transaction: &mut Transaction,
-    ) -> Result<Vec<DocumentKeys>, Failure> {
-        let protected = op.protected;
-        let affected = usize::try_from(affected).unwrap_or(0);
-        if affected == 0 || before.is_empty() {
-            return Ok(before.to_vec());
+    ) -> Result<Option<Vec<DocumentKeys>>, Failure> {
+        let (protected, before) = (op.protected, &selected.before);
+        if affected == 0 && (selected.is_fickle || before.is_empty()) {
+            return Ok(Some(before.clone()));
         }
-        if self.deletes()? && affected == before.len() {
-            return Ok(Vec::new());
+        if affected != before.len() {
+            return Ok(None);
+        }
+        if self.deletes()? {
+            return Ok(Some(Vec::new()));
         }
         let under = self.under(None)?;
-        if let [only] = before {
+        if let [only] = before.as_slice() {
             let query = pin(Doc::empty(), &only.id, &only.owner)?;
             let selection = Selection {
                 query: Some(Doc::new(&query)?),
                 ..under
             };
-            return document_keys::read(protected, &selection, 1, transaction, op.upstream).await;
+            // Not one alone: a second one shows that the shard key is another one.
+            let after = document_keys::read(protected, &selection, 2, transaction, op.upstream).await?;
+            return Ok(Some(after).filter(|after| are_places_equal(before, after)));
         }
         let query = self.query()?.unwrap_or(Doc::empty());
         let on_shard_key = conditions_on_shard_key(query, &protected.shard_key)?.finish();
@@ -183,7 +215,7 @@ impl<'a> Statement<'a> {
         // On other shards, other documents may have these `_id`s.
         let places: HashSet<_> = before.iter().map(DocumentKeys::place).collect();
         after.retain(|image| places.contains(&image.place()));
-        Ok(after)
+        Ok(Some(after).filter(|after| are_places_equal(before, after)))
     }
 
     /// Reads all documents again that have the `_id`s of the selected ones.
@@ -253,6 +285,10 @@ impl<'a> Statement<'a> {
         })
     }
 
+    fn deletes_one(self) -> Result<bool, Malformed> {
+        Ok(self.is_single && self.deletes()?)
+    }
+
     /// Whether the server may take different `_id`s for equal.
     fn is_collated(self, protected: &Protected) -> Result<bool, Malformed> {
         let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
@@ -267,12 +303,14 @@ impl<'a> Statement<'a> {
         self,
         op: &mut WriteOp<'_>,
         selected: Vec<DocumentKeys>,
+        places: Places,
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {
         let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
         let protected = op.protected;
         let is_collated = self.is_collated(protected)?;
-        let ids_are_unique = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
+        let is_by_id = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
+        let ids_are_unique = is_by_id && places == Places::Believed;
         if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
         }
@@ -284,6 +322,63 @@ impl<'a> Statement<'a> {
         }
         Ok(all)
     }
+}
+
+/// `query`, pinned to the document of `image`. If `document` is given, also to the values that its keys are made of: two documents
+/// hold no key in common, so the server deletes the document that Keyward read, or another one without keys in place of one.
+fn pinned(
+    protected: &Protected,
+    query: Doc<'_>,
+    image: &DocumentKeys,
+    document: Option<&[u8]>,
+) -> Result<Vec<u8>, Malformed> {
+    let query = pin(query, &image.id, &image.owner)?;
+    match document {
+        Some(document) => with_same_keys(protected, Doc::new(&query)?, Doc::new(document)?),
+        None => Ok(query),
+    }
+}
+
+/// Updates the reservations from the keys `before` to those `after` the statement, whose result is `ran`.
+async fn reserve(
+    op: &mut WriteOp<'_>,
+    transaction: &mut Transaction,
+    before: &[DocumentKeys],
+    after: &[DocumentKeys],
+    ran: StatementResult,
+) -> Result<Evaluation, Failure> {
+    let diff = match ReservationDiff::between(before, after) {
+        Ok(diff) => diff,
+        Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
+        Err(Impossible::Unindexable(error)) => {
+            return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
+        }
+    };
+    if transaction.is_clients()
+        && let Some(key) = diff.duplicate(op.protected, transaction, op.upstream).await?
+    {
+        return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
+    }
+    let token = Token::of(AttemptId(rand::random()));
+    Ok(match diff.run(op.protected, token, transaction, op.upstream).await? {
+        Some(conflict) => Evaluation::ReservationConflict(conflict),
+        None => Evaluation::Ran(ran),
+    })
+}
+
+/// Whether the documents `after` are exactly those `before`, at the same places.
+fn are_places_equal(before: &[DocumentKeys], after: &[DocumentKeys]) -> bool {
+    let places = |images: &[DocumentKeys]| {
+        let place = |image: &DocumentKeys| {
+            let (_, route) = image.place();
+            // A replacement may turn the `_id` 1 into 1.0.
+            (id_identity(&image.owner.id), route.map(<[u8]>::to_vec))
+        };
+        let mut places: Vec<_> = images.iter().map(place).collect();
+        places.sort_unstable();
+        places
+    };
+    places(before) == places(after)
 }
 
 /// The reply to a refused statement without any effect left: a router also counts the effects on the other shards.

@@ -1,5 +1,6 @@
 //! Carries out a `findAndModify`: one statement, whose reply is the command's.
 
+use super::evaluation::Places;
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::statement::carry_out;
@@ -26,6 +27,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
         index: 0,
         statement: plan.statement,
         operation: op.command.operation(0),
+        places: Places::Believed,
         op,
     };
     let result = match transaction {

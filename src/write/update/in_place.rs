@@ -92,6 +92,11 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
         Ok(seen) => seen,
         Err(result) => return Ok(Tried::Ran(result)),
     };
+    if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
+        // A router may send the statement to both, and both would get the key. The next command knows the shard key.
+        run.op.context.renew_shard_keys().await;
+        return Ok(Tried::Ran(StatementResult::Refused(run.op.unsure(0))));
+    }
     if let Some(result) = done_elsewhere(run).await? {
         return Ok(Tried::Ran(result));
     }
@@ -209,9 +214,9 @@ async fn settle(
         true => GivenUp::new(),
         false => given_up,
     };
-    let mut held = Ok(Vec::new());
+    let mut looked = Ok(Some(Vec::new()));
     if run.operation.is_some() {
-        held = document_keys::look_again(
+        looked = document_keys::look_again(
             run.op.protected,
             run.statement.body,
             &seen.image,
@@ -222,7 +227,9 @@ async fn settle(
     }
     // The statement was carried out, now or before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
-    let Ok(held) = held else { return Ok(()) };
+    let Ok(looked) = looked else { return Ok(()) };
+    // Without an answer, every key must be looked for on all shards.
+    let (held, is_found) = (looked.as_deref().unwrap_or_default(), looked.is_some());
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
         let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
         let given_up = given_up.iter().filter(|(key, _)| is_free(key));
@@ -230,19 +237,27 @@ async fn settle(
         // On another route, the owner may be another document with the same `_id`, or this one before the collection was
         // resharded.
         let (given_up, elsewhere): (Vec<_>, Vec<_>) =
-            given_up.partition(|(_, before)| before.owner == seen.image.owner);
-        let new = candidate
+            given_up.partition(|(_, before)| is_found && before.owner == seen.image.owner);
+        let not_come: Vec<_> = candidate
             .keys
             .iter()
-            .filter(|key| run.operation.is_some() && is_free(key));
-        let not_come: Vec<_> = new.map(|key| (&key.key, candidate.attempt.token())).collect();
+            .filter(|key| run.operation.is_some() && is_free(key))
+            .map(|key| &key.key)
+            .collect();
         if given_up.len() + elsewhere.len() + not_come.len() == 0 {
             continue;
         }
         let released = async {
             let given_up = [given_up, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
             proxy.release_seen(&given_up).await?;
-            proxy.release(&not_come).await
+            // The document has just got these keys, so one look by its shard key isn't enough.
+            let claims: Vec<_> = not_come.iter().map(|key| (*key, &candidate.owner)).collect();
+            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
+            let not_come = not_come.iter().zip(held).filter(|(_, held)| !held);
+            let token = candidate.attempt.token();
+            proxy
+                .release(&not_come.map(|(key, _)| (*key, token)).collect::<Vec<_>>())
+                .await
         };
         proxy.or_left_behind(released).await;
     }

@@ -6,6 +6,7 @@
 
 use tokio::time::Instant;
 
+use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
@@ -34,6 +35,8 @@ pub struct StatementRun<'r, 'a> {
     pub statement: Statement<'a>,
     /// The operation of a retryable statement.
     pub operation: Option<Operation>,
+    /// Whether documents are where Keyward expects them.
+    pub places: Places,
 }
 
 impl StatementRun<'_, '_> {
@@ -65,6 +68,11 @@ impl StatementRun<'_, '_> {
                     },
                     result => result,
                 },
+                Ok(Evaluation::Misplaced { .. }) => {
+                    transaction.abort(self.op.upstream).await?;
+                    self.doubt_places().await;
+                    None
+                }
                 Ok(Evaluation::Unseen(refused)) => {
                     transaction.abort(self.op.upstream).await?;
                     Some(self.unseen(refused).await?)
@@ -93,11 +101,15 @@ impl StatementRun<'_, '_> {
     /// [`ForwardError`] if the connection is gone.
     pub async fn obstacle(&mut self) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = self.op.own_transaction()?;
-        let evaluated = self.statement.evaluate(self.op, &mut transaction).await;
+        let evaluated = self.statement.evaluate(self.op, &mut transaction, self.places).await;
         let obstacle = match evaluated {
             Ok(Evaluation::Ran(_)) => None,
             Ok(Evaluation::Abandoned(result)) => Some(result),
             Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict, &mut 0).await?,
+            Ok(Evaluation::Misplaced { .. }) => {
+                self.doubt_places().await;
+                None
+            }
             Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
@@ -105,6 +117,12 @@ impl StatementRun<'_, '_> {
         };
         transaction.abort(self.op.upstream).await?;
         Ok(obstacle)
+    }
+
+    /// Has the next try read documents by `_id` alone, and later commands know the present shard keys.
+    async fn doubt_places(&mut self) {
+        self.places = Places::Doubted;
+        self.op.context.renew_shard_keys().await;
     }
 
     /// The reply to an earlier try of the statement, if that try took effect.
@@ -133,7 +151,7 @@ impl StatementRun<'_, '_> {
             self.commit(transaction).await?;
             return Ok(Evaluation::Ran(StatementResult::Reply(reply)));
         }
-        let (reply, is_part) = match self.statement.evaluate(self.op, transaction).await? {
+        let (reply, is_part) = match self.statement.evaluate(self.op, transaction, self.places).await? {
             Evaluation::Ran(StatementResult::Reply(reply)) => (reply, false),
             Evaluation::Ran(StatementResult::Part(reply)) => (reply, true),
             other => return Ok(other),
@@ -208,7 +226,7 @@ impl StatementRun<'_, '_> {
         &mut self,
         transaction: &mut Transaction,
     ) -> Result<StatementResult, ForwardError> {
-        let evaluated = match self.statement.evaluate(self.op, transaction).await {
+        let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {
             Ok(evaluated) => evaluated,
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
@@ -225,6 +243,11 @@ impl StatementRun<'_, '_> {
             Evaluation::Abandoned(result) => {
                 transaction.abort(self.op.upstream).await?;
                 Ok(result)
+            }
+            Evaluation::Misplaced { .. } => {
+                transaction.abort(self.op.upstream).await?;
+                self.doubt_places().await;
+                Ok(StatementResult::Refused(Refusal::Conflict))
             }
             Evaluation::Unseen(refused) => {
                 transaction.abort(self.op.upstream).await?;

@@ -12,6 +12,7 @@ use crate::claims::owner_of;
 use crate::command::affected_keys::{Paths, may_affect};
 use crate::command::filter_rewriting::equality;
 use crate::command::statement::{Statement, StatementKind};
+use crate::constraint::fills_in;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 impl<'a> Statement<'a> {
@@ -29,6 +30,8 @@ impl<'a> Statement<'a> {
         };
         let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
         match replacement(&update)? {
+            // The server's time is another shard key than the zero that some of them have.
+            Some(document) if fills_in(document, paths.iter().copied())? => Ok(false),
             Some(document) => {
                 let route = owner_of(protected, document)?.route;
                 Ok(selected.iter().all(|image| image.owner.route == route))
@@ -48,6 +51,7 @@ impl<'a> Statement<'a> {
         };
         let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
         let is_kept = match replacement(&update)? {
+            Some(document) if fills_in(document, paths.iter().copied())? => false,
             Some(document) => owner_of(protected, document)?
                 .route
                 .is_some_and(|own| own.as_bytes() == route),

@@ -4,7 +4,7 @@
 //! changes its owner. Commit and abort then carry documents and reservations alike. Keyward reserves keys in one order, so that
 //! two transactions don't deadlock. If a key is already reserved, the transaction ends with [`ReservationConflict`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use bson::spec::ElementType;
 
@@ -64,14 +64,20 @@ impl ReservationDiff {
                 diff.released.insert(key.clone(), image.owner.clone());
             }
         }
+        let mut kept = HashSet::new();
         for image in after {
             for key in image
                 .keys
                 .as_ref()
                 .map_err(|error| Impossible::Unindexable(error.clone()))?
             {
+                // Several documents are one owner if Keyward knows an old shard key.
+                if kept.contains(key) {
+                    return Err(Impossible::Duplicate(key.clone()));
+                }
                 if diff.released.get(key) == Some(&image.owner) {
                     diff.released.remove(key);
+                    kept.insert(key.clone());
                 } else if diff.reserved.insert(key.clone(), image.owner.clone()).is_some() {
                     return Err(Impossible::Duplicate(key.clone()));
                 }

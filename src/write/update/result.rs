@@ -34,6 +34,12 @@ pub enum Evaluation {
     Abandoned(StatementResult),
     /// A reservation is in the way; the transaction is over.
     ReservationConflict(ReservationConflict),
+    /// The statement changed `affected` documents, but not exactly those that Keyward had read, or they are elsewhere than by
+    /// the shard key that Keyward knows. The transaction is open, and must not be committed.
+    Misplaced {
+        /// How many.
+        affected: usize,
+    },
     /// The server refused to read the documents; the transaction is over.
     Unseen(Refused),
 }

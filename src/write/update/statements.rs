@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::evaluation::Places;
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::statement::carry_out;
@@ -103,6 +104,7 @@ impl<'a> Modify<'_, 'a> {
             index,
             statement: self.plans[index].statement,
             operation: self.op.command.operation(index),
+            places: Places::Believed,
             op: &mut *self.op,
         }
     }

@@ -24,4 +24,5 @@ pub mod abandoned;
 mod crash;
 mod near_the_limit;
 mod opposites;
+mod places;
 pub mod retries;

@@ -161,6 +161,15 @@ async fn a_retry_gets_the_largest_document_that_its_first_try_got(strategy: Stra
             reply.to_string()
         );
     }
+    let part = doc! { "q": { "_id.part": 1_i64 }, "limit": 0 };
+    let expired = cluster.run(database, doc! { "delete": "keyward.results", "deletes": [part] });
+    if expired.unwrap().get_i32("n").unwrap() > 0 {
+        let reply = run(modify.clone());
+        // Not a reply without the document.
+        assert_eq!(reply.get_i32("code").ok(), Some(217), "{reply:.1000}");
+    } else {
+        assert_eq!(strategy, Strategy::Compensating);
+    }
     let found = run(doc! { "find": "users", "filter": { "times": 1, "email": "b@x" } });
     assert_eq!(
         found

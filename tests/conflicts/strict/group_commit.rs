@@ -22,14 +22,14 @@ use testkit::relay::wait_until;
 use testkit::wire::send;
 use testkit::{Keyward, shard_on_two};
 
-const CLIENTS: i32 = 40;
+pub const CLIENTS: i32 = 40;
 /// Documents of one command are so far apart.
 const APART: i32 = 1_000;
 /// The first transactions, as many as may be under way at once, take so long that the rest of the clients come meanwhile.
 const FIRST: i32 = 4;
 const BLOCKED_MS: i32 = 300;
 /// The server ends what nobody goes on with after twice as long.
-const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
+pub const LEFT_OPEN_FOR: Duration = Duration::from_secs(15);
 /// On shards the server ends it after 20 s at the earliest.
 const SOON: Duration = Duration::from_secs(8);
 
@@ -49,7 +49,7 @@ fn commands() -> Vec<Document> {
 }
 
 /// Each by a client of its own, at the same time.
-fn send_all(keyward: &Keyward, database: &str, commands: &[Document]) -> Vec<io::Result<Document>> {
+pub fn send_all(keyward: &Keyward, database: &str, commands: &[Document]) -> Vec<io::Result<Document>> {
     thread::scope(|scope| {
         let sent = commands
             .iter()
@@ -86,7 +86,7 @@ fn assert_inserted(command: &Document, reply: &io::Result<Document>) {
     assert_eq!(write_errors(reply), [], "{reply}");
 }
 
-fn assert_all_inserted(commands: &[Document], replies: &[io::Result<Document>]) {
+pub fn assert_all_inserted(commands: &[Document], replies: &[io::Result<Document>]) {
     for (command, reply) in commands.iter().zip(replies) {
         assert_inserted(command, reply);
     }
@@ -271,7 +271,7 @@ fn on_shards() -> Vec<Document> {
 
 /// Each by a client of its own; the transactions of the first, as many as may be under way at once, are held up until the
 /// others wait for them.
-fn send_behind_the_first(
+pub fn send_behind_the_first(
     cluster: &Cluster,
     forwarder: &Relay,
     keyward: &Keyward,

@@ -4,6 +4,7 @@
 mod cost;
 mod crowd;
 mod group_commit;
+mod killed_group;
 mod lost_commits;
 mod one_replica_set;
 mod orders;

@@ -76,6 +76,14 @@ async fn a_proxy_collection_of_another_make_refuses_to_start() {
     let create = doc! { "create": "keyward.users.email_1", "collation": collation };
     cluster.run("made_collated", create).unwrap();
     refused("made_collated");
+    users("made_results");
+    let results = doc! { "shardCollection": "made_results.keyward.results", "key": { "at": 1 } };
+    cluster.run("admin", results).unwrap();
+    let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &EMAIL.replace("DB", "made_results")) else {
+        panic!("it started");
+    };
+    assert_eq!(refused.exit, Some(69), "{}", refused.errors);
+    assert!(refused.errors.contains("and not by its _id"), "{}", refused.errors);
     users("made_view");
     let create = doc! { "create": "keyward.users.email_1", "viewOn": "users", "pipeline": [] };
     cluster.run("made_view", create).unwrap();

@@ -40,7 +40,7 @@ fn update(n: i32, change: impl Into<bson::Bson>, is_upsert: bool) -> Document {
     doc! { "update": "users", "updates": [{ "q": query, "u": change, "upsert": is_upsert }] }
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 15] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -67,7 +67,7 @@ const KINDS: [Kind; 13] = [
     },
     Kind {
         name: "$set of a key",
-        most: 6.0,
+        most: 5.0,
         is_retryable: true,
         command: |n| update(n, doc! { "$set": { "number": n * 1000 + 1 } }, false),
     },
@@ -103,15 +103,21 @@ const KINDS: [Kind; 13] = [
     },
     Kind {
         name: "upsert that inserts",
-        most: 10.0,
-        is_retryable: false,
+        most: 3.0,
+        is_retryable: true,
         command: |n| update(30_000 + n, doc! { "$set": { "number": (30_000 + n) * 1000 } }, true),
     },
     Kind {
         name: "upsert that matches",
+        most: 5.0,
+        is_retryable: true,
+        command: |n| update(n, doc! { "$set": { "number": n * 1000 + 10 } }, true),
+    },
+    Kind {
+        name: "upsert by a pipeline",
         most: 14.0,
         is_retryable: false,
-        command: |n| update(n, doc! { "$set": { "number": n * 1000 + 10 } }, true),
+        command: |n| update(n, vec![doc! { "$set": { "number": n * 1000 + 20 } }], true),
     },
     Kind {
         name: "updateMany by the shard key",
@@ -129,6 +135,16 @@ const KINDS: [Kind; 13] = [
         command: |n| {
             let query = doc! { "region": region(n), "_id": { "$in": [n, n + 1_000_000] } };
             doc! { "delete": "users", "deletes": [{ "q": query, "limit": 0 }] }
+        },
+    },
+    // It takes the documents away from the kinds before it.
+    Kind {
+        name: "deleteOne",
+        most: 4.0,
+        is_retryable: true,
+        command: |n| {
+            let query = doc! { "_id": 10_000 + n, "region": region(n) };
+            doc! { "delete": "users", "deletes": [{ "q": query, "limit": 1 }] }
         },
     },
 ];

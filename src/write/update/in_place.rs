@@ -6,8 +6,10 @@
 //! Keyward forwards the statement under the client's own number, so the server recognises a driver's retry itself. Keyward pins
 //! the statement to the document that it read and to the values in it. So the document will hold exactly the reserved keys.
 //! Keyward releases old keys only after a majority has the update. It releases exactly the reservations that it read before the
-//! update. If Keyward is killed at any point, this leaves
-//! reservations whose owner doesn't hold them: the next write that meets one finds that out.
+//! update. If Keyward is killed at any point, this leaves reservations whose owner doesn't hold them: the next write that meets
+//! one finds that out.
+//!
+//! A plain upsert that matches no document inserts one instead ([`super::upsert`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -174,6 +174,30 @@ pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     with_expression(query, &never.finish())
 }
 
+/// `query` of an upsert, rewritten to match no document. So the server inserts the document `id`, `{_id}`, or refuses its `_id`. A
+/// document that has appeared since Keyward read is not changed.
+///
+/// An upsert's query may have no `$expr`. The rewritten query asks for a document without an `_id`, beside the equalities that the
+/// new document is made of.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn only_inserts(query: Doc<'_>, id: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    let mut rewritten = Builder::from_document(query.bytes());
+    if let (None, Some(id)) = (query.get("_id")?, id.get("_id")?) {
+        append_equal(&mut rewritten, b"_id", &id);
+    }
+    rewritten
+        .open(ElementType::Array, b"$nor")
+        .open(ElementType::EmbeddedDocument, b"0")
+        .open(ElementType::EmbeddedDocument, b"_id")
+        .boolean("$exists", true)
+        .close()
+        .close()
+        .close();
+    Ok(rewritten.finish())
+}
+
 fn with_expression(query: Doc<'_>, expression: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut rewritten = match query.get("$expr")? {
         None => Builder::from_document(query.bytes()),

@@ -36,7 +36,7 @@ pub struct Assignment<'a> {
 }
 
 impl<'a> KeyUpdate<'a> {
-    /// The effect of `statement`, if it can be read and needs no transaction.
+    /// The effect of `statement` on an existing document, if it can be read and needs no transaction.
     ///
     /// # Errors
     /// [`Malformed`] if the statement isn't BSON.
@@ -52,7 +52,6 @@ impl<'a> KeyUpdate<'a> {
         if protected.is_strict()
             || is_known_by_record
             || !statement.is_single
-            || statement.is_upsert
             || has_collation
             || is_large(statement.own)?
             || names_a_position(statement.own)?
@@ -61,15 +60,13 @@ impl<'a> KeyUpdate<'a> {
         {
             return Ok(None);
         }
-        let update = match statement.kind {
-            StatementKind::Delete => return Ok(Some(KeyUpdate::Removal)),
-            StatementKind::Update => statement.own.get("u")?,
-            StatementKind::FindAndModify => match statement.own.is_set("remove")? {
-                true => return Ok(Some(KeyUpdate::Removal)),
-                false => statement.own.get("update")?,
-            },
-        };
-        let Some(update) = update.filter(|update| update.kind == ElementType::EmbeddedDocument) else {
+        if statement.deletes()? {
+            return Ok(Some(KeyUpdate::Removal));
+        }
+        let Some(update) = statement
+            .update()?
+            .filter(|update| update.kind == ElementType::EmbeddedDocument)
+        else {
             return Ok(None);
         };
         let update = Doc::new(update.value)?;
@@ -256,20 +253,20 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
 }
 
 /// Whether every part of the path is a field's name in any document.
-fn is_plain_path(path: &[u8]) -> bool {
+pub fn is_plain_path(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'.')
         .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
 }
 
 /// Whether setting `changed` sets the whole value at `path`, or nothing of it. An embedded document's value depends on the
 /// order of its fields, which Keyward couldn't know after an update of a part.
-fn is_whole(changed: &[u8], path: &[u8]) -> bool {
+pub fn is_whole(changed: &[u8], path: &[u8]) -> bool {
     let names = |path: &[u8]| path.split(|byte| *byte == b'.').count();
     !overlap(changed, path) || names(changed) <= names(path)
 }
 
 /// `document` with the field at `path` set to `value`, or without that field.
-fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Result<Vec<u8>, Malformed> {
+pub fn assigned(document: Doc<'_>, path: &[u8], value: Option<&Element<'_>>) -> Result<Vec<u8>, Malformed> {
     let (first, rest) = match path.iter().position(|byte| *byte == b'.') {
         Some(dot) => (&path[..dot], Some(&path[dot + 1..])),
         None => (path, None),

@@ -5,6 +5,7 @@ pub mod batch;
 pub mod bulk;
 pub mod filter_rewriting;
 pub mod key_update;
+pub mod plain_upsert;
 pub mod running;
 pub mod shape;
 pub mod statement;

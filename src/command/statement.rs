@@ -103,6 +103,30 @@ impl<'a> Statement<'a> {
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
+    /// Whether the statement deletes documents.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn deletes(self) -> Result<bool, Malformed> {
+        Ok(match self.kind {
+            StatementKind::Delete => true,
+            StatementKind::FindAndModify => self.own.is_set("remove")?,
+            StatementKind::Update => false,
+        })
+    }
+
+    /// The statement's update: operators, a replacement or a pipeline.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn update(self) -> Result<Option<Element<'a>>, Malformed> {
+        match self.kind {
+            StatementKind::Update => self.own.get("u"),
+            StatementKind::FindAndModify => self.own.get("update"),
+            StatementKind::Delete => Ok(None),
+        }
+    }
+
     /// The documents that it selects.
     ///
     /// # Errors
@@ -140,12 +164,36 @@ impl<'a> Statement<'a> {
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn with_query(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
+        self.rewritten(rewritten, None, false)
+    }
+
+    /// As [`Statement::with_query`], for a statement that must insert nothing if no document matches.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn without_upsert(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
+        self.rewritten(rewritten, None, self.is_upsert)
+    }
+
+    /// The statement itself, with the query `rewritten` and another `update`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn with_update(self, rewritten: &[u8], update: &[u8]) -> Result<Vec<u8>, Malformed> {
+        self.rewritten(rewritten, Some(update), false)
+    }
+
+    fn rewritten(self, rewritten: &[u8], update: Option<&[u8]>, only_updates: bool) -> Result<Vec<u8>, Malformed> {
         let mut own = Builder::new();
         for element in self.own.elements() {
             let element = element?;
-            match element.name == self.kind.query_name().as_bytes() {
-                true => own.append(ElementType::EmbeddedDocument, element.name, rewritten),
-                false => own.element(&element),
+            match (element.name, update) {
+                (name, _) if name == self.kind.query_name().as_bytes() => {
+                    own.append(ElementType::EmbeddedDocument, name, rewritten)
+                }
+                (b"u" | b"update", Some(update)) => own.append(ElementType::EmbeddedDocument, element.name, update),
+                (b"upsert", _) if only_updates => continue,
+                _ => own.element(&element),
             };
         }
         if self.own.get(self.kind.query_name())?.is_none() {

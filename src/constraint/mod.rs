@@ -164,6 +164,11 @@ impl Constraint {
         &self.key_pattern
     }
 
+    /// Whether it leaves out the documents that don't meet a filter.
+    pub fn is_partial(&self) -> bool {
+        self.filter.is_some()
+    }
+
     /// How the proxy collection is spread.
     pub fn sharding(&self) -> Sharding {
         self.sharding

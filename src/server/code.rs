@@ -128,3 +128,5 @@ pub const DUPLICATE_FIELD: i32 = 40_413;
 pub const MISSING_FIELD: i32 = 40_414;
 /// A command has an unknown field; the server has no name for this code.
 pub const UNKNOWN_FIELD: i32 = 40_415;
+/// The first try of a retried `findAndModify` without `upsert` inserted a document.
+pub const FIRST_TRY_INSERTED: i32 = 40_608;

@@ -11,6 +11,7 @@ use crate::command::affected_keys::{Paths, may_affect};
 use crate::command::batch::BatchCommand;
 use crate::command::bulk::BulkWrite;
 use crate::command::key_update::KeyUpdate;
+use crate::command::plain_upsert::PlainUpsert;
 use crate::command::shape::Form;
 use crate::command::statement::{Statement, StatementKind};
 use crate::constraint::Strategy;
@@ -76,6 +77,9 @@ pub enum Way<'m> {
     PassThrough,
     /// The statement states its new keys. Keyward reserves them, forwards the statement, and releases the old keys.
     InPlace(KeyUpdate<'m>),
+    /// An upsert that states its new keys, whether it inserts a document or changes one. Keyward finds out which, and carries it out
+    /// in place.
+    Upsert(PlainUpsert<'m>),
     /// It runs in a transaction with its reservations: the client's own, or one of Keyward's.
     InTransaction,
 }
@@ -154,7 +158,11 @@ impl<'m> StatementPlan<'m> {
             // The server refuses a retryable statement about many documents.
             Way::PassThrough
         } else {
-            KeyUpdate::of(statement, protected)?.map_or(Way::InTransaction, Way::InPlace)
+            let in_place = match statement.is_upsert {
+                true => PlainUpsert::of(statement, protected)?.map(Way::Upsert),
+                false => KeyUpdate::of(statement, protected)?.map(Way::InPlace),
+            };
+            in_place.unwrap_or(Way::InTransaction)
         };
         Ok(StatementPlan { statement, way })
     }

@@ -8,6 +8,7 @@ mod commands_sent;
 mod drop;
 mod every_write;
 mod own_reads;
+mod plain_upsert;
 mod protected_insert;
 mod refusals;
 mod statement_options;

@@ -193,7 +193,13 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
         let all_records = on_all_shards(op.protected, results::COLLECTION);
         let records = find(op.protected, &Note::new(first, Vec::new()));
         let mut transaction = op.own_transaction()?;
-        let replies = pipeline::run(vec![records, documents, all_records], Vec::new(), &mut transaction, op.upstream).await?;
+        let replies = pipeline::run(
+            vec![records, documents, all_records],
+            Vec::new(),
+            &mut transaction,
+            op.upstream,
+        )
+        .await?;
         transaction.abort(op.upstream).await?;
         // A transaction number that is too low, for example, ends nothing.
         if !replies

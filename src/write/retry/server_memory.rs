@@ -16,9 +16,11 @@ use crate::command::batch::BatchCommand;
 use crate::command::filter_rewriting::{self, append_equal, nothing};
 use crate::command::key_update::names_shard;
 use crate::command::running::append_fields;
+use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
-use crate::server::reply::retried_statements;
+use crate::server::code;
+use crate::server::reply::{self, retried_statements};
 use crate::write::forward::{self, Acknowledged, ForwardError, Reason};
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
@@ -173,6 +175,35 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
     }
 }
 
+/// The server's answer to an upsert that Keyward `sent` as a `findAndModify` without `upsert`. If its first try inserted a document,
+/// the server answers only a `findAndModify` with `upsert` from its memory. Keyward then asks again with one that can't insert: it
+/// sets another `_id` than it asks for.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone.
+pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> Result<forward::Sent, ForwardError> {
+    let is_inserted = run.operation.is_some()
+        && run.statement.is_upsert
+        && run.statement.kind == StatementKind::FindAndModify
+        && reply::code(Doc::new(&sent.body)?)? == Some(code::FIRST_TRY_INSERTED);
+    if !is_inserted {
+        return Ok(sent);
+    }
+    let query = run.statement.query()?.unwrap_or(Doc::empty());
+    let (mut asked_for, mut other) = (Builder::new(), Builder::new());
+    asked_for.int32("_id", 0);
+    other
+        .open(ElementType::EmbeddedDocument, b"$set")
+        .open(ElementType::EmbeddedDocument, b"_id")
+        .int32("other", 1)
+        .close()
+        .close();
+    let query = filter_rewriting::only_inserts(query, Doc::new(&asked_for.finish())?)?;
+    let own = run.statement.with_update(&query, &other.finish())?;
+    let which = (run.statement.kind, run.index);
+    forward::statement(run.op, which, &own, Acknowledged::ByMajority, None).await
+}
+
 /// The server's answer to the statement in a form that matches no document.
 ///
 /// # Errors
@@ -186,9 +217,10 @@ async fn ask_about_statement(
     acknowledged: Acknowledged,
 ) -> Result<forward::Sent, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
-    let own = run.statement.with_query(&filter_rewriting::nothing(query)?)?;
+    let own = run.statement.without_upsert(&filter_rewriting::nothing(query)?)?;
     let which = (run.statement.kind, run.index);
     let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
+    let said = as_upsert(run, said).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,
         ..said

@@ -315,7 +315,11 @@ fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<DocumentKe
     cursor::more(reply)
 }
 
-fn image(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
+/// The identity and the keys of `document`.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn image(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
     let mut id = Builder::new();
     if let Some(element) = document.get("_id")? {
         id.element(&element);

@@ -6,9 +6,11 @@
 //!
 //! Keyward forwards the statement under the client's own number, so the server recognises a driver's retry itself. Keyward pins
 //! the statement to the document that it read and to the values in it. So the document will hold exactly the reserved keys.
-//! Keyward releases old keys only after a majority has the update and a read shows that the document no longer holds them. It
-//! releases exactly the reservations that it read before the update. If Keyward is killed at any point, this leaves
-//! reservations whose owner doesn't hold them: the next write that meets one finds that out.
+//! Keyward releases old keys only after a majority has the update. It releases exactly the reservations that it read before the
+//! update. If Keyward is killed at any point, this leaves reservations whose owner doesn't hold them: the next write that meets
+//! one finds that out.
+//!
+//! A plain upsert that matches no document inserts one instead ([`super::upsert`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -19,23 +21,21 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentSnapshot};
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
+use super::settling::{GivenUp, Tried, in_doubt, refused, send, settle};
+use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
 use crate::command::key_update::KeyUpdate;
 use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
-use crate::reservation::{Event, Scope, Token};
-use crate::server::reply::is_from_memory;
+use crate::reservation::Event;
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward;
-use crate::write::forward::{Acknowledged, ForwardError, Reason};
-use crate::write::lease_left::LeaseLeft;
-use crate::write::operation::WriteOp;
+use crate::write::forward::{ForwardError, Reason};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
-use crate::write::retry::server_memory::{done_elsewhere, first_try, without_match};
+use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::Refused;
 
 /// Keyward doesn't send a statement that is larger than this, with the values that it is pinned to: a command has other fields,
@@ -46,30 +46,21 @@ const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 /// expression: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
-/// The outcome of one try.
-enum Tried {
-    Ran(StatementResult),
-    /// The document changed meanwhile.
-    Again,
-    /// No document still had the values that Keyward had read.
-    Missed(Vec<u8>),
-}
-
-/// The reservations of keys that the document is to release, as they were before.
-type GivenUp = Vec<(ConstrainedKey, Reservation)>;
-
-/// Carries out the statement.
+/// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
+/// `new_document`, of which these are the fields that keys are made of.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn update_in_place(
+pub async fn run_in_place(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
+    new_document: Option<&[u8]>,
 ) -> Result<StatementResult, ForwardError> {
     let mut back_off = BackOff::default();
     let (mut missed, mut misses) = (Vec::new(), 0);
+    let mut upserts = 0;
     loop {
-        match attempt(run, key_update).await? {
+        match attempt(run, key_update, new_document, &mut upserts).await? {
             Tried::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
@@ -87,10 +78,17 @@ pub async fn update_in_place(
     }
 }
 
-async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> Result<Tried, ForwardError> {
-    let seen = match look(run).await? {
-        Ok(seen) => seen,
-        Err(result) => return Ok(Tried::Ran(result)),
+async fn attempt(
+    run: &mut StatementRun<'_, '_>,
+    key_update: &KeyUpdate<'_>,
+    new_document: Option<&[u8]>,
+    upserts: &mut usize,
+) -> Result<Tried, ForwardError> {
+    let seen = match (look(run).await?, new_document) {
+        (Ok(Some(seen)), _) => seen,
+        (Ok(None), Some(new_document)) => return insert_new(run, new_document, upserts).await,
+        (Ok(None), None) => return Ok(Tried::Ran(without_match(run).await?.into())),
+        (Err(result), _) => return Ok(Tried::Ran(result)),
     };
     if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
         // A router may send the statement to both, and both would get the key. The next command knows the shard key.
@@ -107,7 +105,7 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return refused(run).await;
+        return refused(run, upserts).await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
@@ -118,11 +116,7 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
     let under_way = run.op.context.in_flight.begin();
-    let token = Token {
-        attempt: under_way.attempt(),
-        position: u32::try_from(run.index).unwrap_or(u32::MAX),
-        operation: run.operation,
-    };
+    let token = run.token(&under_way);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
@@ -130,7 +124,7 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
         Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
         // By now this same document holds the key.
         Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
-        Claimed::Duplicate(_) => refused(run).await,
+        Claimed::Duplicate(_) => refused(run, upserts).await,
         Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
@@ -140,13 +134,14 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
     tried
 }
 
-/// Reads the document that the statement matches. Without one, the error is the statement's result.
-async fn look(run: &mut StatementRun<'_, '_>) -> Result<Result<DocumentSnapshot, StatementResult>, ForwardError> {
+/// Reads the document that the statement matches, if there is one. If the server refuses, the error is the statement's result.
+async fn look(
+    run: &mut StatementRun<'_, '_>,
+) -> Result<Result<Option<DocumentSnapshot>, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
     let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
     let refused = match looked {
-        Ok(Some(seen)) => return Ok(Ok(seen)),
-        Ok(None) => return Ok(Err(without_match(run).await?.into())),
+        Ok(seen) => return Ok(Ok(seen)),
         Err(refused) => refused,
     };
     // If the statement is wrong, the server's own answer reports it; otherwise the server refused the read.
@@ -167,20 +162,12 @@ async fn write(
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
 ) -> Result<Tried, ForwardError> {
-    let left = LeaseLeft::new(run.op.context.lease, candidate.since);
-    let time = left.time_to_write(run.op.deadline);
-    let Some(time) = time.filter(|_| !left.is_too_little()) else {
-        candidate.withdraw();
+    let Some(sent) = send(run, own, candidate).await? else {
         return Ok(Tried::Again);
     };
-    let which = (run.statement.kind, run.index);
-    WriteOp::assert_held([&*candidate]);
-    let lease = run.op.context.lease;
-    let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
-    let sent = forward::within(lease, sent).await;
-    let sent = sent.inspect_err(|_| in_doubt(run, candidate))?;
+    let sent = as_upsert(run, sent).await.inspect_err(|_| in_doubt(run, candidate))?;
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, seen, given_up, candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => settle(run, &seen.image, given_up, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(Reason::NoMatch) => {
@@ -191,77 +178,6 @@ async fn write(
         Outcome::InDoubt(_) => in_doubt(run, candidate),
     }
     Ok(Tried::Ran(sent.into()))
-}
-
-fn in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
-    candidate.step(&Event::InDoubt);
-    run.op.note_in_doubt(candidate);
-}
-
-/// Releases the old keys that the document no longer holds, and the new keys that it didn't get.
-///
-/// The server may have answered from its memory of a first try, which may have concerned another document. Since then, a later
-/// write in progress may have reserved the old keys. Keyward then keeps them: the next write that meets one finds out whether
-/// it is stale.
-async fn settle(
-    run: &mut StatementRun<'_, '_>,
-    seen: &DocumentSnapshot,
-    given_up: GivenUp,
-    candidate: &mut Candidate<'_>,
-    reply: &[u8],
-) -> Result<(), ForwardError> {
-    let given_up = match is_from_memory(Doc::new(reply)?)? {
-        true => GivenUp::new(),
-        false => given_up,
-    };
-    let mut looked = Ok(Some(Vec::new()));
-    if run.operation.is_some() {
-        looked = document_keys::look_again(
-            run.op.protected,
-            run.statement.body,
-            &seen.image,
-            Doc::new(reply)?,
-            run.op.upstream,
-        )
-        .await?;
-    }
-    // The statement was carried out, now or before, so it can't take effect later: each key is decided separately.
-    candidate.step(&Event::Applied);
-    let Ok(looked) = looked else { return Ok(()) };
-    // Without an answer, every key must be looked for on all shards.
-    let (held, is_found) = (looked.as_deref().unwrap_or_default(), looked.is_some());
-    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let is_free = |key: &ConstrainedKey| key.constraint == constraint && !held.contains(key);
-        let given_up = given_up.iter().filter(|(key, _)| is_free(key));
-        let given_up = given_up.map(|(key, seen)| (&key.key, seen));
-        // On another route, the owner may be another document with the same `_id`, or this one before the collection was
-        // resharded.
-        let (given_up, elsewhere): (Vec<_>, Vec<_>) =
-            given_up.partition(|(_, before)| is_found && before.owner == seen.image.owner);
-        let not_come: Vec<_> = candidate
-            .keys
-            .iter()
-            .filter(|key| run.operation.is_some() && is_free(key))
-            .map(|key| &key.key)
-            .collect();
-        if given_up.len() + elsewhere.len() + not_come.len() == 0 {
-            continue;
-        }
-        let released = async {
-            let given_up = [given_up, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
-            proxy.release_seen(&given_up).await?;
-            // The document has just got these keys, so one look by its shard key isn't enough.
-            let claims: Vec<_> = not_come.iter().map(|key| (*key, &candidate.owner)).collect();
-            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
-            let not_come = not_come.iter().zip(held).filter(|(_, held)| !held);
-            let token = candidate.attempt.token();
-            proxy
-                .release(&not_come.map(|(key, _)| (*key, token)).collect::<Vec<_>>())
-                .await
-        };
-        proxy.or_left_behind(released).await;
-    }
-    Ok(())
 }
 
 /// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
@@ -302,17 +218,6 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
     given_up
 }
 
-/// The result if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
-/// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
-async fn refused(run: &mut StatementRun<'_, '_>) -> Result<Tried, ForwardError> {
-    let Some(result) = run.obstacle().await? else {
-        return Ok(Tried::Again);
-    };
-    // Asked last: the first try may have ended meanwhile.
-    let first_try = first_try(run).await?;
-    Ok(Tried::Ran(first_try.unwrap_or(result)))
-}
-
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
 /// a transaction: its retry may find a smaller document, and would run in place.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
@@ -345,5 +250,5 @@ fn pinned(
     }
     let query = filter_rewriting::unchanged(Doc::new(&query)?, document, &paths)?;
     let query = filter_rewriting::of_same_types(Doc::new(&query)?, &type_tests)?;
-    run.statement.with_query(&query)
+    run.statement.without_upsert(&query)
 }

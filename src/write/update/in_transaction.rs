@@ -10,10 +10,11 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
+use crate::claims::UnderWay;
 use crate::command::statement::Statement;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::Refusal;
-use crate::reservation::Operation;
+use crate::reservation::{Operation, Token};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -40,6 +41,15 @@ pub struct StatementRun<'r, 'a> {
 }
 
 impl StatementRun<'_, '_> {
+    /// The token of the attempt `under_way` at the statement's keys.
+    pub fn token(&self, under_way: &UnderWay) -> Token {
+        Token {
+            attempt: under_way.attempt(),
+            position: u32::try_from(self.index).unwrap_or(u32::MAX),
+            operation: self.operation,
+        }
+    }
+
     /// Runs the statement in transactions of Keyward's own until one settles it.
     ///
     /// # Errors
@@ -95,17 +105,17 @@ impl StatementRun<'_, '_> {
     }
 
     /// The obstacle that keeps the statement from taking effect, if there is one. Keyward evaluates the statement in a
-    /// transaction that is never committed.
+    /// transaction that is never committed. `upserts` counts the tries of an upsert that should find the document in its way.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn obstacle(&mut self) -> Result<Option<StatementResult>, ForwardError> {
+    pub async fn obstacle(&mut self, upserts: &mut usize) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = self.op.own_transaction()?;
         let evaluated = self.statement.evaluate(self.op, &mut transaction, self.places).await;
         let obstacle = match evaluated {
             Ok(Evaluation::Ran(_)) => None,
             Ok(Evaluation::Abandoned(result)) => Some(result),
-            Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict, &mut 0).await?,
+            Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict, upserts).await?,
             Ok(Evaluation::Misplaced { .. }) => {
                 self.doubt_places().await;
                 None

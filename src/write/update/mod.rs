@@ -13,8 +13,10 @@ mod placement;
 pub mod reservation_conflict;
 pub mod reservation_diff;
 pub mod result;
+mod settling;
 mod statement;
 mod statements;
+mod upsert;
 
 pub use find_and_modify::find_and_modify;
 pub use statements::modify;

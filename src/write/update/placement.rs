@@ -11,11 +11,11 @@ use crate::catalog::Protected;
 use crate::claims::owner_of;
 use crate::command::affected_keys::{Paths, may_affect};
 use crate::command::filter_rewriting::equality;
-use crate::command::statement::{Statement, StatementKind};
+use crate::command::statement::Statement;
 use crate::constraint::fills_in;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-impl<'a> Statement<'a> {
+impl Statement<'_> {
     /// Whether the statement moves none of the `selected` documents: it sets no part of the shard key, or replaces documents by others
     /// with the same shard key, or deletes them.
     ///
@@ -59,27 +59,6 @@ impl<'a> Statement<'a> {
         };
         let conditions = is_kept.then(|| conditions_on_shard_key(Doc::new(&route)?, &protected.shard_key));
         Ok(conditions.transpose()?.map(Builder::finish))
-    }
-
-    /// Whether the statement deletes documents.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
-    pub fn deletes(self) -> Result<bool, Malformed> {
-        Ok(match self.kind {
-            StatementKind::Delete => true,
-            StatementKind::FindAndModify => self.own.is_set("remove")?,
-            StatementKind::Update => false,
-        })
-    }
-
-    /// The statement's update: operators, a replacement or a pipeline.
-    fn update(self) -> Result<Option<Element<'a>>, Malformed> {
-        match self.kind {
-            StatementKind::Update => self.own.get("u"),
-            StatementKind::FindAndModify => self.own.get("update"),
-            StatementKind::Delete => Ok(None),
-        }
     }
 }
 

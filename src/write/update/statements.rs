@@ -89,7 +89,9 @@ impl<'a> Modify<'_, 'a> {
                 let mut run = self.run(index);
                 let result = match plan.way {
                     Way::PassThrough => run.pass_through_clients_transaction(&mut transaction).await?,
-                    Way::InPlace(_) | Way::InTransaction => run.run_in_clients_transaction(&mut transaction).await?,
+                    Way::InPlace(_) | Way::Upsert(_) | Way::InTransaction => {
+                        run.run_in_clients_transaction(&mut transaction).await?
+                    }
                 };
                 if !self.take(index, result).await? {
                     break;

@@ -79,7 +79,7 @@ const fn retried(name: &'static str, write: fn(i32) -> Vec<Document>) -> Path {
     }
 }
 
-pub const PATHS: [Path; 19] = [
+pub const PATHS: [Path; 22] = [
     retried("insert", |base| {
         retryable(insert(base, vec![doc! { "region": "z", "email": new(base) }], true))
     }),
@@ -128,6 +128,21 @@ pub const PATHS: [Path; 19] = [
     retried("upsert", |base| {
         let one = doc! { "q": { "_id": base + 1, "region": "z" }, "u": set_and_count(base), "upsert": true };
         retryable(doc! { "update": "users", "updates": [one] })
+    }),
+    retried("upsert of an existing document", |base| {
+        let one = doc! { "q": { "_id": base, "region": "a" }, "u": set_and_count(base), "upsert": true };
+        retryable(doc! { "update": "users", "updates": [one] })
+    }),
+    retried("upsert by a pipeline", |base| {
+        let stage = doc! { "$set": { "email": new(base), "count": { "$add": [{ "$ifNull": ["$count", 0] }, 1] } } };
+        let one = doc! { "q": { "_id": base + 1, "region": "z" }, "u": [stage], "upsert": true };
+        retryable(doc! { "update": "users", "updates": [one] })
+    }),
+    retried("findAndModify that upserts", |base| {
+        let query = doc! { "_id": base + 1, "region": "z" };
+        retryable(
+            doc! { "findAndModify": "users", "query": query, "update": set_and_count(base), "upsert": true, "new": true },
+        )
     }),
     retried("delete", |base| {
         retryable(doc! { "delete": "users", "deletes": [{ "q": { "_id": base, "region": "a" }, "limit": 1 }] })

@@ -32,6 +32,8 @@ safe! {
     exchange_compensating: Exchange, COMPENSATING, 0;
     moved_compensating: Moved, COMPENSATING, 0;
     upsert_compensating: Upsert, COMPENSATING, 0;
+    plain_upsert_compensating: PlainUpsert, COMPENSATING, 0;
+    upsert_met_compensating: UpsertMet, COMPENSATING, 0;
     taken_in_compensating: TakenIn, COMPENSATING, 0;
     renewed_compensating: Renewed, COMPENSATING, 0;
     recalled_compensating: Recalled, COMPENSATING, 0;
@@ -56,6 +58,8 @@ fn every_state_can_come_to_rest() {
         World::Exchange,
         World::Moved,
         World::Upsert,
+        World::PlainUpsert,
+        World::UpsertMet,
         World::TakenIn,
         World::Renewed,
         World::Recalled,

@@ -28,6 +28,10 @@ pub enum World {
     Moved,
     /// A document is upserted with a key that another one wants, too.
     Upsert,
+    /// The same without a transaction.
+    PlainUpsert,
+    /// A document is upserted without a transaction, which another client inserts and deletes.
+    UpsertMet,
     /// As *Change*; and the first document is taken in meanwhile.
     TakenIn,
     /// A document that is taken in is deleted and inserted again, and its key wanted by another.
@@ -67,6 +71,15 @@ impl World {
             World::Upsert => {
                 let upsert = retryable(Deed::Upsert { id: 0, keys: A });
                 (vec![], vec![vec![upsert], vec![once(insert(1, A))]])
+            }
+            World::PlainUpsert => {
+                let upsert = retryable(Deed::PlainUpsert { id: 0, keys: A });
+                (vec![], vec![vec![upsert], vec![once(insert(1, A))]])
+            }
+            World::UpsertMet => {
+                let upsert = retryable(Deed::PlainUpsert { id: 0, keys: A });
+                let other = vec![once(insert(0, B)), once(Deed::Delete { id: 0 })];
+                (vec![], vec![vec![upsert], other])
             }
             World::Renewed => {
                 to_take_in = Some(0);

@@ -109,6 +109,10 @@ fn operation(random: &mut Random, ids: u8, keys: u8) -> Op {
             to: some(random, keys, 0),
         },
         65..85 => Deed::Delete { id },
+        85..93 => Deed::PlainUpsert {
+            id,
+            keys: some(random, keys, 0),
+        },
         _ => Deed::Upsert {
             id,
             keys: some(random, keys, 0),

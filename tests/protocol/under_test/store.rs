@@ -211,9 +211,11 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
         let document = &mut self.documents[write.deed.id() as usize];
         match write.deed {
             Deed::Insert { .. } if document.is_some() => return Reply::DuplicateId,
+            // What found no document is sent so that it matches none.
+            Deed::PlainUpsert { .. } if write.pinned.is_none() && document.is_some() => return Reply::DuplicateId,
             Deed::Insert { keys, .. } => *document = Some(keys),
             _ if *document != write.pinned => return Reply::Missed,
-            Deed::Change { to, .. } => *document = Some(to),
+            Deed::Change { to: keys, .. } | Deed::PlainUpsert { keys, .. } => *document = Some(keys),
             Deed::Delete { .. } => *document = None,
             Deed::Upsert { .. } => return Reply::Missed,
         }
@@ -288,11 +290,14 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
         let id = write.deed.id();
         let before = match (self.documents[id as usize], write.deed) {
             (Some(before), _) => before,
-            (None, Deed::Upsert { .. }) => NONE,
+            (None, Deed::Upsert { .. } | Deed::PlainUpsert { .. }) => NONE,
             (None, _) => return Reply::Missed,
         };
         let after = match write.deed {
-            Deed::Change { to: keys, .. } | Deed::Upsert { keys, .. } | Deed::Insert { keys, .. } => Some(keys),
+            Deed::Change { to: keys, .. }
+            | Deed::Upsert { keys, .. }
+            | Deed::PlainUpsert { keys, .. }
+            | Deed::Insert { keys, .. } => Some(keys),
             Deed::Delete { .. } => None,
         };
         let (new, old) = (after.unwrap_or(NONE).but(before), before.but(after.unwrap_or(NONE)));

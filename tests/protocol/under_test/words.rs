@@ -70,12 +70,21 @@ pub enum Deed {
         id: Id,
         keys: Keys,
     },
+    /// The same; its Keyward can read the keys from the statement.
+    PlainUpsert {
+        id: Id,
+        keys: Keys,
+    },
 }
 
 impl Deed {
     pub fn id(self) -> Id {
         match self {
-            Deed::Insert { id, .. } | Deed::Change { id, .. } | Deed::Delete { id } | Deed::Upsert { id, .. } => id,
+            Deed::Insert { id, .. }
+            | Deed::Change { id, .. }
+            | Deed::Delete { id }
+            | Deed::Upsert { id, .. }
+            | Deed::PlainUpsert { id, .. } => id,
         }
     }
 
@@ -83,7 +92,7 @@ impl Deed {
     pub fn runs_in_a_transaction(self, rules: &Rules) -> bool {
         match self {
             Deed::Insert { .. } => false,
-            Deed::Change { .. } | Deed::Delete { .. } => rules.is_strict(),
+            Deed::Change { .. } | Deed::Delete { .. } | Deed::PlainUpsert { .. } => rules.is_strict(),
             Deed::Upsert { .. } => true,
         }
     }

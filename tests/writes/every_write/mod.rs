@@ -73,6 +73,10 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         replayed || seen.duplicates * 20 > seen.commands,
         "too few conflicts to show anything: {seen:?}"
     );
+    assert!(
+        replayed || seen.upserts.iter().all(|count| count * 400 > seen.commands),
+        "too few upserts to show anything: {seen:?}"
+    );
 }
 
 /// A collection that is to be compared.
@@ -161,5 +165,8 @@ impl Seen {
         self.transactions += other.transactions;
         self.duplicates += other.duplicates;
         self.intended += other.intended;
+        for (own, other) in self.upserts.iter_mut().zip(other.upserts) {
+            *own += other;
+        }
     }
 }

@@ -22,7 +22,35 @@ pub struct Seen {
     pub errors: usize,
     pub transactions: usize,
     pub duplicates: usize,
+    /// Upserts that inserted, upserts that matched, and those of either that were repeated.
+    pub upserts: [usize; 3],
     pub intended: usize,
+}
+
+impl Seen {
+    /// Notes an upsert whose query names the `_id` and the shard key, and whose update is no pipeline.
+    fn note_upsert(&mut self, command: &Document, reply: &Document) {
+        let statement = match command.get_array("updates").map(Vec::as_slice) {
+            Ok([Bson::Document(statement)]) => statement,
+            Ok(_) => return,
+            Err(_) => command,
+        };
+        let query = statement.get_document("q").or_else(|_| statement.get_document("query"));
+        let update = statement
+            .get_document("u")
+            .or_else(|_| statement.get_document("update"));
+        let (Ok(query), Ok(_), Ok(true)) = (query, update, statement.get_bool("upsert")) else {
+            return;
+        };
+        if !["_id", "region"].iter().all(|name| query.contains_key(name)) || is_failure(reply) {
+            return;
+        }
+        let result = reply.get_document("lastErrorObject").unwrap_or(reply);
+        let is_repeated = reply.keys().any(|name| name.starts_with("retriedStmtId"));
+        self.upserts[0] += usize::from(result.contains_key("upserted"));
+        self.upserts[1] += usize::from(!result.contains_key("upserted"));
+        self.upserts[2] += usize::from(is_repeated);
+    }
 }
 
 pub struct Pair {
@@ -187,6 +215,7 @@ impl Pair {
         self.seen.commands += 1;
         self.seen.errors += usize::from(is_failure(&expected));
         self.seen.duplicates += usize::from(is_duplicate(&expected));
+        self.seen.note_upsert(command, native);
         let verdict = judge(command, &got, &expected);
         self.seen.intended += usize::from(verdict != Verdict::Same);
         match verdict {

@@ -37,6 +37,8 @@ pub struct Task {
     pub is_late: bool,
     /// A change's document as it was seen.
     seen: Option<Keys>,
+    /// Whether an upsert inserts its document: it saw none.
+    inserts: bool,
     /// The reservations of old keys, as they were before the change, and how many are yet to be read.
     given_up: Vec<(Key, Reservation)>,
     reading: u8,
@@ -94,6 +96,7 @@ impl Task {
             since: None,
             is_late: false,
             seen: None,
+            inserts: false,
             given_up: Vec::new(),
             reading: 0,
         };
@@ -140,6 +143,7 @@ impl Task {
                 self.round += 1;
                 self.given_up.clear();
                 self.seen = None;
+                self.inserts = false;
                 self.look(requests);
             }
             Verdict::Repeat => {

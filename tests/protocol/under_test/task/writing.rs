@@ -44,7 +44,7 @@ impl Task {
 
     pub(super) fn after(&self) -> Keys {
         match self.op.deed {
-            Deed::Insert { keys, .. } | Deed::Upsert { keys, .. } => keys,
+            Deed::Insert { keys, .. } | Deed::Upsert { keys, .. } | Deed::PlainUpsert { keys, .. } => keys,
             Deed::Change { to, .. } => to,
             Deed::Delete { .. } => NONE,
         }
@@ -60,6 +60,10 @@ impl Task {
         };
         self.seen = document;
         let Some(before) = document else {
+            if matches!(self.op.deed, Deed::PlainUpsert { .. }) {
+                self.inserts = true;
+                return self.claim(Stage::Claiming, self.new_keys(), requests);
+            }
             let verdict = match self.op.retryable {
                 true => Verdict::Unless(Outcome::Nothing),
                 false => Verdict::Answer(Outcome::Nothing),
@@ -87,14 +91,12 @@ impl Task {
                     scope,
                 }));
             }
-            Reply::Applied { .. } if is_insert || self.seen.is_none() => {
+            Reply::Applied { .. } if is_insert || self.seen.is_none() && !self.inserts => {
                 self.step(&Event::Applied);
                 self.end(Verdict::Answer(Outcome::Applied), requests);
             }
-            Reply::Applied { before } if self.op.retryable => {
-                if before {
-                    self.given_up.clear();
-                }
+            Reply::Applied { before: true } => {
+                self.given_up.clear();
                 self.stage = Stage::LookingAgain;
                 requests.push(Request::LookAt {
                     id: self.op.deed.id(),
@@ -102,6 +104,10 @@ impl Task {
                 });
             }
             Reply::Applied { .. } => self.settle(self.after(), requests),
+            Reply::DuplicateId if self.inserts => {
+                self.step(&Event::NotApplied);
+                self.end(Verdict::Obstacle, requests);
+            }
             Reply::DuplicateId => {
                 self.step(&Event::NotApplied);
                 self.end(Verdict::Answer(Outcome::DuplicateId), requests);

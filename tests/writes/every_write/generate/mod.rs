@@ -255,7 +255,40 @@ impl Generator {
         }
     }
 
+    /// An upsert of whole values.
+    fn plain_upsert(&mut self) -> Document {
+        let id = self.id();
+        let mut query = match self.rng.random_bool(0.8) {
+            true => doc! { "_id": id, "region": region(id) },
+            false => doc! { "region": { "$eq": region(id) }, "_id": { "$eq": id } },
+        };
+        let mut fields = self.fields();
+        let update = match self.rng.random_range(0..10) {
+            0..=2 => {
+                let mut replacement = doc! { "region": region(id) };
+                replacement.extend(fields);
+                replacement
+            }
+            3 | 4 => {
+                if let Some(value) = fields.remove("a").filter(|value| value.as_i32().is_some()) {
+                    query.insert("a", value);
+                }
+                doc! { "$set": fields, "$inc": { "count": 1 } }
+            }
+            5 | 6 => match fields.remove("b") {
+                Some(value) => doc! { "$setOnInsert": { "b": value }, "$set": fields },
+                None => doc! { "$setOnInsert": fields },
+            },
+            7 => doc! { "$unset": { "a": 1 }, "$inc": { "count": 1 } },
+            _ => doc! { "$set": fields },
+        };
+        doc! { "u": update, "q": query, "upsert": true }
+    }
+
     fn update_of_one(&mut self) -> Document {
+        if self.rng.random_bool(0.15) {
+            return self.plain_upsert();
+        }
         let upsert = self.rng.random_bool(0.2);
         let mut query = if upsert {
             self.exact_query()

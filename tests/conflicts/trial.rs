@@ -20,7 +20,7 @@ pub fn users(database: &str) -> &'static Cluster {
 }
 
 /// The same on another cluster.
-pub fn users_on(cluster: &'static Cluster, database: &str) -> &'static Cluster {
+pub fn users_on<'c>(cluster: &'c Cluster, database: &str) -> &'c Cluster {
     static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let is_new = TAKEN.lock().unwrap().insert(database.to_owned());
     assert!(is_new, "another test has the database {database}");

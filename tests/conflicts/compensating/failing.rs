@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use bson::{Bson, Document, doc};
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
@@ -273,6 +273,34 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
     let other = crate::trial::keyward(cluster, database, "2s", &[EMAIL]);
     let reply = send(&other.address, database, insert(vec![user(1)], true)).unwrap();
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// A transaction holds the document's place, so the server tries the insert again and again: it must end before others may
+/// take the key over.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_ends_a_write_within_the_lease_of_its_keys() {
+    let database = "ended_in_lease";
+    let cluster = users(database);
+    let keyward = crate::trial::keyward(cluster, database, "2s", &[EMAIL]);
+    let id = Binary {
+        subtype: BinarySubtype::Uuid,
+        bytes: rand::random::<[u8; 16]>().to_vec(),
+    };
+    let transaction = doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false };
+    let mut in_the_way = insert(vec![doc! { "_id": 2, "region": "a" }], true);
+    in_the_way.extend(transaction.clone());
+    in_the_way.insert("startTransaction", true);
+    let router = cluster.router_address();
+    assert_eq!(send(&router, database, in_the_way).unwrap().get_i32("n").ok(), Some(1));
+    // Without a limit the reply would not come within the lease, and Keyward would close the connection.
+    let reply = send(&keyward.address, database, insert(vec![user(2)], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 50)], "{reply}");
+    let mut abort = doc! { "abortTransaction": 1 };
+    abort.extend(transaction);
+    send(&router, "admin", abort).unwrap();
+    let reply = send(&keyward.address, database, insert(vec![user(2)], true)).unwrap();
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
     assert_agreement(cluster, database, "email").await;
 }
 

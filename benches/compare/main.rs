@@ -34,6 +34,7 @@ use measure::{Effort, Outcome, Scenario};
 const TABLES: [&str; 5] = ["forwarded", "protected", "memory", "backfill", "size"];
 
 fn main() {
+    testbed::process::use_disk();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let write = arguments.iter().any(|argument| argument == "--write");
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));

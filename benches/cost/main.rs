@@ -16,6 +16,7 @@ use testkit::counted::{self, Counted};
 const LISTED: usize = 10;
 
 fn main() {
+    testbed::process::use_disk();
     let has = |wanted: &str| std::env::args().skip(1).any(|argument| argument == wanted);
     let tell = |name: &str, text: &str| {
         println!("{text}\n");

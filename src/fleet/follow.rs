@@ -9,6 +9,7 @@ use bson::oid::ObjectId;
 
 use super::{Entry, Membership};
 use crate::constraint::Constraint;
+use crate::haste::{self, hastened};
 use crate::metrics::{Metrics, constraint_label};
 use crate::prepare::{self, IfClaimed, PrepareError, Standing, State, Waiting};
 use crate::readiness::{Obstacle, Readiness};
@@ -61,7 +62,7 @@ pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept
                     let label = format!("{}.{}", report.namespace, report.constraint);
                     readiness.note(&label, format!("reserving: {}", report.without_values()));
                 }
-                AFTER_DUPLICATES
+                hastened(AFTER_DUPLICATES, haste::REGISTER)
             }
             Err(error) => {
                 tracing::warn!(%error, "whether the constraints are enforced can't be seen");

@@ -5,15 +5,13 @@
 
 use std::time::Duration;
 
+use crate::haste::{self, hastened};
 use crate::write::TRANSACTION_LIFE;
 
 /// How long a Keyward may write after it sent the last renewal of its entry that succeeded.
 const LEASE: Duration = Duration::from_secs(30);
 /// So many renewals fit into a lease.
 const RENEWALS: u32 = 10;
-
-/// In a debug build: by how much all terms are shorter, so that tests needn't wait for minutes.
-const HASTE_VARIABLE: &str = "KEYWARD_REGISTER_HASTE";
 
 /// The terms of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,14 +31,12 @@ impl Terms {
         }
     }
 
-    /// The same, all of them shorter by the same factor where a test asks for it; what is released never is.
+    /// The same terms, shorter if a test asks for it.
     #[must_use]
     pub fn hastened(self) -> Terms {
-        let wanted = std::env::var(HASTE_VARIABLE).ok().filter(|_| cfg!(debug_assertions));
-        let haste: u32 = wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(1).max(1);
         Terms {
-            lease: self.lease / haste,
-            aftermath: self.aftermath / haste,
+            lease: hastened(self.lease, haste::REGISTER),
+            aftermath: hastened(self.aftermath, haste::REGISTER),
         }
     }
 

@@ -13,12 +13,13 @@ use mongodb::{Client, Collection};
 
 use super::definition::{DEFINITIONS, definition_id};
 use crate::constraint::Constraint;
+use crate::haste::{self, hastened};
 use crate::proxy_collection::{StoreError, answered};
 
 /// How long a claim lasts unless it is renewed.
 const TERM: Duration = Duration::from_secs(30);
-/// How often a claim is renewed.
-const RENEWAL: Duration = Duration::from_secs(10);
+/// So many renewals fit into a claim's term.
+const RENEWALS: u32 = 3;
 
 /// The claim to one constraint.
 #[derive(Debug, Clone)]
@@ -53,7 +54,7 @@ impl Claims {
             id: definition_id(namespace, constraint.name()),
         };
         let free = doc! { "$expr": { "$not": [is_claimed()] } };
-        let is_taken = claim.update(free, self.by, TERM).await?;
+        let is_taken = claim.update(free, self.by, term()).await?;
         if is_taken {
             self.held().push(claim);
         }
@@ -70,11 +71,11 @@ impl Claims {
 
     async fn renew(&self) -> std::convert::Infallible {
         loop {
-            tokio::time::sleep(RENEWAL).await;
+            tokio::time::sleep(term() / RENEWALS).await;
             let held = self.held().clone();
             for claim in held {
                 // If the renewal fails, other Keywards do the same work.
-                if let Err(error) = claim.update(doc! { "claim.by": self.by }, self.by, TERM).await {
+                if let Err(error) = claim.update(doc! { "claim.by": self.by }, self.by, term()).await {
                     tracing::debug!(%error, "a claim to a backfill could not be renewed");
                 }
             }
@@ -113,7 +114,11 @@ impl Claim {
 /// made before the clock went back, so it does not count.
 pub(super) fn is_claimed() -> Document {
     let until = doc! { "$ifNull": ["$claim.until", Bson::Null] };
-    doc! { "$and": [{ "$gt": [until.clone(), "$$NOW"] }, { "$lt": [until, from_now(2 * TERM)] }] }
+    doc! { "$and": [{ "$gt": [until.clone(), "$$NOW"] }, { "$lt": [until, from_now(2 * term())] }] }
+}
+
+fn term() -> Duration {
+    hastened(TERM, haste::REGISTER)
 }
 
 fn from_now(time: Duration) -> Document {

@@ -11,6 +11,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::haste::{self, hastened};
+
 /// How long a client's transaction may live. The server ends transactions older than `transactionLifetimeLimitSeconds`, 60; it
 /// checks for them every 30 seconds.
 pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
@@ -55,7 +57,7 @@ impl CatalogEpochs {
             current: watch::Sender::new(CatalogEpoch(epoch)),
             held: Mutex::new(held),
             begun: Instant::now(),
-            life: TRANSACTION_LIFE.max(lease),
+            life: hastened(TRANSACTION_LIFE, haste::TRANSACTIONS).max(lease),
             unseen_at: AtomicU64::new(0),
             lost_at: AtomicU64::new(0),
         }

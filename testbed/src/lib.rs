@@ -15,10 +15,12 @@ pub mod process;
 pub mod replica_set;
 pub mod router;
 
+mod alone;
 mod deadline;
 mod error;
 mod prepared;
 
+pub use alone::Alone;
 pub use cluster::{Cluster, ClusterBuilder, StandIn};
 pub use error::Error;
 pub use fetch::{NodeProject, node_project, python, python_with};

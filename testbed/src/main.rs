@@ -135,6 +135,7 @@ fn interruption() -> io::Result<impl Future<Output = ()>> {
 }
 
 fn start(up: Up) -> Result<Started, Error> {
+    testbed::process::use_disk();
     if up.auth {
         let set = ReplicaSet::builder("rs")
             .members(up.replicas.into())

@@ -1,7 +1,5 @@
 //! Real drivers, fetched where they are missing, work against what the testbed starts.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 use std::process::Command;
 

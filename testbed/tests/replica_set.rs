@@ -1,7 +1,5 @@
 //! What a plain replica set lets a test do: fail over, be the reference for a unique index, ask for authentication.
 
-#![allow(clippy::unwrap_used)]
-
 use bson::{Document, doc};
 use testbed::ReplicaSet;
 

@@ -1,7 +1,5 @@
 //! `testbed up` as a person runs it: one line of JSON, and nothing left behind however it ends.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

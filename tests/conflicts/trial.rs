@@ -20,7 +20,7 @@ pub fn users(database: &str) -> &'static Cluster {
 }
 
 /// The same on another cluster.
-pub fn users_on(cluster: &'static Cluster, database: &str) -> &'static Cluster {
+pub fn users_on<'c>(cluster: &'c Cluster, database: &str) -> &'c Cluster {
     static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let is_new = TAKEN.lock().unwrap().insert(database.to_owned());
     assert!(is_new, "another test has the database {database}");
@@ -54,10 +54,14 @@ pub fn store_of_email(cluster: &Cluster, database: &str) -> (ProxyCollection, Ke
 
 /// The same; what it reserves may be in flight for `lease`.
 pub fn store_with_lease(cluster: &Cluster, database: &str, lease: Duration) -> (ProxyCollection, Key) {
+    store_through(&cluster.client(), database, lease)
+}
+
+/// The same through this client.
+pub fn store_through(client: &mongodb::Client, database: &str, lease: Duration) -> (ProxyCollection, Key) {
     let constraint = Arc::new(email(database));
     let metrics = Metrics::new(std::slice::from_ref(&constraint)).constraint(&constraint);
-    let client = cluster.client();
-    let proxy = ProxyCollection::new(&client, constraint, metrics, lease);
+    let proxy = ProxyCollection::new(client, constraint, metrics, lease);
     (proxy, key_of_email("a@x", database))
 }
 

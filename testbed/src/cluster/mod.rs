@@ -5,11 +5,12 @@ mod chunks;
 mod mongos;
 mod stand_in;
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use bson::Document;
 
 use crate::Error;
+use crate::alone::Alone;
 use crate::command;
 use crate::process::{Port, Process, Workspace};
 use crate::replica_set::{ReplicaSet, direct_client};
@@ -51,6 +52,15 @@ impl Cluster {
         static SHARED: OnceLock<Result<Cluster, Error>> = OnceLock::new();
         let shared = SHARED.get_or_init(Cluster::start).as_ref();
         shared.unwrap_or_else(|error| panic!("the shared cluster can't be started: {error}"))
+    }
+
+    /// A cluster like the shared one that no other test uses meanwhile, for fail points and server parameters.
+    ///
+    /// # Errors
+    /// As [`ClusterBuilder::start`].
+    pub fn alone() -> Result<Alone<Cluster>, Error> {
+        static FREE: Mutex<Vec<&Cluster>> = Mutex::new(Vec::new());
+        Alone::take(&FREE, Cluster::start)
     }
 
     /// The router.

@@ -24,7 +24,7 @@ use crate::fetch::FetchError;
 
 pub use lifeline::spawn;
 pub use port::Port;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, use_disk};
 
 /// Starting takes 0.3 s alone; on a machine busy compiling it can take many times that.
 const READY_WITHIN: Duration = Duration::from_secs(60);

@@ -7,12 +7,37 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::statvfs::statvfs;
 
 use super::ProcessError;
 
 /// Servers that are being killed may still make a file while their folder is removed: then it is tried again.
 const REMOVE_AT_END_OF_INPUT: &str =
     r#"trap '' HUP INT TERM; cat; for try in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep 0.2; done"#;
+
+/// A file system in memory. A server that is killed loses nothing there, as on a disk; only each `fsync` takes no time.
+const MEMORY: &str = "/dev/shm";
+/// With less free than this, temporary folders are on the disk. The clusters of a whole test run take about a quarter of it.
+const MEMORY_MIN: u64 = 6 << 30;
+
+static ON_DISK: AtomicBool = AtomicBool::new(false);
+
+/// Puts the temporary folders of this process on the disk from now on. Benchmarks and `testbed up` call it: a
+/// write to a real deployment waits for a disk.
+pub fn use_disk() {
+    ON_DISK.store(true, Ordering::Relaxed);
+}
+
+/// Where temporary folders are.
+fn temporary_parent() -> PathBuf {
+    let is_large = || statvfs(MEMORY).is_ok_and(|free| free.blocks_available() * free.fragment_size() >= MEMORY_MIN);
+    match !ON_DISK.load(Ordering::Relaxed) && is_large() {
+        true => PathBuf::from(MEMORY),
+        false => std::env::temp_dir(),
+    }
+}
 
 /// Where a cluster keeps its data and logs.
 #[derive(Debug)]
@@ -22,12 +47,12 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// A new temporary folder, removed on drop and when this process ends, however it ends.
+    /// A new temporary folder, in memory if there is room (see [`use_disk`]). It is removed on drop and when this process ends, however it ends.
     ///
     /// # Errors
     /// [`ProcessError::File`] if it can't be made.
     pub fn temporary() -> Result<Workspace, ProcessError> {
-        let parent = std::env::temp_dir();
+        let parent = temporary_parent();
         let failed = |source| ProcessError::File {
             path: parent.clone(),
             source,

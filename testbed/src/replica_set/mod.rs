@@ -5,13 +5,14 @@
 
 mod builder;
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use bson::{Document, doc};
 use mongodb::options::{ClientOptions, Credential, ServerAddress};
 
 use crate::Error;
+use crate::alone::Alone;
 use crate::command::{self, CommandError, majority};
 use crate::deadline::wait_for;
 use crate::fail_point::FailPoint;
@@ -63,6 +64,15 @@ impl ReplicaSet {
         static SHARED: OnceLock<Result<ReplicaSet, Error>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| ReplicaSet::start(1)).as_ref();
         shared.unwrap_or_else(|error| panic!("the shared replica set can't be started: {error}"))
+    }
+
+    /// A replica set like the shared one that no other test uses meanwhile, for fail points and server parameters.
+    ///
+    /// # Errors
+    /// As [`ReplicaSetBuilder::start`].
+    pub fn alone() -> Result<Alone<ReplicaSet>, Error> {
+        static FREE: Mutex<Vec<&ReplicaSet>> = Mutex::new(Vec::new());
+        Alone::take(&FREE, || ReplicaSet::start(1))
     }
 
     /// Its name.

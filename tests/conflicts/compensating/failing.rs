@@ -1,13 +1,13 @@
 //! Shards that refuse, break off or take too long, by the server's own fail points, which hit the protected collection
-//! only.
+//! only. A server has one `failCommand`, whatever the namespace that it names: each of these tests has a cluster alone.
 
 use std::time::{Duration, Instant};
 
-use bson::{Bson, Document, doc};
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users, write_errors};
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users, users_on, write_errors};
 use testkit::relay::Relay;
 use testkit::relay::insert_into;
 use testkit::relay::wait_until;
@@ -33,9 +33,9 @@ fn failing_on(shard: &ReplicaSet, database: &str, mode: Bson, how: Document) -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_without_the_privilege_leaves_nothing_reserved() {
-    let _alone = ALONE.lock().await;
     let database = "unauthorized";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     let refused = failing(cluster, database, "alwaysOn", doc! { "errorCode": 13 });
@@ -56,9 +56,9 @@ async fn a_client_without_the_privilege_leaves_nothing_reserved() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_tries_again_what_was_not_answered() {
-    let _alone = ALONE.lock().await;
     let database = "start_unanswered";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let users = cluster.client().database(database).collection::<Document>("users");
     users.insert_many((0..4).map(user)).await.unwrap();
     // Longer than an answer is waited for: the documents that are to be taken in aren't told.
@@ -77,9 +77,6 @@ async fn a_start_tries_again_what_was_not_answered() {
     let log = keyward.log();
     assert!(log.contains("no answer within 15 s"), "{log}");
 }
-
-/// The fail point is one for each server, whatever the namespace that it names.
-pub static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A driver that retries an insert which a shard fails once; everything is there exactly once afterwards.
 async fn retried(cluster: &Cluster, keyward: &Keyward, database: &str, shard: &ReplicaSet, first: i32, how: Document) {
@@ -105,9 +102,9 @@ async fn retried(cluster: &Cluster, keyward: &Keyward, database: &str, shard: &R
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drivers_retry_succeeds_once_whatever_the_shard_said() {
-    let _alone = ALONE.lock().await;
     let database = "labels";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let failures = [
         doc! { "closeConnection": true },
@@ -126,9 +123,9 @@ async fn a_drivers_retry_succeeds_once_whatever_the_shard_said() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_proves_nothing_leaves_the_keys_reserved() {
-    let _alone = ALONE.lock().await;
     let database = "in_doubt";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "1s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     for (number, code) in (0..).zip([202, 6, 89, 91, 317, 9_999]) {
@@ -156,9 +153,9 @@ async fn an_error_that_proves_nothing_leaves_the_keys_reserved() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_concern_error_is_passed_on_with_what_was_written() {
-    let _alone = ALONE.lock().await;
     let database = "concern";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     let concern = doc! { "writeConcernError": { "code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting" } };
@@ -180,9 +177,9 @@ async fn a_write_concern_error_is_passed_on_with_what_was_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_limit_that_passes_midway_leaves_no_document_without_its_key() {
-    let _alone = ALONE.lock().await;
     let database = "midway";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "2s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     // The shards begin late, so that the limit passes while they are at it.
@@ -279,12 +276,40 @@ async fn a_reply_that_does_not_come_within_the_lease_is_not_waited_for() {
     assert_agreement(cluster, database, "email").await;
 }
 
+/// A transaction holds the document's place, so the server tries the insert again and again: it must end before others may
+/// take the key over.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_ends_a_write_within_the_lease_of_its_keys() {
+    let database = "ended_in_lease";
+    let cluster = users(database);
+    let keyward = crate::trial::keyward(cluster, database, "2s", &[EMAIL]);
+    let id = Binary {
+        subtype: BinarySubtype::Uuid,
+        bytes: rand::random::<[u8; 16]>().to_vec(),
+    };
+    let transaction = doc! { "lsid": { "id": id }, "txnNumber": 1_i64, "autocommit": false };
+    let mut in_the_way = insert(vec![doc! { "_id": 2, "region": "a" }], true);
+    in_the_way.extend(transaction.clone());
+    in_the_way.insert("startTransaction", true);
+    let router = cluster.router_address();
+    assert_eq!(send(&router, database, in_the_way).unwrap().get_i32("n").ok(), Some(1));
+    // Without a limit the reply would not come within the lease, and Keyward would close the connection.
+    let reply = send(&keyward.address, database, insert(vec![user(2)], true)).unwrap();
+    assert_eq!(write_errors(&reply), [(0, 50)], "{reply}");
+    let mut abort = doc! { "abortTransaction": 1 };
+    abort.extend(transaction);
+    send(&router, "admin", abort).unwrap();
+    let reply = send(&keyward.address, database, insert(vec![user(2)], true)).unwrap();
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    assert_agreement(cluster, database, "email").await;
+}
+
 /// Reservations are no retryable writes: Keyward sends them again itself, for clients whose drivers don't.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reservation_that_a_shard_turns_down_for_the_moment_is_written_again() {
-    let _alone = ALONE.lock().await;
     let database = "reserved_again_meanwhile";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     for (id, how) in [(1, doc! { "errorCode": 10107 }), (2, doc! { "closeConnection": true })] {
@@ -303,9 +328,9 @@ async fn a_reservation_that_a_shard_turns_down_for_the_moment_is_written_again()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_does_not_come_is_not_waited_for() {
-    let _alone = ALONE.lock().await;
     let database = "no_answer";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "2s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     run(&client, database, insert((0..2).map(user).collect(), true)).await;

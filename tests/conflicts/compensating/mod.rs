@@ -23,6 +23,6 @@ mod unfinished;
 mod waiting;
 
 pub use crate::strategy::PHONE;
-pub use crate::trial::{assert_agreement, insert, keyward, reservations, users, write_errors};
+pub use crate::trial::{assert_agreement, insert, keyward, reservations, users, users_on, write_errors};
 
 const EMAIL: &str = crate::strategy::Strategy::Compensating.email();

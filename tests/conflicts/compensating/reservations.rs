@@ -8,9 +8,10 @@ use keyward::reservation::{AttemptId, Token};
 
 use crate::both::abandoned::{Abandoned, NOW};
 use crate::both::retries::behind;
-use crate::compensating::{EMAIL, assert_agreement, failing, insert, keyward, users, write_errors};
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, users_on, write_errors};
 use crate::strategy::Strategy;
 use crate::trial::store_of_email;
+use testbed::Cluster;
 use testkit::relay::Relay;
 use testkit::relay::wait_until;
 use testkit::run;
@@ -60,9 +61,9 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_a_shard_refuses_is_an_error() {
-    let _alone = failing::ALONE.lock().await;
     let database = "not_released";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let (proxy, key) = store_of_email(cluster, database);
     let token = token();

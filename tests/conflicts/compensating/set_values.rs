@@ -32,7 +32,7 @@ fn region(id: i32) -> &'static [u8] {
 }
 
 /// An update of one document to the values of a generated one: set, unset or replaced.
-fn update(generator: &mut Generator, random: &mut StdRng, collection: &str) -> Vec<u8> {
+fn update(generator: &mut Generator, random: &mut StdRng, database: &str, collection: &str) -> Vec<u8> {
     let values = generator.document(0);
     let fields = || {
         Doc::new(&values)
@@ -45,7 +45,7 @@ fn update(generator: &mut Generator, random: &mut StdRng, collection: &str) -> V
     let mut command = Builder::new();
     command
         .string("update", collection.as_bytes())
-        .string("$db", DATABASE.as_bytes());
+        .string("$db", database.as_bytes());
     command
         .open(ElementType::Array, b"updates")
         .open(ElementType::EmbeddedDocument, b"0");
@@ -89,57 +89,75 @@ fn comparable(reply: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn any_value_can_follow_any_other() {
+fn any_value_can_follow_any_other_in_a_field() {
+    any_value_can_follow_any_other(0);
+}
+
+#[test]
+fn any_value_can_follow_any_other_in_a_compound_key() {
+    any_value_can_follow_any_other(1);
+}
+
+#[test]
+fn any_value_can_follow_any_other_in_a_subdocument() {
+    any_value_can_follow_any_other(2);
+}
+
+#[test]
+fn any_value_can_follow_any_other_in_an_array() {
+    any_value_can_follow_any_other(3);
+}
+
+fn any_value_can_follow_any_other(number: usize) {
     let seed = testkit::given::seed();
     let cluster = Cluster::shared();
-    let mut constraints = String::new();
-    for (name, key) in shapes() {
-        let namespace = format!("{DATABASE}.{name}");
-        shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
-        constraints += &format!("  - {{ collection: {namespace}, key: {key} }}\n");
-    }
-    let keyward = Keyward::start(&cluster.uri(), &constraints);
+    let (name, key) = shapes().swap_remove(number);
+    let database = format!("{DATABASE}_{name}");
+    let namespace = format!("{database}.{name}");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    let keyward = Keyward::start(
+        &cluster.uri(),
+        &format!("  - {{ collection: {namespace}, key: {key} }}\n"),
+    );
     let native_address = &ReplicaSet::shared().addresses()[0];
-    for (number, (name, key)) in shapes().into_iter().enumerate() {
-        let mut random = StdRng::seed_from_u64(seed.wrapping_add(number as u64));
-        let mut generator = Generator::new(StdRng::seed_from_u64(seed ^ number as u64));
-        let (mut through_keyward, mut native) = (Server::at(&keyward.address), Server::at(native_address));
-        native.drop(&Namespace::new(DATABASE, name));
-        let index_name: Vec<String> = key.iter().map(|(path, order)| format!("{path}_{order}")).collect();
-        let index = doc! { "key": key, "name": index_name.join("_"), "unique": true };
-        native.run(
-            &doc! { "createIndexes": name, "indexes": [index], "$db": DATABASE },
-            &[],
-        );
-        for id in 0..DOCUMENTS {
-            let document = doc! { "_id": id, "region": str::from_utf8(region(id)).unwrap(), "a": { "b": id }, "c": id };
-            let insert = doc! { "insert": name, "documents": [document], "$db": DATABASE };
-            for server in [&mut through_keyward, &mut native] {
-                let reply = server.run(&insert, &[]);
-                assert!(
-                    Doc::new(&reply).unwrap().get("writeErrors").unwrap().is_none(),
-                    "{name} {id}"
-                );
-            }
-        }
-        let mut refused = 0;
-        for _ in 0..UPDATES {
-            let command = update(&mut generator, &mut random, name);
-            let find = doc! { "find": name, "$db": DATABASE };
-            let before = native.run(&find, &[]);
-            let expected = comparable(&native.run_raw(&command, &[]));
-            let got = comparable(&through_keyward.run_raw(&command, &[]));
-            refused += usize::from(Doc::new(&expected).unwrap().get("writeErrors").unwrap().is_some());
+    let mut random = StdRng::seed_from_u64(seed.wrapping_add(number as u64));
+    let mut generator = Generator::new(StdRng::seed_from_u64(seed ^ number as u64));
+    let (mut through_keyward, mut native) = (Server::at(&keyward.address), Server::at(native_address));
+    native.drop(&Namespace::new(&*database, name));
+    let index_name: Vec<String> = key.iter().map(|(path, order)| format!("{path}_{order}")).collect();
+    let index = doc! { "key": key, "name": index_name.join("_"), "unique": true };
+    native.run(
+        &doc! { "createIndexes": name, "indexes": [index], "$db": &database },
+        &[],
+    );
+    for id in 0..DOCUMENTS {
+        let document = doc! { "_id": id, "region": str::from_utf8(region(id)).unwrap(), "a": { "b": id }, "c": id };
+        let insert = doc! { "insert": name, "documents": [document], "$db": &database };
+        for server in [&mut through_keyward, &mut native] {
+            let reply = server.run(&insert, &[]);
             assert!(
-                got == expected,
-                "{name}: of {}\nthe command {}\nKeyward  {}\nnatively {}",
-                before.escape_ascii(),
-                command.escape_ascii(),
-                String::from_utf8_lossy(&got),
-                String::from_utf8_lossy(&expected)
+                Doc::new(&reply).unwrap().get("writeErrors").unwrap().is_none(),
+                "{name} {id}"
             );
         }
-        println!("{name}: {refused} of {UPDATES} refused");
-        assert!(refused > 0 && refused < UPDATES);
     }
+    let mut refused = 0;
+    for _ in 0..UPDATES {
+        let command = update(&mut generator, &mut random, &database, name);
+        let find = doc! { "find": name, "$db": &database };
+        let before = native.run(&find, &[]);
+        let expected = comparable(&native.run_raw(&command, &[]));
+        let got = comparable(&through_keyward.run_raw(&command, &[]));
+        refused += usize::from(Doc::new(&expected).unwrap().get("writeErrors").unwrap().is_some());
+        assert!(
+            got == expected,
+            "{name}: of {}\nthe command {}\nKeyward  {}\nnatively {}",
+            before.escape_ascii(),
+            command.escape_ascii(),
+            String::from_utf8_lossy(&got),
+            String::from_utf8_lossy(&expected)
+        );
+    }
+    println!("{name}: {refused} of {UPDATES} refused");
+    assert!(refused > 0 && refused < UPDATES);
 }

@@ -245,7 +245,7 @@ fn end_on_shards(cluster: &Cluster, transaction: &Document) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_insert_refused_before_it_wrote_leaves_the_transaction_to_the_server() {
     let database = "unfinished_interrupted";
-    let set = ReplicaSet::shared();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
     let transaction = begin(&keyward.address, database);
     let within = |mut command: Document| {
@@ -277,7 +277,7 @@ async fn an_insert_refused_before_it_wrote_leaves_the_transaction_to_the_server(
 /// As the drivers' tests have it for inserts: the error is none that ends the transaction, and the client goes on in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_refused_before_it_wrote_leaves_the_transaction_to_the_server() {
-    let set = ReplicaSet::shared();
+    let set = ReplicaSet::alone().unwrap();
     let user_2 = doc! { "_id": 2, "region": "a" };
     let change = doc! { "$set": { "email": "d@x" } };
     let statements = [
@@ -328,7 +328,7 @@ async fn a_statement_refused_before_it_wrote_leaves_the_transaction_to_the_serve
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_is_refused_in_its_midst_is_never_committed() {
     let database = "unfinished_in_part";
-    let set = ReplicaSet::shared();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start_with_lease(&set.uri(), "60s", &EMAIL.replace("DB", database));
     let nothing_of_keys = doc! { "$set": { "name": "x" } };
     for (number, second) in (1_i64..).zip([doc! { "$set": { "email": "d@x" } }, nothing_of_keys]) {

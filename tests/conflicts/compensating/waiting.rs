@@ -8,8 +8,7 @@ use testbed::fail_point::FailPoint;
 use testbed::{Cluster, ReplicaSet};
 
 use crate::both::abandoned::{Abandoned, NOW};
-use crate::compensating::failing::ALONE;
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users, write_errors};
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users, users_on, write_errors};
 use testkit::relay::Relay;
 use testkit::relay::insert_into;
 use testkit::relay::wait_until;
@@ -170,9 +169,9 @@ async fn a_retry_that_has_waited_is_no_duplicate_of_its_first_try() {
 /// nobody says that it is given back, the document isn't inserted, and the client is told so.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_given_back_after_a_wait_is_told() {
-    let _alone = ALONE.lock().await;
     let database = "not_given_back";
-    let cluster = users(database);
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
     let keyward = keyward(cluster, database, "2s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
     for ordered in [true, false] {

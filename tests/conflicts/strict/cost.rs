@@ -77,6 +77,7 @@ async fn report(what: &str, uris: &[(&str, String, &str)]) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn of_inserts() {
+    testbed::process::use_disk();
     let compensating = EMAIL.replace("transaction", "compensating");
     let on = |constraint: &str, database: &str| constraint.replace("DB", database);
     let cluster = users("cost");

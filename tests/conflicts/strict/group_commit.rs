@@ -116,7 +116,7 @@ async fn documents_of_each_transaction(servers: &[Client], database: &str) -> Ve
 #[tokio::test(flavor = "multi_thread")]
 async fn few_transactions_insert_what_many_send() {
     let database = "group_commit";
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = set.client();
     let before = transactions(&client, "totalCommitted").await;
@@ -163,7 +163,7 @@ async fn few_transactions_insert_what_many_send() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_cannot_be_inserted_stops_nobody_else() {
     let database = "group_commit_errors";
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = set.client();
     let one = |id: i32, email: &str| insert(vec![user(id, email)], true);
@@ -209,7 +209,7 @@ async fn one_that_cannot_be_inserted_stops_nobody_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_became_of_a_group_nobody_knows_each_retry_finds_out() {
     let database = "group_commit_unknown";
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let client = set.client();
     let all: Vec<Document> = commands().into_iter().map(retryable).collect();
     let error = doc! { "code": 11602, "codeName": "InterruptedDueToReplStateChange", "errmsg": "so it is" };
@@ -330,7 +330,7 @@ async fn documents_of_several_shards_go_in_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_became_of_a_group_on_shards_each_retry_finds_out() {
     let database = "group_commit_unknown_shards";
-    let cluster = Cluster::start().unwrap();
+    let cluster = Cluster::alone().unwrap();
     let users = format!("{database}.users");
     shard_on_two(&cluster, &users, doc! { "region": 1 }, doc! { "region": "m" });
     let shards: Vec<Client> = cluster.shards().iter().map(ReplicaSet::client).collect();

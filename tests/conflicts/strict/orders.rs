@@ -11,7 +11,8 @@ use mongodb::options::ReadConcern;
 use mongodb::{ClientSession, Collection};
 
 use crate::strict::{EMAIL, insert, keyward, users};
-use crate::trial::{store_of_email, store_with_lease};
+use crate::trial::{store_of_email, store_through, store_with_lease};
+use testkit::relay::Relay;
 use testkit::shard_on_two;
 use testkit::wire::send;
 
@@ -235,6 +236,33 @@ async fn a_collection_that_is_sharded_by_another_key_meanwhile_keeps_its_reserva
     trial.users.insert_one(&elsewhere).session(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     assert_eq!(trial.documents().await, [elsewhere]);
+    assert_eq!(trial.owner_of_reservation().await, Some(1));
+}
+
+/// The placeholder would go to the place that the old shard key gives, and the insert to another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_in_whose_midst_the_collection_is_sharded_by_another_key_takes_nothing() {
+    let database = "order_sharded_midst";
+    let mut trial = Trial::new(database).await;
+    let cluster = crate::strict::cluster();
+    let forwarder = Relay::start(cluster.router_address());
+    let client = mongodb::Client::with_uri_str(forwarder.uri()).await.unwrap();
+    (trial.proxy, _) = store_through(&client, database, Duration::from_secs(60));
+    // It has read the shard key, and changes the reservation next.
+    let held = forwarder.hold(b"startTransaction\0");
+    let sharding_anew = async {
+        let held = tokio::task::spawn_blocking(move || {
+            held.wait();
+            held
+        });
+        let held = held.await.unwrap();
+        trial.users.drop().await.unwrap();
+        let namespace = format!("{database}.users");
+        shard_on_two(cluster, &namespace, doc! { "place": 1 }, doc! { "place": "m" });
+        drop(held);
+    };
+    let (taken, ()) = tokio::join!(trial.take_over(), sharding_anew);
+    assert!(matches!(taken, Err(StoreError::Unroutable)), "{taken:?}");
     assert_eq!(trial.owner_of_reservation().await, Some(1));
 }
 

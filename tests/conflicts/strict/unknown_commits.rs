@@ -51,7 +51,7 @@ fn times(keyward: &Keyward, database: &str) -> Vec<(i32, i32)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_became_of_it_is_found_out_or_stays_open() {
     let database = "unknown_commit";
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = keyward.client().await;
     let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
@@ -108,7 +108,7 @@ async fn what_became_of_it_is_found_out_or_stays_open() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_statement_says_of_its_write_concern_never_reaches_a_driver() {
     let database = "concern_within";
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let keyward = Keyward::start(&set.uri(), &plain(database));
     let client = keyward.client().await;
     let users = client.database(database).collection::<Document>("users");

@@ -11,7 +11,7 @@ use mongodb::error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, WriteFailure
 use mongodb::{ClientSession, Collection};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::every_path::{ALONE, EMAIL, STRICT, settles, users};
+use crate::every_path::{EMAIL, FEW, STRICT, settles, users};
 use testkit::Keyward;
 use testkit::agreement::held_and_reserved;
 use testkit::index_values as values;
@@ -228,7 +228,7 @@ async fn so_they_do_in_strict_mode() {
 }
 
 async fn cross(database: &str, constraint: &str) {
-    let _alone = ALONE.lock().await;
+    let _few = FEW.acquire().await.unwrap();
     let cluster = users(database);
     let constraints = [constraint, TAGGED].concat().replace("DB", database);
     let keywards = [(); 2].map(|()| Keyward::start(&cluster.uri(), &constraints));

@@ -9,14 +9,14 @@ use testbed::Cluster;
 
 use crate::every_path::gate::{Gate, Last};
 use crate::every_path::killed::{LEASE, settings};
-use crate::every_path::{ALONE, EMAIL};
+use crate::every_path::{EMAIL, FEW};
 use testkit::Keyward;
 use testkit::agreement::held_and_reserved;
 use testkit::wire::send;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyward_killed_at_any_step_of_a_drop_holds_no_key_up() {
-    let _alone = ALONE.lock().await;
+    let _few = FEW.acquire().await.unwrap();
     let database = "killed_at_a_drop";
     let cluster = Cluster::shared();
     let constraint = EMAIL.replace("DB", database);

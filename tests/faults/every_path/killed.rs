@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
-use testbed::ReplicaSet;
+use testbed::{Cluster, ReplicaSet};
 
 use crate::every_path::gate::{Gate, Last};
 use crate::every_path::paths::{Kind, PATHS, Path};
 use crate::every_path::trial::Trial;
-use crate::every_path::{ALONE, settles, users};
+use crate::every_path::{FEW, settles, users_on};
 use testkit::{Keyward, natively_unique};
 
 pub const LEASE: Duration = Duration::from_secs(3);
@@ -63,8 +63,10 @@ pub struct Deployment {
 }
 
 impl Deployment {
+    /// A cluster of its own: how long a transaction lives is a server's setting.
     fn shards(database: &str) -> Deployment {
-        let cluster = users(database);
+        let cluster: &'static Cluster = Box::leak(Box::new(Cluster::start().unwrap()));
+        users_on(cluster, database);
         Deployment {
             uri: cluster.uri(),
             address: cluster.router_address(),
@@ -102,7 +104,7 @@ pub struct Trials {
 }
 
 async fn kill_everywhere(database: &'static str, strategy: &'static str, deployment: fn(&str) -> Deployment) {
-    let _alone = ALONE.lock().await;
+    let _few = FEW.acquire().await.unwrap();
     let started = Instant::now();
     let deployment = deployment(database);
     let shards = deployment.shards;

@@ -17,15 +17,19 @@ use testbed::{Cluster, ReplicaSet};
 use testkit::agreement::held_and_reserved;
 use testkit::shard_on_two;
 
-/// Each of these tests loads the machine: beside another one, leases would measure that.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Each of these tests loads the machine: beside more than one other, leases would measure that.
+static FEW: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(2);
 
 const EMAIL: &str = "  - { collection: DB.users, key: { email: 1 } }\n";
 const STRICT: &str = "  - { collection: DB.users, key: { email: 1 }, strategy: transaction }\n";
 
 /// `users` of a database of its own, on two shards: regions below `m` on one, the others on the other.
 fn users(database: &str) -> &'static Cluster {
-    let cluster = Cluster::shared();
+    users_on(Cluster::shared(), database)
+}
+
+/// The same on another cluster.
+fn users_on<'c>(cluster: &'c Cluster, database: &str) -> &'c Cluster {
     let namespace = format!("{database}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
     cluster

@@ -83,12 +83,25 @@ fn check(place: &str, line: &str) {
             let keyward = Command::new(env!("CARGO_BIN_EXE_keyward"));
             check_options(place, keyward, command, words);
         }
-        (Some("cargo"), Some((command, words))) if *command != "demo" => {
-            check_options(place, Command::new(env!("CARGO")), command, words);
-            check_target(place, words);
-        }
+        (Some("cargo"), Some((command, words))) => match alias(command) {
+            Some(_) if *command == "demo" => {}
+            Some(command) => check(place, &format!("cargo {command} {}", words.join(" "))),
+            None => {
+                check_options(place, Command::new(env!("CARGO")), command, words);
+                check_target(place, words);
+            }
+        },
         _ => {}
     }
+}
+
+/// The cargo command and the options that an alias stands for. `cargo quick -h` would build the tests before it says anything.
+fn alias(command: &str) -> Option<String> {
+    let config = std::fs::read_to_string(repository().join(".cargo/config.toml")).unwrap();
+    let alias = format!("{command} = \"");
+    let text = config.lines().find_map(|line| line.strip_prefix(&alias))?;
+    let text = text.trim_end_matches('"');
+    Some(text.split_once(" -- ").map_or(text, |(options, _)| options).to_owned())
 }
 
 /// Each option is one that `program command --help` tells of.

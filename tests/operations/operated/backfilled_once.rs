@@ -6,21 +6,22 @@ use testbed::ReplicaSet;
 use crate::operated::rolled::{is_enforced, readyz, user};
 use testkit::keyward::Keyward;
 
+/// Makes a claim to a backfill last for 6 s instead of 30.
+const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "5")];
 const ANOTHER: &str = "reserving: another Keyward reads the documents";
 
 #[test]
 fn one_keyward_backfills_for_all_and_another_if_it_is_killed() {
-    // Nobody else's: its fail points are everybody's.
-    let set = ReplicaSet::start(1).unwrap();
+    let set = ReplicaSet::alone().unwrap();
     let database = "backfilled_once";
     let settings = |constraints: &str| {
         let uri = set.uri();
         format!("upstream: {uri}\nlease: 2s\nreload_interval: 0s\nconstraints: {constraints}\n")
     };
     let with = settings(&format!("[{{ collection: {database}.users, key: {{ z: 1 }} }}]"));
-    let last = Keyward::of(&settings("[]"));
+    let last = Keyward::of_in(&settings("[]"), &HASTE);
     last.insert(database, user(1, "x")).unwrap();
-    let mut keywards: Vec<Keyward> = (0..3).map(|_| Keyward::of(&with)).collect();
+    let mut keywards: Vec<Keyward> = (0..3).map(|_| Keyward::of_in(&with, &HASTE)).collect();
     for keyward in &keywards {
         assert!(readyz(keyward).contains("reserving: waits for Keyward "));
     }

@@ -10,7 +10,8 @@ use testbed::ReplicaSet;
 
 use testkit::keyward::Keyward;
 
-/// Makes the terms of an entry shorter: a Keyward with this in its environment is gone after 12.5 s instead of 125.
+/// Makes the terms of an entry shorter: a Keyward with this in its environment is gone after 12.5 s instead of 125. It reads
+/// documents that violated a constraint again after 3 s.
 const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "10")];
 /// What others wait for it at least, and at most on a loaded machine.
 const GONE: [Duration; 2] = [Duration::from_millis(12_400), Duration::from_secs(60)];
@@ -95,7 +96,7 @@ fn who_begins_to_write_without_a_constraint_takes_enforced_back() {
     let database = "rolled_lazily";
     drop_database(database);
     let second = Keyward::of(&settings("[]"));
-    let first = Keyward::of(&with(database));
+    let first = Keyward::of_in(&with(database), &HASTE);
     assert_eq!(readyz(&first), "ready\n");
     assert!(is_enforced(&first, database));
     second.insert(database, user(1, "x")).unwrap();
@@ -156,10 +157,10 @@ fn a_killed_keyward_does_not_hold_the_others_up_for_ever() {
 fn a_killed_keyward_is_forgotten_for_a_strict_constraint() {
     let database = "rolled_forgotten";
     drop_database(database);
-    let second = Keyward::of(&settings("[]"));
+    let second = Keyward::of_in(&settings("[]"), &HASTE);
     second.insert(database, user(1, "x")).unwrap();
     drop(second);
-    let first = Keyward::of(&with(database));
+    let first = Keyward::of_in(&with(database), &HASTE);
     assert!(readyz(&first).contains("see `keyward forget`"), "{}", readyz(&first));
     let id = entries(database)
         .iter()

@@ -41,6 +41,7 @@ async fn measured(config: &Config, command: &str, options: &[&str], documents: i
 #[ignore = "takes minutes, and shows figures"]
 async fn planted_faults_are_found_among_a_million_documents_and_nothing_else() {
     let count: i64 = testkit::given::number("DOCUMENTS").map_or(1_000_000, |count| count as i64);
+    testbed::process::use_disk();
     let cluster = Cluster::shared();
     planted::shard(cluster, "verify_million");
     let database = cluster.client().database("verify_million");

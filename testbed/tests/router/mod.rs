@@ -3,8 +3,6 @@
 //!
 //! Where a real `mongos` is installed the same tests run against that one.
 
-#![allow(clippy::unwrap_used)]
-
 mod administration;
 mod change_streams;
 mod default_concerns;

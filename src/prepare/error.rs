@@ -82,7 +82,7 @@ pub enum PrepareError {
         "{0}, in which Keyward records the results of retryable writes, is sharded by {1}, and not by its _id; stop every Keyward \
          that uses it, drop it, and start"
     )]
-    OtherResults(Namespace, bson::Document),
+    OtherResults(Namespace, String),
     /// A view, or a time series.
     #[error("{0} is a view or a time series, which can have no unique constraint")]
     NoCollection(Namespace),

@@ -18,6 +18,12 @@ const SECONDS_KEPT: i32 = 3_600;
 
 /// Creates the collection in `database`, with the index that lets results expire. Repeating it changes nothing.
 pub(super) async fn create(client: &Client, database: &str, deployment: &Deployment) -> Result<(), PrepareError> {
+    let namespace = Namespace::new(database, results::COLLECTION);
+    // Keyward reads and upserts records by `_id`: by another shard key a router finds no shard for an upsert.
+    let paths = deployment.shard_key(client, &namespace).await?;
+    if !paths.is_empty() && paths != ["_id"] {
+        return Err(PrepareError::OtherResults(namespace, paths.join(", ")));
+    }
     let mut indexes = vec![doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT }];
     let shard_key = doc! { "_id": "hashed" };
     if deployment.is_sharded() {
@@ -26,16 +32,6 @@ pub(super) async fn create(client: &Client, database: &str, deployment: &Deploym
     }
     let command: Document = doc! { "createIndexes": results::COLLECTION, "indexes": indexes };
     client.database(database).run_command(command).await?;
-    let namespace = Namespace::new(database, results::COLLECTION);
-    let key = deployment.shard(client, &namespace, shard_key).await?;
-    // Keyward reads and upserts records by `_id`: by another shard key a router finds no shard for an upsert.
-    match deployment.is_sharded() && !is_by_id(&key) {
-        true => Err(PrepareError::OtherResults(namespace, key)),
-        false => Ok(()),
-    }
-}
-
-/// Whether a shard key is `_id`, ranged or hashed.
-fn is_by_id(key: &Document) -> bool {
-    key.len() == 1 && key.contains_key("_id")
+    deployment.shard(client, &namespace, shard_key).await?;
+    Ok(())
 }

@@ -57,7 +57,7 @@ const KINDS: [Kind; 15] = [
     },
     Kind {
         name: "insert, strict, retryable",
-        most: 15.0,
+        most: 11.0,
         is_retryable: true,
         command: |n| doc! { "insert": "strict", "documents": [user(20_000 + n)] },
     },

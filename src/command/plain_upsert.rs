@@ -31,7 +31,10 @@ impl<'a> PlainUpsert<'a> {
     /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<PlainUpsert<'a>>, Malformed> {
         let query = statement.query()?.unwrap_or(Doc::empty());
+        // The server refuses other types. On an existing document Keyward leaves the option out, so nobody would.
+        let is_boolean = |option: Element<'_>| option.kind == ElementType::Boolean;
         if !statement.is_upsert
+            || !statement.own.get("upsert")?.is_some_and(is_boolean)
             || statement.own.get("upsertSupplied")?.is_some()
             || !names_shard(query, &protected.shard_key)?
         {

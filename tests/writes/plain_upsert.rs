@@ -164,6 +164,40 @@ async fn only_plain_ones_take_no_transaction_and_all_answer_as_a_server_does() {
     }
 }
 
+/// On an existing document Keyward leaves the option out. A server refuses some types of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_option_of_another_type_is_judged_by_the_server() {
+    let database = "upsert_types";
+    let cluster = users(database);
+    let keyward = keyward(&cluster.uri(), database);
+    let native = natively_unique(database).await;
+    let both = [&native, &keyward.address];
+    for address in both {
+        let there = doc! { "_id": 1, "region": "a", "email": "1" };
+        send(address, database, insert(there)).unwrap();
+    }
+    for option in [
+        Bson::Double(1.0),
+        Bson::Int32(1),
+        Bson::String("yes".to_owned()),
+        Bson::Null,
+    ] {
+        for command in FORMS {
+            let mut command = command(
+                doc! { "_id": 1, "region": "a" },
+                doc! { "$set": { "email": "2" } }.into(),
+            );
+            match command.get_array_mut("updates") {
+                Ok(updates) => updates[0].as_document_mut().unwrap().insert("upsert", option.clone()),
+                Err(_) => command.insert("upsert", option.clone()),
+            };
+            let [expected, got] = both.map(|address| comparable(send(address, database, command.clone()).unwrap()));
+            assert_eq!(got, expected, "{command}");
+        }
+    }
+    assert_agreement(cluster, database).await;
+}
+
 /// The upsert read no document, and one comes before it is carried out: it changes that one, with the keys that it then has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_appears_meanwhile_keeps_its_own_keys() {

@@ -8,7 +8,7 @@ use testbed::Cluster;
 
 use crate::filling;
 use crate::goal::verdict;
-use crate::ground::{DATABASE, Ground, shard};
+use crate::ground::{DATABASE, Ground, shard_on};
 use crate::scenarios::user;
 use crate::spread::Spread;
 use testkit::Keyward;
@@ -22,7 +22,7 @@ const MIDDLE: i32 = 1 << 15;
 /// Measures it on so many documents; the table.
 pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
     let cluster = Cluster::shared();
-    shard(cluster, "takenin", doc! { "_id": "hashed" });
+    shard_on(cluster, "takenin", doc! { "_id": "hashed" });
     filling::insert(&ground.router, "takenin", documents, |_| {
         // As drivers make them.
         let mut user = user();
@@ -60,7 +60,7 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
 
 /// A collection on both shards, cut as a proxy collection is.
 fn spread(cluster: &Cluster, collection: &str) {
-    shard(cluster, collection, doc! { "_id": 1 });
+    shard_on(cluster, collection, doc! { "_id": 1 });
     let namespace = format!("{DATABASE}.{collection}");
     let from = |bucket: i32| doc! { "_id": { "h": bucket } };
     cluster.split(&namespace, from(MIDDLE)).unwrap();

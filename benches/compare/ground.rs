@@ -42,10 +42,10 @@ impl Ground {
         let router = cluster.router_address();
         cluster.run("admin", doc! { "enableSharding": DATABASE }).unwrap();
         for collection in ["plain", "byhand", "protected", "strict"] {
-            shard(cluster, collection, doc! { "_id": "hashed" });
+            shard_on(cluster, collection, doc! { "_id": "hashed" });
         }
         // The manual's proxy collection: its _id is the value that is to be unique.
-        shard(cluster, "byhand_email", doc! { "_id": "hashed" });
+        shard_on(cluster, "byhand_email", doc! { "_id": "hashed" });
         let on_shards = format!(
             "  - {{ collection: {DATABASE}.protected, key: {{ email: 1 }} }}\n  - {{ collection: {DATABASE}.strict, key: {{ \
              email: 1 }}, strategy: transaction }}\n"
@@ -71,7 +71,7 @@ impl Ground {
     }
 }
 
-pub fn shard(cluster: &Cluster, collection: &str, key: Document) {
+pub fn shard_on(cluster: &Cluster, collection: &str, key: Document) {
     let namespace = format!("{DATABASE}.{collection}");
     cluster
         .run("admin", doc! { "shardCollection": namespace, "key": key })

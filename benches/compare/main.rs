@@ -14,10 +14,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod backfill;
+mod distance;
 mod drawing;
 mod filling;
 mod goal;
 mod ground;
+mod link;
 mod measure;
 mod memory;
 mod page;
@@ -31,7 +33,7 @@ use ground::Ground;
 use measure::{Effort, Outcome, Scenario};
 
 /// What is written down as one.
-const TABLES: [&str; 5] = ["forwarded", "protected", "memory", "backfill", "size"];
+const TABLES: [&str; 6] = ["forwarded", "protected", "distance", "memory", "backfill", "size"];
 
 fn main() {
     testbed::process::use_disk();
@@ -77,6 +79,9 @@ fn main() {
         if !outcomes.is_empty() {
             tell(name, &table(&outcomes), Some(drawing::goals(heading, &outcomes)));
         }
+    }
+    if "distance".contains(filter) {
+        tell("distance", &distance::table(effort), None);
     }
     if "memory".contains(filter) {
         tell("memory", &memory::table(effort.rounds), None);

@@ -52,14 +52,18 @@ pub fn protected(ground: &Ground) -> Vec<Scenario> {
             targets,
         });
     }
-    all.push(Scenario {
-        name: "insertMany of 1,000".to_owned(),
-        connections: 1,
-        targets: vec![
-            target("without uniqueness", &ground.router, || many("plain")),
-            target("Keyward", &ground.keyward, || many("protected")).reaching(&[Goal::AtMost(Figure::P50, 1.8)]),
-        ],
-    });
+    for is_ordered in [true, false] {
+        let order = if is_ordered { "ordered" } else { "unordered" };
+        all.push(Scenario {
+            name: format!("insertMany of 1,000, {order}"),
+            connections: 1,
+            targets: vec![
+                target("without uniqueness", &ground.router, move || many("plain", is_ordered)),
+                target("Keyward", &ground.keyward, move || many("protected", is_ordered))
+                    .reaching(&[Goal::AtMost(Figure::P50, 1.8)]),
+            ],
+        });
+    }
     all.push(Scenario {
         name: "a duplicate refused".to_owned(),
         connections: 1,
@@ -147,7 +151,7 @@ pub fn target(name: &'static str, address: &str, operation: impl Fn() -> Operati
 }
 
 impl Target {
-    fn reaching(self, goals: &'static [Goal]) -> Target {
+    pub fn reaching(self, goals: &'static [Goal]) -> Target {
         Target { goals, ..self }
     }
 }
@@ -178,25 +182,27 @@ pub fn inserts(collection: &'static str) -> Operation {
     })
 }
 
-fn many(collection: &'static str) -> Operation {
+pub fn many(collection: &'static str, is_ordered: bool) -> Operation {
     Box::new(move |connection| {
-        connection.must_raw(&insert(collection, (0..1_000).map(|_| user()).collect()));
+        let mut command = insert(collection, (0..1_000).map(|_| user()).collect());
+        command.insert("ordered", is_ordered);
+        connection.must_raw(&command);
     })
 }
 
 /// The manual's way: the value first, into a collection of its own, then the document.
-fn insert_by_hand(connection: &mut Connection) {
+pub fn insert_by_hand(connection: &mut Connection) {
     let user = user();
     reserve_by_hand(connection, user.get_str("email").unwrap());
     connection.must_raw(&insert("byhand", vec![user]));
 }
 
-fn reserve_by_hand(connection: &mut Connection, email: &str) {
+pub fn reserve_by_hand(connection: &mut Connection, email: &str) {
     connection.must_raw(&insert("byhand_email", vec![doc! { "_id": email }]));
 }
 
 /// Both in one transaction.
-fn transactions() -> Operation {
+pub fn transactions() -> Operation {
     let bytes = rand::random::<[u8; 16]>().to_vec();
     let subtype = bson::spec::BinarySubtype::Uuid;
     let lsid = doc! { "id": bson::Binary { subtype, bytes } };
@@ -221,7 +227,7 @@ fn transactions() -> Operation {
 }
 
 /// Tries for ever to insert what is there.
-fn duplicates(command: Document) -> Operation {
+pub fn duplicates(command: Document) -> Operation {
     let mut is_there = false;
     Box::new(move |connection| {
         if !is_there {
@@ -238,7 +244,7 @@ fn set(collection: &str, id: i64, set: Document) -> Document {
 }
 
 /// A document of its own whose field gets a new value each time.
-fn renames(collection: &'static str, field: &'static str) -> Operation {
+pub fn renames(collection: &'static str, field: &'static str) -> Operation {
     let mut id = None;
     Box::new(move |connection| {
         let id = *id.get_or_insert_with(|| {
@@ -252,7 +258,7 @@ fn renames(collection: &'static str, field: &'static str) -> Operation {
 }
 
 /// What an application does that keeps the manual's promise in updates, too: look, reserve, update, release.
-fn renames_by_hand() -> Operation {
+pub fn renames_by_hand() -> Operation {
     let mut id = None;
     Box::new(move |connection| {
         let id = *id.get_or_insert_with(|| {

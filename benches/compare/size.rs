@@ -7,7 +7,7 @@ use testbed::Cluster;
 use crate::drawing;
 use crate::filling;
 use crate::goal::{Figure, verdict};
-use crate::ground::{DATABASE, Ground, shard};
+use crate::ground::{DATABASE, Ground, shard_on};
 use crate::measure::{self, Effort, Scenario};
 use crate::scenarios::{inserts, target, user};
 use testkit::Keyward;
@@ -16,7 +16,7 @@ use testkit::Keyward;
 pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document) {
     let cluster = Cluster::shared();
     for collection in ["grown", "grownplain"] {
-        shard(cluster, collection, doc! { "_id": "hashed" });
+        shard_on(cluster, collection, doc! { "_id": "hashed" });
     }
     // The testbed's servers have the least that is allowed: what is measured would be their disk.
     let cache = doc! { "setParameter": 1, "wiredTigerEngineRuntimeConfig": "cache_size=3GB" };

@@ -1,6 +1,7 @@
 //! What a cluster is started with, and starting it: all processes at once, then the shards are added.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 
 use super::{Cluster, Mongos};
@@ -9,7 +10,7 @@ use bson::doc;
 use crate::Error;
 use crate::command;
 use crate::process::{Port, Workspace};
-use crate::replica_set::{ReplicaSet, ReplicaSetBuilder, Role};
+use crate::replica_set::{Detour, ReplicaSet, ReplicaSetBuilder, Role};
 
 /// What a cluster is started with.
 #[derive(Debug, Clone)]
@@ -19,6 +20,7 @@ pub struct ClusterBuilder {
     folder: Option<PathBuf>,
     port: Option<u16>,
     parameters: Vec<(String, String)>,
+    detour: Option<Detour>,
 }
 
 impl Default for ClusterBuilder {
@@ -29,6 +31,7 @@ impl Default for ClusterBuilder {
             folder: None,
             port: None,
             parameters: Vec::new(),
+            detour: None,
         }
     }
 }
@@ -63,6 +66,13 @@ impl ClusterBuilder {
     /// `orphanCleanupDelaySecs` is 0 unless set here: the copies that a moved chunk leaves behind go at once.
     pub fn parameter(mut self, name: &str, value: &str) -> Self {
         self.parameters.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has the router and the other members reach each member of a shard at another address: `detour` gives it for the address at
+    /// which the member listens. For relays between them.
+    pub fn detour(mut self, detour: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        self.detour = Some(Detour(Arc::new(detour)));
         self
     }
 
@@ -107,9 +117,11 @@ impl ClusterBuilder {
     }
 
     fn set(&self, name: &str, members: usize, role: Role) -> ReplicaSetBuilder {
+        let detour = self.detour.as_ref().filter(|_| role == Role::Shard);
         ReplicaSetBuilder::new(name, role)
             .members(members)
             .parameters(&self.parameters)
+            .detour(detour)
     }
 }
 

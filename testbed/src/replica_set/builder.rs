@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::sync::Arc;
+use std::{fmt, thread};
 
 use bson::{Bson, Document, doc};
 
@@ -32,6 +33,17 @@ pub struct ReplicaSetBuilder {
     parameters: Vec<(String, String)>,
     root: Option<User>,
     tls: Option<Tls>,
+    detour: Option<Detour>,
+}
+
+/// The address by which others reach a member, given the address at which it listens: a relay's, for instance.
+#[derive(Clone)]
+pub(crate) struct Detour(pub(crate) Arc<dyn Fn(&str) -> String + Send + Sync>);
+
+impl fmt::Debug for Detour {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Detour")
+    }
 }
 
 /// The files with which every member asks for encryption.
@@ -50,6 +62,7 @@ impl ReplicaSetBuilder {
             parameters: Vec::new(),
             root: None,
             tls: None,
+            detour: None,
         }
     }
 
@@ -67,6 +80,11 @@ impl ReplicaSetBuilder {
 
     pub(crate) fn parameters(mut self, parameters: &[(String, String)]) -> Self {
         self.parameters.extend_from_slice(parameters);
+        self
+    }
+
+    pub(crate) fn detour(mut self, detour: Option<&Detour>) -> Self {
+        self.detour = detour.cloned();
         self
     }
 
@@ -109,8 +127,13 @@ impl ReplicaSetBuilder {
     /// Starts it in `folder`, which somebody else keeps and removes.
     pub(crate) fn start_in(self, folder: &Path) -> Result<ReplicaSet, Error> {
         let members = self.start_members(folder)?;
+        let address = |member: &Process| match &self.detour {
+            Some(Detour(detour)) => detour(&member.address()),
+            None => member.address(),
+        };
         let mut set = ReplicaSet {
             name: self.name.clone(),
+            addresses: members.iter().map(address).collect(),
             members,
             root: None,
             workspace: None,

@@ -19,7 +19,7 @@ use crate::fail_point::FailPoint;
 use crate::process::{Process, Workspace};
 
 pub use builder::ReplicaSetBuilder;
-pub(crate) use builder::Role;
+pub(crate) use builder::{Detour, Role};
 
 /// How long a primary that was told to step down doesn't stand for election again.
 const STEP_DOWN_S: i32 = 5;
@@ -36,6 +36,8 @@ struct User {
 pub struct ReplicaSet {
     name: String,
     members: Vec<Process>,
+    /// Where others reach the members.
+    addresses: Vec<String>,
     root: Option<User>,
     /// Its own folder, where it isn't part of a cluster. Behind the members, so that it goes after them.
     workspace: Option<Workspace>,
@@ -87,7 +89,7 @@ impl ReplicaSet {
 
     /// `127.0.0.1:port` of each member.
     pub fn addresses(&self) -> Vec<String> {
-        self.members.iter().map(Process::address).collect()
+        self.addresses.clone()
     }
 
     /// `name/host:port,host:port`, as `addShard` and `--configdb` take it.

@@ -15,6 +15,7 @@ mod notice;
 mod replies;
 mod request_context;
 mod requests;
+mod routed;
 mod serve;
 mod timer;
 mod unpacking;
@@ -372,7 +373,7 @@ impl Session {
         let may_commit =
             || self.service.may_write() && self.service.writes.commit(request_context.transaction) == Commit::GoesOn;
         let is_held = request_context.commits() && !may_commit();
-        let forwarded = match is_held {
+        let forwarded = match is_held || routed::read_by_key(&request, &catalog).is_some() {
             true => None,
             false => forwarded(&request, &request_context, self.drain.as_ref(), &guard, &catalog),
         };

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use super::{Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, work_time};
+use super::{
+    Drain, End, PendingReply, RequestContext, Requests, Service, Session, forwarded, pending, routed, work_time,
+};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write, classify};
@@ -22,6 +24,8 @@ use crate::write::{self, Served};
 enum Outcome {
     /// The client gets this message.
     Answer(Vec<u8>),
+    /// The client gets this message, and reads a cursor.
+    AnswerWithCursor(Vec<u8>),
     /// The client gets nothing.
     Silence,
     /// The message goes on after all, and this reply will be pending.
@@ -73,6 +77,10 @@ impl Session {
             Outcome::Silence => {}
             // It goes the way of all replies, so that what a client does that doesn't read it is seen as with any other.
             Outcome::Answer(reply) => self.replies.answer(reply),
+            Outcome::AnswerWithCursor(reply) => {
+                self.replies.answer(reply);
+                self.replies.note_cursor();
+            }
         }
         self.client_in.consume(length);
         Ok(())
@@ -137,16 +145,39 @@ async fn serve_one(
                 Served::Untouched => Ok(Outcome::Forward(pending(&request.envelope, false, &request_context))),
             }
         }
-        // The constraints have changed since the message arrived, and it needs no care any more.
-        _ => match forwarded(request, &request_context, None, &**catalog, &catalog) {
-            Some(reply) => {
-                if request_context.may_change_user {
-                    rights.forget();
-                }
-                Ok(Outcome::Forward(reply))
+        _ => read(request, reply_to, &catalog, service, is_known, rights, upstream).await,
+    }
+}
+
+/// Serves a message that isn't a write: a read by a key goes to one shard if it can. Otherwise the message goes on, also if the
+/// constraints have changed since it arrived.
+async fn read(
+    request: &Request<'_>,
+    reply_to: ReplyTo<'_>,
+    catalog: &Catalog,
+    service: &Service,
+    is_known: bool,
+    rights: &mut Rights,
+    upstream: &mut Connection,
+) -> Result<Outcome, End> {
+    let by_key = routed::read_by_key(request, catalog).filter(|_| is_known);
+    if let Some(by_key) = by_key
+        && let Some(routed) = routed::route(&by_key, request, service, rights, upstream).await?
+    {
+        return Ok(match (reply_to.answer(&routed.body)?, routed.leaves_cursor) {
+            (Outcome::Answer(reply), true) => Outcome::AnswerWithCursor(reply),
+            (outcome, _) => outcome,
+        });
+    }
+    let request_context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
+    match forwarded(request, &request_context, None, catalog, catalog) {
+        Some(reply) => {
+            if request_context.may_change_user {
+                rights.forget();
             }
-            None => Err(End::OutOfStep),
-        },
+            Ok(Outcome::Forward(reply))
+        }
+        None => Err(End::OutOfStep),
     }
 }
 

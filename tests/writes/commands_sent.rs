@@ -40,7 +40,7 @@ fn update(n: i32, change: impl Into<bson::Bson>, is_upsert: bool) -> Document {
     doc! { "update": "users", "updates": [{ "q": query, "u": change, "upsert": is_upsert }] }
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 17] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -114,6 +114,33 @@ const KINDS: [Kind; 13] = [
         command: |n| update(n, doc! { "$set": { "number": n * 1000 + 10 } }, true),
     },
     Kind {
+        name: "find by a unique field",
+        most: 2.0,
+        is_retryable: false,
+        command: |n| doc! { "find": "routed", "filter": { "number": n * 1000 } },
+    },
+    Kind {
+        name: "count by a unique field",
+        most: 2.0,
+        is_retryable: false,
+        command: |n| doc! { "count": "routed", "query": { "number": n * 1000 } },
+    },
+    Kind {
+        name: "updateOne by a unique field",
+        most: 15.0,
+        is_retryable: true,
+        command: |n| {
+            let change = doc! { "$set": { "name": n } };
+            doc! { "update": "routed", "updates": [{ "q": { "number": n * 1000 }, "u": change }] }
+        },
+    },
+    Kind {
+        name: "findAndModify by a unique field",
+        most: 15.0,
+        is_retryable: false,
+        command: |n| doc! { "findAndModify": "routed", "query": { "number": n * 1000 }, "update": { "$inc": { "number": 1 } } },
+    },
+    Kind {
         name: "updateMany by the shard key",
         most: 15.0,
         is_retryable: false,
@@ -150,10 +177,10 @@ fn operations(cluster: &Cluster) -> i64 {
     sum
 }
 
-/// A cluster of so many shards, over which both collections are spread.
+/// A cluster of so many shards, over which all collections are spread.
 fn cluster(shards: usize) -> Cluster {
     let cluster = Cluster::builder().shards(shards).start().unwrap();
-    for collection in ["users", "strict"] {
+    for collection in ["users", "strict", "routed"] {
         let namespace = format!("commands.{collection}");
         cluster
             .shard_collection(&namespace, doc! { "region": 1 }, false)
@@ -172,7 +199,8 @@ fn cluster(shards: usize) -> Cluster {
 /// The commands that a statement of each kind takes, on average.
 fn counted(shards: usize) -> Vec<f64> {
     let cluster = cluster(shards);
-    let constraints = "  - { collection: commands.users, key: { number: 1 } }\n  - { collection: commands.strict, key: { number: 1 }, \
+    let constraints = "  - { collection: commands.users, key: { number: 1 } }\n  - { collection: commands.routed, key: { number: 1 }, \
+                       route: true }\n  - { collection: commands.strict, key: { number: 1 }, \
                        strategy: transaction }\n";
     let keyward = Keyward::quiet(&cluster.uri(), constraints);
     let mut connection = Connection::greeted(&keyward.address);
@@ -191,7 +219,9 @@ fn counted(shards: usize) -> Vec<f64> {
         connection.must("commands", &command)
     };
     for n in 0..STATEMENTS + 1 {
-        connection.must("commands", &doc! { "insert": "users", "documents": [user(n)] });
+        for collection in ["users", "routed"] {
+            connection.must("commands", &doc! { "insert": collection, "documents": [user(n)] });
+        }
     }
     let mut counts = Vec::new();
     for kind in &KINDS {

@@ -10,6 +10,7 @@ mod every_write;
 mod own_reads;
 mod protected_insert;
 mod refusals;
+mod routed;
 mod statement_options;
 mod unique_id;
 mod within_a_partition;

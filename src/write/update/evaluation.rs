@@ -10,12 +10,14 @@ use super::document_keys::{self, DocumentKeys};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::{Impossible, ReservationDiff};
 use super::result::{Evaluation, StatementResult};
+use super::routed::AtOwner;
 use crate::catalog::Protected;
 use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
+use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -96,7 +98,7 @@ impl<'a> Statement<'a> {
     ) -> Result<Result<Selected, Evaluation>, Failure> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
         let selection = self.selection()?;
-        let selected = document_keys::read(protected, &selection, documents_max + 1, transaction, op.upstream).await;
+        let selected = self.read_selected(op, &selection, documents_max + 1, transaction).await;
         let mut selected = match selected {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
             selected => selected?,
@@ -135,6 +137,9 @@ impl<'a> Statement<'a> {
         let query = match pinned {
             Some(image) => Some(pin(query, &image.id, &image.owner)?),
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
+            None if !transaction.is_clients() && AskedFor::by_statement(self, protected).is_some() => {
+                Some(nowhere(query, protected)?)
+            }
             None if is_fickle && !self.is_upsert => Some(nothing(query)?),
             None => None,
         };
@@ -145,6 +150,33 @@ impl<'a> Statement<'a> {
             is_part,
             is_fickle,
         }))
+    }
+
+    /// Reads the documents that the statement selects. A document by a key is looked for at the key's owner first.
+    async fn read_selected(
+        self,
+        op: &mut WriteOp<'_>,
+        selection: &Selection<'_>,
+        most: usize,
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let protected = op.protected;
+        let at_owner = match transaction.is_clients() {
+            true => None,
+            false => AtOwner::of(self, op).await?,
+        };
+        if let Some(at_owner) = at_owner {
+            let selection = Selection {
+                query: Some(Doc::new(&at_owner.query)?),
+                ..*selection
+            };
+            let found = document_keys::read(protected, &selection, most, transaction, op.upstream).await?;
+            at_owner.note(!found.is_empty(), op);
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        document_keys::read(protected, selection, most, transaction, op.upstream).await
     }
 
     /// Reads the documents again at their places, which the statement doesn't change.

@@ -18,9 +18,11 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentSnapshot};
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
+use super::routed::AtOwner;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
 use crate::command::key_update::KeyUpdate;
+use crate::command::statement::Selection;
 use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
@@ -137,6 +139,17 @@ async fn attempt(run: &mut StatementRun<'_, '_>, key_update: &KeyUpdate<'_>) -> 
 /// Reads the document that the statement matches. Without one, the error is the statement's result.
 async fn look(run: &mut StatementRun<'_, '_>) -> Result<Result<DocumentSnapshot, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
+    if let Some(at_owner) = AtOwner::of(run.statement, run.op).await? {
+        let selection = Selection {
+            query: Some(Doc::new(&at_owner.query)?),
+            ..selection
+        };
+        let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+        at_owner.note(matches!(looked, Ok(Some(_))), run.op);
+        if let Ok(Some(seen)) = looked {
+            return Ok(Ok(seen));
+        }
+    }
     let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
     let refused = match looked {
         Ok(Some(seen)) => return Ok(Ok(seen)),

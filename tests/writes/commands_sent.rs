@@ -141,7 +141,7 @@ const KINDS: [Kind; 20] = [
     },
     Kind {
         name: "updateOne by a unique field",
-        most: 15.0,
+        most: 12.0,
         is_retryable: true,
         command: |n| {
             let change = doc! { "$set": { "name": n } };

@@ -129,8 +129,8 @@ impl<'a> Statement<'a> {
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
-        let is_fickle = is_fickle(query)?;
         let can_be_named = document_keys::in_one_query(selected.iter().map(|image| image.id.as_slice()));
+        let is_fickle = is_fickle(query)?;
         let must_be_named = selected.len() > documents_max || is_fickle;
         let most = match must_be_named {
             true => documents_max.min(can_be_named),

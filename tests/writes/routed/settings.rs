@@ -30,7 +30,8 @@ fn while_a_constraint_is_not_enforced_a_read_finds_every_document() {
     let without = Keyward::of(&format!("upstream: {}\nconstraints: []\n", cluster.uri()));
     let mut past = Connection::greeted(&without.address);
     insert(&mut past, database, vec![user(1, "a", "other")]);
-    let with = start(database, &["key: { email: 1 }"]);
+    let constraint = "  - { collection: routed_reserving.users, key: { email: 1 }, route: true }\n";
+    let with = Keyward::start(&cluster.uri(), constraint);
     let mut client = Connection::greeted(&with.address);
     insert(&mut client, database, vec![user(2, "z", "k")]);
     insert(&mut past, database, vec![user(3, "a", "k")]);

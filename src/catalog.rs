@@ -66,6 +66,11 @@ impl Protected {
         self.strategy() == Strategy::Transaction
     }
 
+    /// Whether statements by a key of any constraint go to the key's shard. Without shards there is nothing to choose.
+    pub fn routes(&self) -> bool {
+        !self.shard_key.is_empty() && self.constraints.iter().any(|proxy| proxy.constraint.routes())
+    }
+
     /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state.
     pub fn unsure(&self, constraint: usize, retryable: bool) -> Refusal {
         Refusal::Unsure {
@@ -89,6 +94,8 @@ impl Protected {
 /// The snapshot of all protected collections.
 #[derive(Debug, Default)]
 pub struct Catalog {
+    /// Whether any constraint routes reads.
+    routes: bool,
     databases: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Arc<Protected>>>,
 }
 
@@ -132,6 +139,7 @@ impl Catalog {
         let mut catalog = Catalog::default();
         for protected in protected {
             let Namespace { database, collection } = protected.namespace.clone();
+            catalog.routes |= protected.routes();
             let collections = catalog.databases.entry(database.into_bytes()).or_default();
             collections.insert(collection.into_bytes(), protected);
         }
@@ -141,6 +149,11 @@ impl Catalog {
     /// Every protected collection.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Protected>> {
         self.databases.values().flat_map(BTreeMap::values)
+    }
+
+    /// Whether reads by a key of any collection go to the key's shard.
+    pub fn routes(&self) -> bool {
+        self.routes
     }
 
     /// Whether the protected collections are on one replica set.

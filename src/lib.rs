@@ -33,6 +33,7 @@ pub mod command;
 pub mod claims;
 pub mod proxy_collection;
 pub mod reply;
+pub mod route;
 pub mod write;
 
 pub mod fleet;

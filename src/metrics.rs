@@ -47,6 +47,9 @@ pub struct Metrics {
     in_doubt: IntCounterVec,
     sweeps: IntCounterVec,
     swept: IntCounterVec,
+    routed_hits: IntCounterVec,
+    routed_misses: IntCounterVec,
+    routed_fell_back: IntCounterVec,
     /// The number of Keywards in the register.
     pub keywards: IntGauge,
     ready: IntGaugeVec,
@@ -138,6 +141,12 @@ pub struct ConstraintMetrics {
     pub sweeps: IntCounter,
     /// Reservations without an owner that its sweeps deleted.
     pub swept: IntCounter,
+    /// Reads by the key that the owner's shard alone answered, and statements that found their document there.
+    pub routed_hits: IntCounter,
+    /// Reads and statements by the key that went on unchanged because no usable reservation was found in time.
+    pub routed_misses: IntCounter,
+    /// Reads and statements by the key that found nothing at the owner, and then went on unchanged.
+    pub routed_fell_back: IntCounter,
 }
 
 impl Connections {
@@ -274,6 +283,12 @@ impl Metrics {
             in_doubt: make.of_constraint("in_doubt_total", "Reservations whose write has an unknown outcome."),
             sweeps: make.of_constraint("sweeps_total", "Sweeps brought to their end."),
             swept: make.of_constraint("swept_total", "Reservations without an owner that a sweep deleted."),
+            routed_hits: make.of_constraint("routed_hits_total", "Reads by the key that one shard answered."),
+            routed_misses: make.of_constraint("routed_misses_total", "Reads by the key without a reservation."),
+            routed_fell_back: make.of_constraint(
+                "routed_fell_back_total",
+                "Reads by the key that found nothing at the reservation's owner.",
+            ),
             keywards: make.gauge(
                 "fleet_keywards",
                 "Keywards in the cluster's register, this one included.",
@@ -311,6 +326,9 @@ impl Metrics {
             in_doubt: of(&self.in_doubt),
             sweeps: of(&self.sweeps),
             swept: of(&self.swept),
+            routed_hits: of(&self.routed_hits),
+            routed_misses: of(&self.routed_misses),
+            routed_fell_back: of(&self.routed_fell_back),
         }
     }
 
@@ -335,6 +353,12 @@ impl Metrics {
         self.ready.with_label_values(&[&name]).set(ready.into());
     }
 
+    /// Whether `constraint` is shown as enforced.
+    pub fn is_ready(&self, constraint: &Constraint) -> bool {
+        let name = constraint_label(constraint);
+        self.ready.with_label_values(&[&name]).get() > 0
+    }
+
     /// Shows the number of Keywards for which `constraint` waits.
     pub fn set_waits_for(&self, constraint: &Constraint, keywards: usize) {
         let name = constraint_label(constraint);
@@ -354,6 +378,9 @@ impl Metrics {
             &self.in_doubt,
             &self.sweeps,
             &self.swept,
+            &self.routed_hits,
+            &self.routed_misses,
+            &self.routed_fell_back,
         ] {
             // A missing label was removed before.
             let _ = counters.remove_label_values(&[&name]);

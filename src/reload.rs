@@ -217,11 +217,12 @@ async fn apply_constraints(
     let added = without(wanted, &current.constraints, is_same);
     // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
     let removed = without(&current.constraints, wanted, is_named);
-    let strategies = |constraints: &[Arc<Constraint>]| -> Vec<_> {
-        constraints.iter().map(|constraint| constraint.strategy()).collect()
+    // Neither is part of the definition.
+    let settings = |constraints: &[Arc<Constraint>]| -> Vec<_> {
+        let settings = constraints.iter().map(|one| (one.strategy(), one.routes()));
+        settings.collect()
     };
-    let are_they =
-        names(wanted) == names(&current.constraints) && strategies(wanted) == strategies(&current.constraints);
+    let are_they = names(wanted) == names(&current.constraints) && settings(wanted) == settings(&current.constraints);
     if are_they && added.is_empty() {
         return Ok(Applied {
             added,

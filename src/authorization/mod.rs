@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::classify::Write;
+use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
@@ -136,6 +137,37 @@ impl Rights {
             }
         }
         Ok(Ruling::MayWrite)
+    }
+
+    /// Whether the client may read documents of `namespace`, as far as the server has said lately. If the server doesn't say,
+    /// the client may not.
+    ///
+    /// # Errors
+    /// [`Error`]: the connection has to go.
+    pub async fn may_find(
+        &mut self,
+        namespace: &Namespace,
+        body: Doc<'_>,
+        upstream: &mut Connection,
+    ) -> Result<bool, Error> {
+        let is_known = match &self.0 {
+            Known::NoAccessControl => return Ok(true),
+            Known::Privileges { asked, .. } => asked.elapsed() < KEPT,
+            Known::Nothing => false,
+        };
+        if !is_known {
+            match ask(body, upstream).await {
+                Ok(known) => self.0 = known,
+                Err(Error::Unanswered { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        let need = Need {
+            database: namespace.database.as_bytes(),
+            collection: namespace.collection.as_bytes(),
+            actions: Actions::FIND,
+        };
+        Ok(self.missing(&[need]).is_none())
     }
 
     /// The first of `needs` that isn't known to be there.

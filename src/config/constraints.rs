@@ -68,8 +68,13 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut Found<'_>) -> Op
             RawStrategy::Compensating => Strategy::Compensating,
             RawStrategy::Transaction => Strategy::Transaction,
         }),
+        route: raw.route.unwrap_or_default(),
     };
     match Constraint::new(namespace?, spec.clone()) {
+        Ok(constraint) if let Some(reason) = constraint.unroutable().filter(|_| constraint.routes()) => {
+            found.refuse(path.field("route"), format!("it has no effect: {reason}"));
+            None
+        }
         Ok(constraint) => Some(Accepted { path, constraint, spec }),
         Err(error) => {
             found.refuse(blamed(&error, &path), error);
@@ -235,6 +240,10 @@ mod tests {
             (
                 "{ collection: a.b, key: { x: 1 }, collation: { locale: da } }",
                 "f:3:39: constraints[0].collation: ",
+            ),
+            (
+                "{ collection: a.b, key: { x.a: 1, x.b: 1 }, route: true }",
+                "f:3:49: constraints[0].route: it has no effect",
             ),
             (
                 "{ collection: a.b, key: { x: 1 }, sparse: true, partialFilterExpression: { x: { $exists: true } } }",

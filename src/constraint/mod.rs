@@ -14,6 +14,7 @@ mod filter;
 mod key;
 mod number;
 mod rewrite;
+mod routing;
 mod spec;
 mod text;
 
@@ -35,6 +36,7 @@ pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub(crate) use self::text::bytes_of_hex;
 
+pub use self::routing::values_asked_for;
 pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
 use self::spec::{Field, ID_INDEX};

@@ -57,6 +57,8 @@ pub struct IndexSpec {
     pub sharding: Sharding,
     /// How a write is made consistent with its reservations; if absent, Keyward chooses what suits the deployment.
     pub strategy: Option<Strategy>,
+    /// Whether queries by its key go to the shard of the key's owner.
+    pub route: bool,
 }
 
 /// Why an index specification can't be a constraint.

@@ -92,6 +92,8 @@ pub const TRANSACTION_TOO_OLD: i32 = 225;
 pub const NO_SUCH_TRANSACTION: i32 = 251;
 /// `TransactionCommitted`
 pub const TRANSACTION_COMMITTED: i32 = 256;
+/// `ExceededTimeLimit`
+pub const EXCEEDED_TIME_LIMIT: i32 = 262;
 /// `PreparedTransactionInProgress`
 pub const PREPARED_TRANSACTION_IN_PROGRESS: i32 = 267;
 /// `APIVersionError`

@@ -2,6 +2,7 @@
 
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
+use super::routed::RoutableRead;
 use super::{Drain, Service};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
@@ -22,6 +23,8 @@ pub(super) struct Judged<'m> {
     pub verdict: Result<Verdict<'m>, Rejection>,
     /// Whether it is a write on a protected collection that can't change a key.
     pub affects_no_key: bool,
+    /// The read by a key that it is, if a constraint routes it.
+    pub by_key: Option<Box<RoutableRead<'m>>>,
     /// Whether it may write to a collection.
     pub asks_to_write: bool,
     /// The collections among them that this Keyward has yet to declare in the register.
@@ -45,11 +48,16 @@ impl<'m> Judged<'m> {
             (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => is_forwarded(write, message, catalog),
             _ => false,
         };
+        let by_key = match &verdict {
+            Ok(Verdict::Forward) if catalog.routes() => RoutableRead::of(&request, catalog),
+            _ => None,
+        };
         Judged {
             request,
             context,
             verdict,
             affects_no_key,
+            by_key: by_key.map(Box::new),
             asks_to_write: guard.is_asked(),
             undeclared: guard.undeclared(),
         }
@@ -62,7 +70,11 @@ impl<'m> Judged<'m> {
         // A command that may write somewhere waits until the register of Keywards says so.
         let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.may_write());
         let may_commit = || service.may_write() && service.writes.commit(self.context.transaction) == Commit::GoesOn;
-        self.is_unchanged() && !is_rejected() && may_write() && (!self.context.commits() || may_commit())
+        self.is_unchanged()
+            && self.by_key.is_none()
+            && !is_rejected()
+            && may_write()
+            && (!self.context.commits() || may_commit())
     }
 
     /// Whether the request reaches the server unchanged, unless something else stands in its way.

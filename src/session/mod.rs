@@ -16,6 +16,7 @@ mod notice;
 mod replies;
 mod request_context;
 mod requests;
+mod routed;
 mod serve;
 mod timer;
 mod unpacking;

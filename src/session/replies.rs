@@ -88,6 +88,11 @@ impl Replies {
         };
     }
 
+    /// Notes that Keyward's own reply leaves a cursor open.
+    pub fn note_cursor(&mut self) {
+        self.has_cursor = true;
+    }
+
     /// Whether there are bytes to write that only wait for a client that doesn't read.
     ///
     /// - Holds for the state after the last step.

@@ -25,6 +25,8 @@ use crate::write::{self, Served};
 enum Outcome {
     /// The client gets this message.
     Answer(Vec<u8>),
+    /// The client gets this message, and reads a cursor.
+    AnswerWithCursor(Vec<u8>),
     /// The client gets nothing.
     Silence,
     /// Keyward forwards the message unchanged, and this reply is pending.
@@ -112,6 +114,10 @@ impl Session {
             Outcome::Silence => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Outcome::Answer(reply) => self.replies.answer(reply),
+            Outcome::AnswerWithCursor(reply) => {
+                self.replies.answer(reply);
+                self.replies.note_cursor();
+            }
         }
         self.client_in.consume(length);
         self.requests = Requests::Reading;
@@ -187,9 +193,24 @@ impl Server<'_> {
                     Served::Untouched => Ok(Outcome::Forward(judged.pending())),
                 }
             }
-            // It only waited for the register of Keywards, or for the judgement on a commit.
-            _ => Ok(Outcome::Forward(judged.pending())),
+            // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
+            _ => self.read(&judged, reply_to).await,
         }
+    }
+
+    /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
+    async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Outcome, End> {
+        if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.is_known)
+            && let Some(routed) = by_key
+                .route(&judged.request, self.service, self.rights, self.upstream)
+                .await?
+        {
+            return Ok(match (reply_to.answer(&routed.body)?, routed.leaves_cursor) {
+                (Outcome::Answer(reply), true) => Outcome::AnswerWithCursor(reply),
+                (outcome, _) => outcome,
+            });
+        }
+        Ok(Outcome::Forward(judged.pending()))
     }
 
     /// Makes sure that a command which may write does so with the knowledge of the other Keywards.

@@ -17,6 +17,7 @@ use crate::command::statement::{Statement, StatementKind};
 use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
+use crate::route::needs_routing;
 use crate::wire::OpMsg;
 
 /// How a write is carried out.
@@ -151,7 +152,10 @@ impl<'m> StatementPlan<'m> {
     ) -> Result<Self, Malformed> {
         let statement = Statement::of(kind, command.body, own)?;
         let way = if !affects_keys(kind, own, protected)? {
-            Way::PassThrough
+            match needs_routing(statement, protected) && !command.is_in_transaction()? {
+                true => Way::InTransaction,
+                false => Way::PassThrough,
+            }
         } else if command.is_in_transaction()? {
             Way::InTransaction
         } else if command.retry.is_some() && !statement.is_single {
@@ -185,7 +189,21 @@ pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -
         Some(list) => any_affects_keys(kind, message, list, &**protected),
         None => affects_keys(kind, message.body, &**protected).ok(),
     };
-    affects_keys == Some(false)
+    affects_keys == Some(false) && !(protected.routes() && any_needs_routing(kind, message, protected))
+}
+
+/// Whether Keyward carries any statement of the command out itself because it is by a key.
+fn any_needs_routing(kind: StatementKind, message: &OpMsg<'_>, protected: &Protected) -> bool {
+    let needs = |own: Doc<'_>| Statement::of(kind, message.body, own).is_ok_and(|one| needs_routing(one, protected));
+    let Some(list) = kind.list() else {
+        return needs(message.body);
+    };
+    let Ok(Some(batch)) = message.documents(list) else {
+        return false;
+    };
+    batch
+        .iter()
+        .is_ok_and(|mut statements| statements.any(|own| own.is_ok_and(needs)))
 }
 
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.

@@ -42,7 +42,7 @@ fn update(n: i32, change: impl Into<bson::Bson>, is_upsert: bool) -> Document {
     doc! { "update": "users", "updates": [{ "q": query, "u": change, "upsert": is_upsert }] }
 }
 
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 20] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -122,6 +122,39 @@ const KINDS: [Kind; 15] = [
         command: |n| update(n, vec![doc! { "$set": { "number": n * 1000 + 20 } }], true),
     },
     Kind {
+        name: "find by another field",
+        most: 6.0,
+        is_retryable: false,
+        command: |n| doc! { "find": "routed", "filter": { "number": { "$in": [n * 1000] } } },
+    },
+    Kind {
+        name: "find by a unique field",
+        most: 2.0,
+        is_retryable: false,
+        command: |n| doc! { "find": "routed", "filter": { "number": n * 1000 } },
+    },
+    Kind {
+        name: "count by a unique field",
+        most: 2.0,
+        is_retryable: false,
+        command: |n| doc! { "count": "routed", "query": { "number": n * 1000 } },
+    },
+    Kind {
+        name: "updateOne by a unique field",
+        most: 12.0,
+        is_retryable: true,
+        command: |n| {
+            let change = doc! { "$set": { "name": n } };
+            doc! { "update": "routed", "updates": [{ "q": { "number": n * 1000 }, "u": change }] }
+        },
+    },
+    Kind {
+        name: "findAndModify by a unique field",
+        most: 15.0,
+        is_retryable: false,
+        command: |n| doc! { "findAndModify": "routed", "query": { "number": n * 1000 }, "update": { "$inc": { "number": 1 } } },
+    },
+    Kind {
         name: "updateMany by the shard key",
         most: 15.0,
         is_retryable: false,
@@ -168,10 +201,10 @@ fn operations(cluster: &Cluster) -> i64 {
     sum
 }
 
-/// A cluster of so many shards, over which both collections are spread.
+/// A cluster of so many shards, over which all collections are spread.
 fn cluster(shards: usize) -> Cluster {
     let cluster = Cluster::builder().shards(shards).start().unwrap();
-    for collection in ["users", "strict"] {
+    for collection in ["users", "strict", "routed"] {
         let namespace = format!("commands.{collection}");
         cluster
             .shard_collection(&namespace, doc! { "region": 1 }, false)
@@ -198,7 +231,8 @@ struct Cost {
 /// The cost of a statement of each kind.
 fn counted(shards: usize) -> Vec<Cost> {
     let cluster = cluster(shards);
-    let constraints = "  - { collection: commands.users, key: { number: 1 } }\n  - { collection: commands.strict, key: { number: 1 }, \
+    let constraints = "  - { collection: commands.users, key: { number: 1 } }\n  - { collection: commands.routed, key: { number: 1 }, \
+                       route: true }\n  - { collection: commands.strict, key: { number: 1 }, \
                        strategy: transaction }\n";
     let keyward = Keyward::quiet(&cluster.uri(), constraints);
     let mut connection = Connection::greeted(&keyward.address);
@@ -217,7 +251,9 @@ fn counted(shards: usize) -> Vec<Cost> {
         connection.must("commands", &command)
     };
     for n in 0..STATEMENTS + 1 {
-        connection.must("commands", &doc! { "insert": "users", "documents": [user(n)] });
+        for collection in ["users", "routed"] {
+            connection.must("commands", &doc! { "insert": collection, "documents": [user(n)] });
+        }
     }
     let mut counts = Vec::new();
     for kind in &KINDS {

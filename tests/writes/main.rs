@@ -11,6 +11,7 @@ mod own_reads;
 mod plain_upsert;
 mod protected_insert;
 mod refusals;
+mod routed;
 mod statement_options;
 mod unique_id;
 mod within_a_partition;

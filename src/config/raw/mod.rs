@@ -130,6 +130,7 @@ pub struct RawConstraint {
     pub collation: Option<Document>,
     pub sharding: Option<RawSharding>,
     pub strategy: Option<RawStrategy>,
+    pub route: Option<bool>,
 }
 
 /// `constraints[].sharding`

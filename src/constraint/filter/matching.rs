@@ -92,7 +92,7 @@ fn any_in_element(element: &Element<'_>, path: &[&str], test: &Test) -> Result<b
 
 impl Test {
     /// Whether it holds for `element`, or for a path that leads nowhere.
-    fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Uncomparable> {
+    pub(super) fn holds(&self, element: Option<&Element<'_>>) -> Result<bool, Uncomparable> {
         match self {
             Test::Compare(operator, operand) => operator.holds(element, operand),
             Test::In(operands) => {

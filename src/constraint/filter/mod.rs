@@ -12,7 +12,8 @@ use bson::{Document, spec::ElementType};
 use super::SpecError;
 use super::canonical::Uncomparable;
 use super::collation::Collation;
-use crate::raw::{Builder, Doc, Malformed};
+use super::routing::is_alone_in_its_kind;
+use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// A partial filter, checked.
 #[derive(Debug, Clone)]
@@ -109,6 +110,13 @@ impl Filter {
         Ok(tests)
     }
 
+    /// Whether every document matches that has, at each path in `equal`, this plain value or an equal one.
+    ///
+    /// - False if that can't be shown.
+    pub(super) fn is_implied_by(&self, equal: &[Element<'_>]) -> bool {
+        self.root.is_implied_by(equal)
+    }
+
     /// Whether `document` matches.
     pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
         self.root.matches(document)
@@ -120,6 +128,19 @@ impl Expression {
         match self {
             Expression::And(parts) | Expression::Or(parts) => parts.iter().for_each(|part| part.collect_paths(paths)),
             Expression::Test(path, _) => paths.push(path),
+        }
+    }
+
+    fn is_implied_by(&self, equal: &[Element<'_>]) -> bool {
+        match self {
+            Expression::And(parts) => parts.iter().all(|part| part.is_implied_by(equal)),
+            Expression::Or(parts) => parts.iter().any(|part| part.is_implied_by(equal)),
+            Expression::Test(path, test) => {
+                // A test of types differs between equal values of several types.
+                let is_sure = |value: &Element<'_>| !matches!(test, Test::Type(_)) || is_alone_in_its_kind(value.kind);
+                let mut values = equal.iter().filter(|value| value.name == path.as_bytes());
+                values.any(|value| is_sure(value) && test.holds(Some(value)).unwrap_or(false))
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::{Impossible, ReservationDiff};
 use super::result::{Evaluation, StatementResult};
+use super::routed::AtOwner;
 use crate::catalog::Protected;
 use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
@@ -17,6 +18,7 @@ use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::{AttemptId, Token};
+use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -119,14 +121,16 @@ impl<'a> Statement<'a> {
         let selection = self.selection()?;
         let mut documents = Vec::new();
         let (most, keep) = (documents_max + 1, self.deletes_one()?.then_some(&mut documents));
-        let selected = document_keys::read_keeping(protected, &selection, most, keep, transaction, op.upstream).await;
+        let selected = self
+            .read_selected(op, &selection, (most, places), keep, transaction)
+            .await;
         let mut selected = match selected {
             Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
-        let is_fickle = is_fickle(query)?;
         let can_be_named = document_keys::in_one_query(selected.iter().map(|image| image.id.as_slice()));
+        let is_fickle = is_fickle(query)?;
         let must_be_named = selected.len() > documents_max || is_fickle;
         let most = match must_be_named {
             true => documents_max.min(can_be_named),
@@ -162,8 +166,7 @@ impl<'a> Statement<'a> {
                 Some(pinned(protected, query, image, document.map(Vec::as_slice))?)
             }
             None if is_narrowed => Some(both(Doc::new(&these)?, query)),
-            None if is_fickle && !self.is_upsert => Some(nothing(query)?),
-            None => None,
+            None => self.without_documents(protected, transaction)?,
         };
         Ok(Ok(Selected {
             before,
@@ -172,6 +175,48 @@ impl<'a> Statement<'a> {
             is_part,
             is_fickle,
         }))
+    }
+
+    /// The query of a statement that selects no document, if Keyward doesn't send the client's own.
+    fn without_documents(self, protected: &Protected, transaction: &Transaction) -> Result<Option<Vec<u8>>, Malformed> {
+        let query = self.query()?.unwrap_or(Doc::empty());
+        Ok(match is_fickle(query)? && !self.is_upsert {
+            _ if !transaction.is_clients() && AskedFor::by_statement(self, protected).is_some() => {
+                Some(nowhere(query, protected)?)
+            }
+            true => Some(nothing(query)?),
+            false => None,
+        })
+    }
+
+    /// Reads the documents that the statement selects. A document by a key is looked for at the key's owner first.
+    async fn read_selected(
+        self,
+        op: &mut WriteOp<'_>,
+        selection: &Selection<'_>,
+        (most, places): (usize, Places),
+        mut kept: Option<&mut Vec<Vec<u8>>>,
+        transaction: &mut Transaction,
+    ) -> Result<Vec<DocumentKeys>, Failure> {
+        let protected = op.protected;
+        let at_owner = match transaction.is_clients() || places == Places::Doubted {
+            true => None,
+            false => AtOwner::of(self, op).await?,
+        };
+        if let Some(at_owner) = at_owner {
+            let selection = Selection {
+                query: Some(Doc::new(&at_owner.query)?),
+                ..*selection
+            };
+            let kept = kept.as_deref_mut();
+            let found =
+                document_keys::read_keeping(protected, &selection, most, kept, transaction, op.upstream).await?;
+            at_owner.note(!found.is_empty(), op);
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        document_keys::read_keeping(protected, selection, most, kept, transaction, op.upstream).await
     }
 
     /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents

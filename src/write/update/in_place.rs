@@ -21,11 +21,13 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentSnapshot};
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
+use super::routed::AtOwner;
 use super::settling::{GivenUp, Tried, in_doubt, refused, send, settle};
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
 use crate::command::key_update::KeyUpdate;
+use crate::command::statement::Selection;
 use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
@@ -139,6 +141,17 @@ async fn look(
     run: &mut StatementRun<'_, '_>,
 ) -> Result<Result<Option<DocumentSnapshot>, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
+    if let Some(at_owner) = AtOwner::of(run.statement, run.op).await? {
+        let selection = Selection {
+            query: Some(Doc::new(&at_owner.query)?),
+            ..selection
+        };
+        let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+        at_owner.note(matches!(looked, Ok(Some(_))), run.op);
+        if let Ok(Some(seen)) = looked {
+            return Ok(Ok(Some(seen)));
+        }
+    }
     let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
     let refused = match looked {
         Ok(seen) => return Ok(Ok(seen)),

@@ -13,6 +13,7 @@ mod placement;
 pub mod reservation_conflict;
 pub mod reservation_diff;
 pub mod result;
+mod routed;
 mod settling;
 mod statement;
 mod statements;

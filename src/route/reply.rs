@@ -1,0 +1,79 @@
+//! Reads from the reply to a routed command whether it found its document.
+
+use crate::raw::{Doc, Malformed};
+use crate::server::code::{EXCEEDED_TIME_LIMIT, INTERRUPTED, MAX_TIME_MS_EXPIRED};
+use crate::server::{cursor, reply};
+
+/// What a reply shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// The document: the reply is complete.
+    Document {
+        /// Whether the reply leaves a cursor open.
+        leaves_cursor: bool,
+    },
+    /// No document.
+    Nothing {
+        /// The cursor that the reply leaves open.
+        cursor: Option<i64>,
+    },
+    /// An error that says that the client's time is over, or that somebody ended the command.
+    Ended,
+}
+
+/// What `reply` shows about the document.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn found(answer: Doc<'_>) -> Result<Found, Malformed> {
+    if !reply::is_ok(answer)? {
+        let code = reply::code(answer)?.unwrap_or_default();
+        return Ok(match code {
+            MAX_TIME_MS_EXPIRED | EXCEEDED_TIME_LIMIT | INTERRUPTED => Found::Ended,
+            _ => Found::Nothing { cursor: None },
+        });
+    }
+    if answer.nested("cursor")?.is_some() {
+        let cursor = cursor::more(answer)?;
+        return Ok(match cursor::batch(answer)?.is_empty() {
+            true => Found::Nothing { cursor },
+            false => Found::Document {
+                leaves_cursor: cursor.is_some(),
+            },
+        });
+    }
+    let is_counted = answer.whole_number("n")?.is_some_and(|number| number > 0);
+    let has_values = answer.nested("values")?.is_some_and(|values| !values.is_empty());
+    Ok(match is_counted || has_values {
+        true => Found::Document { leaves_cursor: false },
+        false => Found::Nothing { cursor: None },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    fn of(reply: Document) -> Found {
+        found(Doc::new(&reply.to_vec().unwrap()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn only_a_document_completes_a_reply() {
+        let document = |leaves_cursor| Found::Document { leaves_cursor };
+        let nothing = |cursor| Found::Nothing { cursor };
+        let batch = |id: i64, batch: Vec<Document>| doc! { "cursor": { "firstBatch": batch, "id": id }, "ok": 1 };
+        assert_eq!(of(batch(0, vec![doc! {}])), document(false));
+        assert_eq!(of(batch(7, vec![doc! {}])), document(true));
+        assert_eq!(of(batch(0, vec![])), nothing(None));
+        assert_eq!(of(batch(7, vec![])), nothing(Some(7)));
+        assert_eq!(of(doc! { "n": 1, "ok": 1 }), document(false));
+        assert_eq!(of(doc! { "n": 0, "ok": 1 }), nothing(None));
+        assert_eq!(of(doc! { "values": ["a"], "ok": 1 }), document(false));
+        assert_eq!(of(doc! { "values": [], "ok": 1 }), nothing(None));
+        assert_eq!(of(doc! { "ok": 0, "code": 13 }), nothing(None));
+        assert_eq!(of(doc! { "ok": 0, "code": 50 }), Found::Ended);
+    }
+}

@@ -1,0 +1,131 @@
+//! Serves a read by a unique field: reads the key's reservation, and sends the read to the owner's shard only.
+//!
+//! Whatever happens on the way, the client's own command can still go on unchanged: only a reply that shows a document replaces
+//! its reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::spec::ElementType;
+use tokio::time::timeout;
+
+use super::{End, Service};
+use crate::authorization::Rights;
+use crate::catalog::{Catalog, Protected};
+use crate::proxy_collection::Owner;
+use crate::raw::{Builder, Doc};
+use crate::route::{Found, ReadByKey, ReadTarget, found};
+use crate::server::reply::is_ok;
+use crate::upstream::Connection;
+use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
+
+/// How long Keyward waits for a reservation. Then the read goes on unchanged.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The reply that replaces that of the client's own command.
+pub(super) struct Routed {
+    /// Its body.
+    pub body: Vec<u8>,
+    /// Whether it leaves a cursor open.
+    pub leaves_cursor: bool,
+}
+
+/// A read by a key, and the collection that it reads.
+pub(super) struct RoutableRead<'m> {
+    protected: Arc<Protected>,
+    read: ReadByKey<'m>,
+}
+
+impl<'m> RoutableRead<'m> {
+    /// The read, if `request` is one that a constraint of `catalog` routes.
+    pub(super) fn of(request: &Request<'m>, catalog: &Catalog) -> Option<RoutableRead<'m>> {
+        let Ok(Message::Msg(message)) = &request.parsed else {
+            return None;
+        };
+        let is_streamed = request.envelope.flags.has(Flags::EXHAUST_ALLOWED);
+        if is_streamed || !request.envelope.wants_reply() {
+            return None;
+        }
+        let first = message.body.elements().next()?.ok()?;
+        let database = message.body.get("$db").ok()??.as_string_bytes()?;
+        let target = ReadTarget::of(database, &first)?;
+        let protected = catalog.protected(target.database, target.collection)?;
+        let read = ReadByKey::of(message, protected)?;
+        Some(RoutableRead {
+            protected: protected.clone(),
+            read,
+        })
+    }
+
+    /// Routes the read. `None` if the client's own command is to go on unchanged.
+    ///
+    /// # Errors
+    /// [`End`] if the upstream connection is gone.
+    pub(super) async fn route(
+        &self,
+        request: &Request<'_>,
+        service: &Service,
+        rights: &mut Rights,
+        upstream: &mut Connection,
+    ) -> Result<Option<Routed>, End> {
+        let (protected, read) = (&self.protected, &self.read);
+        // The server checks a message whole before it runs any of it.
+        let Ok(message) = OpMsg::parse_whole(request.unpacked) else {
+            return Ok(None);
+        };
+        let proxy = &protected.constraints[read.asked.constraint];
+        let metrics = &proxy.metrics;
+        // While documents without reservations may exist, two documents may hold the key.
+        if !service.metrics.is_ready(&proxy.constraint)
+            || !rights.may_find(&protected.namespace, message.body, upstream).await?
+        {
+            return Ok(None);
+        }
+        let owner = owner(protected, read).await;
+        let Some(command) = owner.and_then(|owner| read.pinned(&owner, protected).ok().flatten()) else {
+            metrics.routed_misses.inc();
+            return Ok(None);
+        };
+        let reply = upstream.request(&Draft::of_body(&command)).await?;
+        let leaves_cursor = match found(reply.body()).map_err(Rejection::from)? {
+            Found::Document { leaves_cursor } => leaves_cursor,
+            Found::Ended => false,
+            Found::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
+            Found::Nothing { cursor } => {
+                metrics.routed_fell_back.inc();
+                if let Some(cursor) = cursor {
+                    close(cursor, protected, message.body, upstream).await?;
+                }
+                return Ok(None);
+            }
+        };
+        metrics.routed_hits.inc();
+        Ok(Some(Routed {
+            body: reply.body().bytes().to_vec(),
+            leaves_cursor,
+        }))
+    }
+}
+
+/// The owner of the key, by its reservation.
+async fn owner(protected: &Protected, read: &ReadByKey<'_>) -> Option<Owner> {
+    let proxy = &protected.constraints[read.asked.constraint];
+    let reads = timeout(PATIENCE, proxy.read(&[&read.asked.key])).await.ok()?;
+    Some(reads.ok()?.into_iter().next()??.owner)
+}
+
+/// Closes the cursor of a routed read that has found nothing so far.
+async fn close(cursor: i64, protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<(), End> {
+    let mut command = Builder::new();
+    command.string("killCursors", protected.namespace.collection.as_bytes());
+    command.open(ElementType::Array, b"cursors");
+    command.append(ElementType::Int64, b"0", &cursor.to_le_bytes());
+    command.close();
+    for field in body.elements().flatten() {
+        if let b"lsid" | b"$db" | b"apiVersion" | b"apiStrict" | b"apiDeprecationErrors" = field.name {
+            command.element(&field);
+        }
+    }
+    upstream.run(&command.finish()).await?;
+    Ok(())
+}

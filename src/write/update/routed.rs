@@ -1,0 +1,55 @@
+//! Reads where the document of a statement by a key lies, so that Keyward looks for it on one shard.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::command::statement::Statement;
+use crate::raw::Malformed;
+use crate::route::{AskedFor, pinned};
+use crate::write::operation::WriteOp;
+
+/// How long Keyward waits for the reservation. Then it looks on all shards.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The query of a statement by a key, for the document that has the key's reservation.
+pub struct AtOwner {
+    /// The query.
+    pub query: Vec<u8>,
+    constraint: usize,
+}
+
+impl AtOwner {
+    /// Reads the reservation. `None` if the statement isn't by a key, or if the key has no usable reservation.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the statement isn't BSON.
+    pub async fn of(statement: Statement<'_>, op: &WriteOp<'_>) -> Result<Option<AtOwner>, Malformed> {
+        let Some(AskedFor { constraint, key }) = AskedFor::by_statement(statement, op.protected) else {
+            return Ok(None);
+        };
+        let proxy = &op.protected.constraints[constraint];
+        let read = timeout(PATIENCE, proxy.read(&[&key])).await;
+        let reservation = read
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|reads| reads.into_iter().next().flatten());
+        let query = match (reservation, statement.query()?) {
+            (Some(reservation), Some(query)) => pinned(query, &reservation.owner, op.protected)?,
+            _ => None,
+        };
+        if query.is_none() {
+            proxy.metrics.routed_misses.inc();
+        }
+        Ok(query.map(|query| AtOwner { query, constraint }))
+    }
+
+    /// Counts whether the document was found there. If not, it may be anywhere.
+    pub fn note(&self, is_found: bool, op: &WriteOp<'_>) {
+        let metrics = &op.protected.constraints[self.constraint].metrics;
+        match is_found {
+            true => metrics.routed_hits.inc(),
+            false => metrics.routed_fell_back.inc(),
+        }
+    }
+}

@@ -1,5 +1,5 @@
-//! Documents that aren't where Keyward believes: the server fills in their shard key, or another client has sharded their
-//! collection anew, so that two documents have one `_id` and what Keyward takes for one shard key.
+//! Documents that aren't where Keyward believes. The server fills in their shard key, or another client has sharded their
+//! collection anew. Then two documents have one `_id`, and the same shard key as far as Keyward knows.
 
 use bson::{Bson, Document, Timestamp, doc};
 use mongodb::options::ReadConcern;

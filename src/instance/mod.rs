@@ -58,6 +58,7 @@ pub struct Instance {
     sweeping: Background,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
+    /// The tasks that follow shard keys and certificates, and the one that renews the entry in the register.
     following: [Background; 3],
     pages: Pages,
 }
@@ -114,10 +115,13 @@ impl Instance {
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
         let membership = Arc::new(joined(&upstream, config, &readiness).await?);
+        // From here on: a backfill can take longer than the entry vouches for this Keyward.
+        let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
         let prepared = prepared(&upstream, config, &readiness, &metrics, &membership).await;
         let (catalog, waiting) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
+                drop(renewing);
                 membership.leave(true).await;
                 return Err(error);
             }
@@ -129,7 +133,7 @@ impl Instance {
         let writes = writes.with_users(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
-        let following = following(&service, &membership, &readiness);
+        let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -146,7 +150,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following,
+            following: [shard_keys, certificates, renewing],
             pages,
         })
     }
@@ -271,8 +275,8 @@ impl Keeping {
     }
 }
 
-/// The tasks that run as long as Keyward does: they follow shard keys and certificates, and renew the entry in the register.
-fn following(service: &Arc<Service>, membership: &Arc<Membership>, readiness: &Readiness) -> [Background; 3] {
+/// The tasks that follow shard keys and certificates for as long as Keyward runs.
+fn following(service: &Arc<Service>) -> [Background; 2] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
         async move { service.writes.follow_shard_keys().await }
@@ -285,8 +289,7 @@ fn following(service: &Arc<Service>, membership: &Arc<Membership>, readiness: &R
             }
         }
     });
-    let register = tokio::spawn(fleet::renew(membership.clone(), readiness.clone()));
-    [shard_keys, certificates, register].map(Background)
+    [shard_keys, certificates].map(Background)
 }
 
 fn sweeping(service: &Arc<Service>, config: &Config) -> Background {

@@ -12,3 +12,4 @@ mod reload;
 mod restart;
 mod rolled;
 mod rolled_on_shards;
+mod starting;

@@ -5,7 +5,7 @@ use testbed::ReplicaSet;
 
 use testkit::keyward::Keyward;
 
-fn entries(set: &ReplicaSet) -> Vec<Document> {
+pub fn entries(set: &ReplicaSet) -> Vec<Document> {
     let reply = set.run("keyward", doc! { "find": "keywards" }).unwrap();
     let batch = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
     batch.iter().map(|entry| entry.as_document().unwrap().clone()).collect()

@@ -16,7 +16,7 @@ use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, IfClaimed, PrepareError, Reserving, Waiting};
+use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
@@ -60,11 +60,11 @@ pub struct Changes {
 
 /// The outcome of the last reload, which can be read at any time; clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Reloads {
+pub struct LastReload {
     last: Arc<Mutex<Option<Value>>>,
 }
 
-impl Reloads {
+impl LastReload {
     /// The outcome as JSON.
     pub fn last(&self) -> Value {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +142,7 @@ pub async fn apply(
     };
     let format = current.log.format;
     let traces = match (&current.traces, &wanted.traces) {
-        (Some(current), Some(wanted)) => Some(traces::Settings {
+        (Some(current), Some(wanted)) => Some(traces::TraceSettings {
             endpoint: current.endpoint.clone(),
             ..wanted.clone()
         }),
@@ -193,7 +193,7 @@ struct Applied {
     /// The removed constraints.
     removed: Constraints,
     /// The constraints that can't be called enforced yet.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingConstraint>,
 }
 
 /// `these` without `those`.
@@ -263,7 +263,7 @@ async fn take_back(
     service: &Service,
     membership: &Membership,
     current: &Config,
-    reserving: &Reserving,
+    reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
     before: Arc<Catalog>,
 ) {
@@ -295,9 +295,9 @@ async fn enforce(
     membership: &Membership,
     current: &Config,
     removed: &[Arc<Constraint>],
-    reserving: &Reserving,
+    reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
-) -> Result<Vec<Waiting>, ReloadError> {
+) -> Result<Vec<WaitingConstraint>, ReloadError> {
     let client = service.upstream.client();
     added
         .iter()

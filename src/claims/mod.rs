@@ -8,5 +8,5 @@ mod in_flight;
 mod settling;
 
 pub use candidate::{Candidate, ConstrainedKey, anticipate, keys_of, keys_of_new, owner_of, with_id};
-pub use in_flight::{InFlight, UnderWay};
+pub use in_flight::{AttemptUnderWay, InFlight};
 pub use settling::{release_open, settle};

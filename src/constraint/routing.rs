@@ -7,7 +7,7 @@
 use bson::spec::ElementType;
 
 use super::collation::Collation;
-use super::key::Draft;
+use super::key::KeyDraft;
 use super::number::Number;
 use super::{Constraint, Key};
 use crate::raw::{Doc, Element, Malformed};
@@ -63,7 +63,7 @@ impl Constraint {
         }
         let value = |path: &str| equal.iter().find(|value| value.name == path.as_bytes()).copied();
         let values: Option<Vec<Element<'_>>> = self.fields.iter().map(|field| value(&field.path)).collect();
-        let draft = Draft::new(self, &mut values?.into_iter()).ok()?;
+        let draft = KeyDraft::new(self, &mut values?.into_iter()).ok()?;
         debug_assert!(matches!(self.collation, Collation::Simple), "checked above");
         Some(draft.finish())
     }

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
-use crate::reload::{self, ReloadError, Reloads};
+use crate::reload::{self, LastReload, ReloadError};
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -49,7 +49,7 @@ pub struct Instance {
     config: Config,
     service: Arc<Service>,
     readiness: Readiness,
-    reloads: Reloads,
+    reloads: LastReload,
     stage: watch::Sender<Stage>,
     serving: JoinHandle<bool>,
     membership: Arc<Membership>,
@@ -99,7 +99,7 @@ impl Instance {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
-        let reloads = Reloads::default();
+        let reloads = LastReload::default();
         let admin = Admin {
             metrics: metrics.clone(),
             readiness: readiness.clone(),

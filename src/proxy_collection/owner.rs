@@ -13,7 +13,7 @@ use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
 use crate::reservation::Scope;
-use crate::traces::{Step, asking};
+use crate::traces::{ProxyRequest, asking};
 
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
 const FENCED_MS_MAX: i32 = 10_000;
@@ -47,7 +47,7 @@ impl ProxyCollection {
     /// Reads the documents with the `_id`s of these owners, within `scope`.
     async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let found = self.find_owners(claims, scope);
-        asking(Step::LookForOwner, &self.constraint, claims.len(), found).await
+        asking(ProxyRequest::LookForOwner, &self.constraint, claims.len(), found).await
     }
 
     async fn find_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {

@@ -34,18 +34,18 @@ const COMMENT: &str = "keyward: how old reservations are";
 
 /// The marks of one proxy collection. Keyward makes marks as long as this lives.
 #[derive(Debug)]
-pub struct Watch {
+pub struct LeaseWatch {
     marks: Arc<Mutex<Marks>>,
     task: AbortHandle,
 }
 
-impl Watch {
+impl LeaseWatch {
     /// Starts to make marks. Needs a tokio runtime.
-    pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> Watch {
+    pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> LeaseWatch {
         let marks: Arc<Mutex<Marks>> = Arc::default();
         let pause = (lease / LOOKS).max(PAUSE_MIN);
         let task = tokio::spawn(make(marks.clone(), finder, collection, pause)).abort_handle();
-        Watch { marks, task }
+        LeaseWatch { marks, task }
     }
 
     /// Forgets all marks: the collection was created just now, so earlier reads read nothing.
@@ -67,7 +67,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LeaseWatch {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -14,7 +14,7 @@ use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc};
-use crate::route::{Found, ReadByKey, ReadTarget, found};
+use crate::route::{ReadByKey, ReadTarget, RoutedReply, found};
 use crate::server::reply::is_ok;
 use crate::upstream::Connection;
 use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
@@ -88,10 +88,10 @@ impl<'m> RoutableRead<'m> {
         };
         let reply = upstream.request(&Draft::of_body(&command)).await?;
         let leaves_cursor = match found(reply.body()).map_err(Rejection::from)? {
-            Found::Document { leaves_cursor } => leaves_cursor,
-            Found::Ended => false,
-            Found::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
-            Found::Nothing { cursor } => {
+            RoutedReply::Document { leaves_cursor } => leaves_cursor,
+            RoutedReply::Ended => false,
+            RoutedReply::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
+            RoutedReply::Nothing { cursor } => {
                 metrics.routed_fell_back.inc();
                 if let Some(cursor) = cursor {
                     close(cursor, protected, message.body, upstream).await?;

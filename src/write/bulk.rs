@@ -15,7 +15,7 @@ use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
 use crate::command::bulk::BulkWrite;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{BulkKind, BulkReply, Refusal, Times};
+use crate::reply::{BulkKind, BulkReply, Times, WriteRefusal};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
@@ -35,13 +35,13 @@ pub async fn bulk_write(
     while next < bulk.operations.len() {
         let time_ms = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_millis());
         if time_ms == Some(0) {
-            return Ok(Refusal::TimeLimit.body(&Times::default()));
+            return Ok(WriteRefusal::TimeLimit.body(&Times::default()));
         }
         let run = next..bulk.end_of_run(next);
         let kind = bulk.operations[next].kind;
         // In a client's transaction only the commit counts.
         if !bulk.in_transaction && !upstream.may_write() {
-            return Ok(Refusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
+            return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
         let body = body(bulk, run.clone(), time_ms)?;
         let part = part(context, bulk, run.clone(), &body, upstream).await?;
@@ -77,8 +77,8 @@ async fn part(
         sequences: vec![sequence],
         ..Draft::of_body(body)
     };
-    let bytes = draft.frame(0, 0).map_err(upstream::Error::from)?.to_vec();
-    let message = OpMsg::parse(&bytes).map_err(upstream::Error::from)?;
+    let bytes = draft.frame(0, 0).map_err(upstream::ConnectionError::from)?.to_vec();
+    let message = OpMsg::parse(&bytes).map_err(upstream::ConnectionError::from)?;
     // A part is classified like any client's command: no part gets through that would be refused alone.
     let catalog = context.catalog();
     let served = match classify(&Message::Msg(message), &**catalog)? {

@@ -14,7 +14,7 @@ use super::txn::gossip;
 use crate::command::batch::BatchCommand;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::server::certain::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
@@ -25,7 +25,7 @@ use crate::wire::{Draft, OutSequence};
 pub enum ForwardError {
     /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.
     #[error(transparent)]
-    Lost(#[from] upstream::Error),
+    Lost(#[from] upstream::ConnectionError),
     /// Another client's connection is gone that also carried this client's insert. The insert is in doubt, as if this client's
     /// own connection were gone.
     #[error("the connection that inserted for several clients is gone")]
@@ -43,7 +43,7 @@ pub async fn within<T>(
     lease: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::Lost(upstream::Error::Late(lease));
+    let late = |_| ForwardError::Lost(upstream::ConnectionError::Late(lease));
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
@@ -82,7 +82,7 @@ pub async fn statements(
 
 /// Why a statement about one document isn't known to have taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum UnappliedReason {
     /// No document matches.
     NoMatch,
     /// The server's error concerns the statement, in a reply to its batch.
@@ -95,7 +95,7 @@ pub enum Reason {
 #[derive(Debug)]
 pub struct Sent {
     /// Its outcome.
-    pub outcome: Outcome<Reason>,
+    pub outcome: Outcome<UnappliedReason>,
     /// Whether a majority has the statement's effect, so that no step-down can undo it.
     pub by_majority: bool,
     /// The reply's body.
@@ -135,7 +135,7 @@ pub async fn statement(
     let command = op.command;
     if !op.upstream.may_write() {
         return Ok(Sent {
-            outcome: Outcome::NotApplied(Reason::Command),
+            outcome: Outcome::NotApplied(UnappliedReason::Command),
             by_majority: false,
             body: withheld(command),
         });
@@ -166,25 +166,25 @@ pub async fn statement(
 
 /// The reply to a write that Keyward withholds: other Keywards may presume this one gone by now.
 pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
-    Refusal::outlasted(command.retry.is_some()).body(&Times::default())
+    WriteRefusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
-fn outcome(answer: Doc<'_>) -> Result<Outcome<Reason>, Malformed> {
+fn outcome(answer: Doc<'_>) -> Result<Outcome<UnappliedReason>, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or(0);
         return Ok(match refused_before_execution(code) || refused_document(code) {
-            true => Outcome::NotApplied(Reason::Command),
-            false => Outcome::InDoubt(Reason::Command),
+            true => Outcome::NotApplied(UnappliedReason::Command),
+            false => Outcome::InDoubt(UnappliedReason::Command),
         });
     }
     if let Some(error) = reply::write_errors(answer)?.first() {
         return Ok(match refused_document(error.code) {
-            true => Outcome::NotApplied(Reason::Statement),
-            false => Outcome::InDoubt(Reason::Statement),
+            true => Outcome::NotApplied(UnappliedReason::Statement),
+            false => Outcome::InDoubt(UnappliedReason::Statement),
         });
     }
     Ok(match reply::documents_affected(answer)? {
-        0 => Outcome::NotApplied(Reason::NoMatch),
+        0 => Outcome::NotApplied(UnappliedReason::NoMatch),
         _ => Outcome::Applied,
     })
 }

@@ -10,7 +10,7 @@ use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, release_open};
 use crate::command::batch::BatchCommand;
 use crate::raw::Malformed;
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 
 /// A client's command under way on the client's own upstream connection.
@@ -95,7 +95,7 @@ impl<'a> WriteOp<'a> {
     }
 
     /// The refusal if the cluster gave no sure answer about a key of the constraint at this position.
-    pub fn unsure(&self, constraint: usize) -> Refusal {
+    pub fn unsure(&self, constraint: usize) -> WriteRefusal {
         self.protected.unsure(constraint, self.is_retryable())
     }
 }

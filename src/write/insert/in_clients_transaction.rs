@@ -9,7 +9,7 @@ use crate::command::batch::BatchCommand;
 use crate::command::running::{append_fields, is_about_running};
 use crate::constraint::KeyError;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, WriteError, WriteReply};
+use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
@@ -63,7 +63,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     let refused = first_refused(&images, &existing_reservations);
     let accepted = refused.as_ref().map_or(images.len(), |(position, _)| *position);
     let conflict = match &refused {
-        Some((_, Reason::ReservationConflict(conflict))) => Some(conflict.clone()),
+        Some((_, InsertObstacle::ReservationConflict(conflict))) => Some(conflict.clone()),
         _ => {
             // No two of these documents hold one key, and each can be indexed.
             let diff = ReservationDiff::between(&[], &images[..accepted]).unwrap_or_default();
@@ -76,7 +76,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         let position = images.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(op, &conflict).await {
             Claimed::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
-            _ => Refusal::Conflict.body(&protected.times()),
+            _ => WriteRefusal::Conflict.body(&protected.times()),
         });
     }
     // Keyward sends the refused document, too: without Keyward, the server's own reasons to refuse it come first.
@@ -94,8 +94,8 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     }
     transaction.abort(op.upstream).await?;
     let error = match &reason {
-        Reason::Unindexable(error) => WriteError::unindexable(error),
-        Reason::Duplicate(key) | Reason::ReservationConflict(ReservationConflict { key, .. }) => {
+        InsertObstacle::Unindexable(error) => WriteError::unindexable(error),
+        InsertObstacle::Duplicate(key) | InsertObstacle::ReservationConflict(ReservationConflict { key, .. }) => {
             duplicate(protected, key).await
         }
     };
@@ -103,7 +103,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
 }
 
 /// Why the server can't insert a document.
-enum Reason {
+enum InsertObstacle {
     Unindexable(KeyError),
     Duplicate(ConstrainedKey),
     /// A reservation is in the way, and the transaction sees no document that holds the key.
@@ -114,23 +114,23 @@ enum Reason {
 fn first_refused(
     images: &[DocumentKeys],
     existing_reservations: &BTreeMap<ConstrainedKey, ExistingReservation>,
-) -> Option<(usize, Reason)> {
+) -> Option<(usize, InsertObstacle)> {
     let mut taken = BTreeSet::new();
     for (position, image) in images.iter().enumerate() {
         let keys = match &image.keys {
             Ok(keys) => keys,
-            Err(error) => return Some((position, Reason::Unindexable(error.clone()))),
+            Err(error) => return Some((position, InsertObstacle::Unindexable(error.clone()))),
         };
         for key in keys {
             let reason = match existing_reservations.get(key) {
                 Some(existing_reservations) if existing_reservations.holder.is_none() => {
-                    Reason::ReservationConflict(ReservationConflict {
+                    InsertObstacle::ReservationConflict(ReservationConflict {
                         key: key.clone(),
                         owner: image.owner.clone(),
                     })
                 }
                 None if taken.insert(key) => continue,
-                _ => Reason::Duplicate(key.clone()),
+                _ => InsertObstacle::Duplicate(key.clone()),
             };
             return Some((position, reason));
         }

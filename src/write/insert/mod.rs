@@ -22,11 +22,11 @@ use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use super::txn::Failure;
-use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, settle};
+use crate::claims::{AttemptUnderWay, Candidate, ConstrainedKey, anticipate, settle};
 use crate::constraint::{KeyError, Strategy};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Refusal, WriteError, WriteReply};
+use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_within;
@@ -45,7 +45,7 @@ const RESTARTS_MAX: u32 = 3;
 struct Insert<'a> {
     op: WriteOp<'a>,
     strategy: Strategy,
-    attempt: UnderWay,
+    attempt: AttemptUnderWay,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -200,7 +200,7 @@ impl<'a> Insert<'a> {
                     continue;
                 }
                 Err(KeyError::Malformed(error)) => {
-                    self.refuse(&Refusal::Malformed(error));
+                    self.refuse(&WriteRefusal::Malformed(error));
                     continue;
                 }
                 Err(error) => WriteError::unindexable(&error),
@@ -366,7 +366,7 @@ impl<'a> Insert<'a> {
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                self.refuse(&Refusal::TimeLimit);
+                self.refuse(&WriteRefusal::TimeLimit);
             }
             let at_most = back_off.next();
             self.op
@@ -389,7 +389,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Fails the command as a whole, unless it is ordered and has met its first error already.
-    fn refuse(&mut self, refusal: &Refusal) {
+    fn refuse(&mut self, refusal: &WriteRefusal) {
         if self.stopped.is_none() {
             self.stopped = Some(Stopped::Whole(refusal.body(&self.op.protected.times())));
         }

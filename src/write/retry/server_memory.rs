@@ -21,7 +21,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::reply::{self, retried_statements};
-use crate::write::forward::{self, Acknowledged, ForwardError, Reason};
+use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 use crate::write::update::in_transaction::StatementRun;
@@ -151,7 +151,7 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
         return Ok(None);
     }
     let said = without_match(run).await?;
-    Ok((said.outcome != Outcome::NotApplied(Reason::NoMatch)).then(|| said.into()))
+    Ok((said.outcome != Outcome::NotApplied(UnappliedReason::NoMatch)).then(|| said.into()))
 }
 
 /// A shard's answer to the first try of a retryable statement that doesn't name its shard.
@@ -169,7 +169,7 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
         return Ok(None);
     }
     match ask_about_statement(run, Acknowledged::ByPrimary).await?.outcome {
-        Outcome::NotApplied(Reason::NoMatch) => Ok(None),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => Ok(None),
         // The answer counts after a majority has the effect.
         _ => first_try(run).await,
     }

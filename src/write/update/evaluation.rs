@@ -16,13 +16,13 @@ use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::{AttemptId, Token};
 use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
 const COMPARED_BYTES_MAX: usize = 1 << 20;
@@ -92,7 +92,7 @@ impl<'a> Statement<'a> {
         if is_unseen && affected > 0 {
             // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
-            return Err(Failure::Refused(Refused::transient()));
+            return Err(Failure::Refused(ErrorReply::transient()));
         }
         let after = match inserted {
             Some(id) => self.look_at_inserted(op, &id, transaction).await?,
@@ -142,7 +142,7 @@ impl<'a> Statement<'a> {
             selected.truncate(most);
         } else if selected.len() > most {
             let namespace = protected.namespace.clone();
-            let refusal = Refusal::TooMany {
+            let refusal = WriteRefusal::TooMany {
                 namespace,
                 documents_max,
             };
@@ -310,7 +310,7 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
+    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, ErrorReply>>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;
         let reply = transaction.run(op.upstream, database, self.command(None)?, None).await;

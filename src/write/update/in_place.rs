@@ -22,7 +22,7 @@ use super::document_keys::{self, DocumentSnapshot};
 use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::settling::{GivenUp, Tried, in_doubt, refused, send, settle};
+use super::settling::{GivenUp, InPlaceOutcome, in_doubt, refused, send, settle};
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
@@ -30,15 +30,15 @@ use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Selection;
 use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::Event;
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, Reason};
+use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
-use crate::write::txn::Refused;
+use crate::write::txn::ErrorReply;
 
 /// Keyward doesn't send a statement that is larger than this, with the values that it is pinned to: a command has other fields,
 /// and a router adds its own.
@@ -63,18 +63,20 @@ pub async fn run_in_place(
     let mut upserts = 0;
     loop {
         match attempt(run, key_update, new_document, &mut upserts).await? {
-            Tried::Ran(result) => return Ok(result),
+            InPlaceOutcome::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
-            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() => {
+            InPlaceOutcome::Missed(document)
+                if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() =>
+            {
                 return run.run_in_own_transaction().await;
             }
-            Tried::Missed(document) if document == missed => misses += 1,
-            Tried::Missed(document) => (missed, misses) = (document, 1),
-            Tried::Again => {}
+            InPlaceOutcome::Missed(document) if document == missed => misses += 1,
+            InPlaceOutcome::Missed(document) => (missed, misses) = (document, 1),
+            InPlaceOutcome::Again => {}
         }
         if Instant::now() > run.op.give_up {
-            return Ok(StatementResult::Refused(Refusal::TimeLimit));
+            return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
         }
         tokio::time::sleep(back_off.next()).await;
     }
@@ -85,20 +87,20 @@ async fn attempt(
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
     upserts: &mut usize,
-) -> Result<Tried, ForwardError> {
+) -> Result<InPlaceOutcome, ForwardError> {
     let seen = match (look(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
         (Ok(None), Some(new_document)) => return insert_new(run, new_document, upserts).await,
-        (Ok(None), None) => return Ok(Tried::Ran(without_match(run).await?.into())),
-        (Err(result), _) => return Ok(Tried::Ran(result)),
+        (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
+        (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
     if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
         // A router may send the statement to both, and both would get the key. The next command knows the shard key.
         run.op.context.renew_shard_keys().await;
-        return Ok(Tried::Ran(StatementResult::Refused(run.op.unsure(0))));
+        return Ok(InPlaceOutcome::Ran(StatementResult::Refused(run.op.unsure(0))));
     }
     if let Some(result) = done_elsewhere(run).await? {
-        return Ok(Tried::Ran(result));
+        return Ok(InPlaceOutcome::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
     let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
@@ -112,7 +114,7 @@ async fn attempt(
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
     if own.len() > PINNED_BYTES_MAX {
-        return Ok(Tried::Ran(too_large(run).await?));
+        return Ok(InPlaceOutcome::Ran(too_large(run).await?));
     }
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
@@ -125,12 +127,12 @@ async fn attempt(
     let tried = match reserved {
         Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
         // By now this same document holds the key.
-        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
+        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         Claimed::Duplicate(_) => refused(run, upserts).await,
-        Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
+        Claimed::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
-        Claimed::TimeLimit => Ok(Tried::Ran(StatementResult::Refused(Refusal::TimeLimit))),
+        Claimed::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
@@ -160,9 +162,9 @@ async fn look(
     // If the statement is wrong, the server's own answer reports it; otherwise the server refused the read.
     let nothing = without_match(run).await?;
     Ok(Err(match nothing.outcome {
-        Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::Failed(refused),
         // With the client's own query, which the error may quote.
-        Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
+        Outcome::NotApplied(_) => run.unseen(ErrorReply { body: refused }).await?,
         _ => nothing.into(),
     }))
 }
@@ -174,23 +176,23 @@ async fn write(
     seen: &DocumentSnapshot,
     given_up: GivenUp,
     candidate: &mut Candidate<'_>,
-) -> Result<Tried, ForwardError> {
+) -> Result<InPlaceOutcome, ForwardError> {
     let Some(sent) = send(run, own, candidate).await? else {
-        return Ok(Tried::Again);
+        return Ok(InPlaceOutcome::Again);
     };
     let sent = as_upsert(run, sent).await.inspect_err(|_| in_doubt(run, candidate))?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => settle(run, &seen.image, given_up, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
-        Outcome::NotApplied(Reason::NoMatch) => {
+        Outcome::NotApplied(UnappliedReason::NoMatch) => {
             candidate.step(&Event::NotApplied);
-            return Ok(Tried::Missed(seen.document.clone()));
+            return Ok(InPlaceOutcome::Missed(seen.document.clone()));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
         Outcome::InDoubt(_) => in_doubt(run, candidate),
     }
-    Ok(Tried::Ran(sent.into()))
+    Ok(InPlaceOutcome::Ran(sent.into()))
 }
 
 /// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
@@ -239,7 +241,7 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
     }
     let namespace = run.op.protected.namespace.clone();
     let first_try = first_try(run).await?;
-    Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
+    Ok(first_try.unwrap_or(StatementResult::Refused(WriteRefusal::TooLarge { namespace })))
 }
 
 /// The statement, pinned to this document and to the values that its keys are made of.

@@ -10,17 +10,17 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
-use crate::claims::UnderWay;
+use crate::claims::AttemptUnderWay;
 use crate::command::statement::Statement;
 use crate::raw::{Doc, Element, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::{Operation, Token};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::reserve::Claimed;
 use crate::write::retry::results::{self, Recorded};
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// How often Keyward tries an upsert that should find the document with the conflicting key: that document may vanish and
 /// reappear, but the tries must end.
@@ -42,7 +42,7 @@ pub struct StatementRun<'r, 'a> {
 
 impl StatementRun<'_, '_> {
     /// The token of the attempt `under_way` at the statement's keys.
-    pub fn token(&self, under_way: &UnderWay) -> Token {
+    pub fn token(&self, under_way: &AttemptUnderWay) -> Token {
         Token {
             attempt: under_way.attempt(),
             position: u32::try_from(self.index).unwrap_or(u32::MAX),
@@ -98,7 +98,7 @@ impl StatementRun<'_, '_> {
                 return Ok(result);
             }
             if Instant::now() > self.op.give_up {
-                return Ok(StatementResult::Refused(Refusal::TimeLimit));
+                return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
             }
             tokio::time::sleep(back_off.next()).await;
         }
@@ -170,7 +170,7 @@ impl StatementRun<'_, '_> {
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
             // The same operation was sent twice, and the other try has just recorded its result.
-            return Err(Failure::Refused(Refused::transient()));
+            return Err(Failure::Refused(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
@@ -205,7 +205,7 @@ impl StatementRun<'_, '_> {
             Claimed::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
             Claimed::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
             Claimed::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            Claimed::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
+            Claimed::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
         })
     }
 
@@ -257,7 +257,7 @@ impl StatementRun<'_, '_> {
             Evaluation::Misplaced { .. } => {
                 transaction.abort(self.op.upstream).await?;
                 self.doubt_places().await;
-                Ok(StatementResult::Refused(Refusal::Conflict))
+                Ok(StatementResult::Refused(WriteRefusal::Conflict))
             }
             Evaluation::Unseen(refused) => {
                 transaction.abort(self.op.upstream).await?;
@@ -293,7 +293,11 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    async fn leave_or_abort(&mut self, transaction: &mut Transaction, refused: &Refused) -> Result<(), ForwardError> {
+    async fn leave_or_abort(
+        &mut self,
+        transaction: &mut Transaction,
+        refused: &ErrorReply,
+    ) -> Result<(), ForwardError> {
         let is_untouched = transaction.holds_nothing_of(refused, self.op.protected.is_on_one_replica_set);
         match is_untouched && !refused.is_transient() {
             true => Ok(()),
@@ -306,7 +310,7 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn unseen(&mut self, look: Refused) -> Result<StatementResult, ForwardError> {
+    pub async fn unseen(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
             Some(Err(refused)) => StatementResult::Failed(refused.body),
@@ -318,7 +322,7 @@ impl StatementRun<'_, '_> {
     async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
             Claimed::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(Refusal::Conflict),
+            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
             Claimed::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
         }
     }

@@ -3,10 +3,10 @@
 use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
-use crate::reply::Refusal;
-use crate::write::forward::{Reason, Sent};
+use crate::reply::WriteRefusal;
+use crate::write::forward::{Sent, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::txn::Refused;
+use crate::write::txn::ErrorReply;
 
 /// The result of a statement, for the reply.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub enum StatementResult {
     /// A native index would refuse a document.
     Unindexable(KeyError),
     /// Keyward gives up.
-    Refused(Refusal),
+    Refused(WriteRefusal),
 }
 
 /// The result of one evaluation in a transaction.
@@ -41,13 +41,13 @@ pub enum Evaluation {
         affected: usize,
     },
     /// The server refused to read the documents; the transaction is over.
-    Unseen(Refused),
+    Unseen(ErrorReply),
 }
 
 impl From<Sent> for StatementResult {
     fn from(sent: Sent) -> Self {
         match sent.outcome {
-            Outcome::NotApplied(Reason::Command) | Outcome::InDoubt(Reason::Command) => {
+            Outcome::NotApplied(UnappliedReason::Command) | Outcome::InDoubt(UnappliedReason::Command) => {
                 StatementResult::Failed(sent.body)
             }
             _ => StatementResult::Reply(sent.body),

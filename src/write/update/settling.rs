@@ -14,7 +14,7 @@ use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::first_try;
 
 /// The outcome of one try.
-pub enum Tried {
+pub enum InPlaceOutcome {
     /// The statement has its result.
     Ran(StatementResult),
     /// The document changed meanwhile.
@@ -132,11 +132,11 @@ async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn refused(run: &mut StatementRun<'_, '_>, upserts: &mut usize) -> Result<Tried, ForwardError> {
+pub async fn refused(run: &mut StatementRun<'_, '_>, upserts: &mut usize) -> Result<InPlaceOutcome, ForwardError> {
     let Some(result) = run.obstacle(upserts).await? else {
-        return Ok(Tried::Again);
+        return Ok(InPlaceOutcome::Again);
     };
     // Asked last: the first try may have ended meanwhile.
     let first_try = first_try(run).await?;
-    Ok(Tried::Ran(first_try.unwrap_or(result)))
+    Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
 }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use bson::oid::ObjectId;
-use keyward::fleet::{Entry, Terms};
+use keyward::fleet::{EntryTerms, RegisterEntry};
 use keyward::namespace::Namespace;
 
 /// An entry in the register.
@@ -24,7 +24,7 @@ impl Registered {
         static ANSWERS: LazyLock<[bool; 4]> = LazyLock::new(|| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(writes, reserves)| {
                 let (namespace, identity) = (Namespace::new("shop", "users"), ObjectId::from_bytes([1; 12]));
-                let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::ZERO));
+                let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));
                 entry.collections.extend(writes.then(|| namespace.to_string()));
                 entry.constraints.extend(reserves.then_some(identity));
                 entry.lacks(&namespace, identity)

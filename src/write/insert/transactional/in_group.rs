@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
-use super::attempt::{Load, Reservations, Transactional, Tried, own_transaction};
-use super::group_commit::{Done, Member, Size, Terms, Turn};
+use super::attempt::{Load, Reservations, TransactionOutcome, Transactional, own_transaction};
+use super::group_commit::{Done, GroupTerms, GroupTurn, Member, Size};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
@@ -26,7 +26,7 @@ impl Transactional {
         op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
         reservations: Reservations,
-    ) -> Result<Tried, ForwardError> {
+    ) -> Result<TransactionOutcome, ForwardError> {
         if op.deadline.is_some() || !Size::of(these).is_little() {
             return self.attempt_alone(op, these, reservations).await;
         }
@@ -36,7 +36,7 @@ impl Transactional {
         }
         let load = self.load(op, these)?;
         let done = match op.context.groups.enter(terms, || member(&load)).await {
-            Turn::Lead(mut lead) => {
+            GroupTurn::Lead(mut lead) => {
                 let (members, others) = lead.take_along();
                 if members.is_empty() {
                     return lead.during(self.attempt_alone(op, these, reservations)).await;
@@ -48,20 +48,22 @@ impl Transactional {
                 others.resolve(&done);
                 done
             }
-            Turn::Done(done) => done,
-            Turn::Alone => Done::Nothing,
-            Turn::Lost => return Err(ForwardError::LostTogether),
+            GroupTurn::Done(done) => done,
+            GroupTurn::Alone => Done::Nothing,
+            GroupTurn::Lost => return Err(ForwardError::LostTogether),
         };
         match done {
-            Done::Committed(reply) => Ok(Tried::Committed(reply)),
-            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(op.command.retry.is_some()).body)),
+            Done::Committed(reply) => Ok(TransactionOutcome::Committed(reply)),
+            Done::InDoubt(refused) => Ok(TransactionOutcome::InDoubt(
+                refused.in_doubt(op.command.retry.is_some()).body,
+            )),
             // The transaction is over.
             Done::Nothing => self.attempt_alone(op, these, reservations).await,
         }
     }
 
     /// Inserts share a group only if the server treats them alike: one user's, with the same options.
-    fn terms(op: &WriteOp<'_>, reservations: Reservations) -> Result<Terms, Malformed> {
+    fn terms(op: &WriteOp<'_>, reservations: Reservations) -> Result<GroupTerms, Malformed> {
         let mut terms = insert_body(op.command)?;
         append_fields(&mut terms, op.command.body, &API)?;
         terms.boolean("checked", reservations == Reservations::Checked);
@@ -90,7 +92,7 @@ impl Transactional {
         transaction.not_before(load.time.clone());
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
-            Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
+            Ok(TransactionOutcome::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
             Ok(_) | Err(Failure::Refused(_)) => {

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use tokio::time::Instant;
 
 use crate::claims::Candidate;
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
@@ -26,9 +26,9 @@ use crate::write::txn::Failure;
 
 use crate::write::retry::inserted::{end_first_try, is_retry};
 pub use attempt::Transactional;
-use attempt::{Reservations, Tried};
+use attempt::{Reservations, TransactionOutcome};
 pub use group_commit::Groups;
-use progress::Progress;
+use progress::InsertProgress;
 
 /// How often Keyward's own reservation may be missing in a read: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
@@ -44,10 +44,10 @@ impl Transactional {
         op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
     ) -> Result<Option<Part>, ForwardError> {
-        let mut progress = Progress::new(candidates.len());
+        let mut progress = InsertProgress::new(candidates.len());
         match self.attempt(op, candidates, Reservations::Written).await? {
-            Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
-            Tried::InDoubt(body) => progress.in_doubt(body),
+            TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+            TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
         }
         Ok(Some(progress.into_part()?))
@@ -86,14 +86,14 @@ impl Transactional {
             true => Instant::now() + TRANSACTION_LIFE,
             false => self.give_up,
         };
-        let mut progress = Progress::new(ready.len());
+        let mut progress = InsertProgress::new(ready.len());
         let mut back_off = BackOff::default();
         let mut unseen = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
             match self.attempt(op, &these, Reservations::Checked).await? {
-                Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
-                Tried::Before(statements) => {
+                TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+                TransactionOutcome::Before(statements) => {
                     let is_done = |index: &usize| {
                         let statement = Self::statement(op, ready[*index].position);
                         statement.filter(|statement| statements.contains(statement))
@@ -101,18 +101,18 @@ impl Transactional {
                     progress.done_before(is_done);
                 }
                 // A later try will see the reservations: they are its own.
-                Tried::Lost(lost) if lost.is_empty() => {
+                TransactionOutcome::Lost(lost) if lost.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {
                         let refusal = Self::unsure(op, &these);
                         progress.fail(refusal.body(&op.protected.times()));
                     }
                 }
-                Tried::Lost(lost) => progress.lost(&lost),
-                Tried::Refused(index, error) => progress.refused(index, error, op.command.ordered),
-                Tried::Failed(body) => progress.fail(body),
-                Tried::InDoubt(body) => progress.in_doubt(body),
-                Tried::Conflict => {}
+                TransactionOutcome::Lost(lost) => progress.lost(&lost),
+                TransactionOutcome::Refused(index, error) => progress.refused(index, error, op.command.ordered),
+                TransactionOutcome::Failed(body) => progress.fail(body),
+                TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
+                TransactionOutcome::Conflict => {}
             }
             if progress.has_ended() {
                 break;
@@ -123,7 +123,7 @@ impl Transactional {
                     match outlasts_first_try {
                         // The first try may yet take effect.
                         true => progress.in_doubt(Self::unsure(op, &these).body(&times)),
-                        false => progress.fail(Refusal::TimeLimit.body(&times)),
+                        false => progress.fail(WriteRefusal::TimeLimit.body(&times)),
                     }
                     break;
                 }

@@ -11,7 +11,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::timestamp_of;
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::append_read_concern;
-use crate::write::txn::pipeline::Step;
+use crate::write::txn::pipeline::PipelinedCommand;
 
 /// The most keys, and bytes of keys, in one command.
 const COMMAND_MAX: Fitting = Fitting {
@@ -20,7 +20,7 @@ const COMMAND_MAX: Fitting = Fitting {
 };
 
 /// Commands that find the reservations of all candidates that carry the candidates' tokens.
-pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let keys = chunk.iter().map(|(_, key)| *key);
@@ -46,7 +46,7 @@ pub fn looks<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
     body: Doc<'_>,
-) -> Result<Vec<Step<'s>>, Malformed> {
+) -> Result<Vec<PipelinedCommand<'s>>, Malformed> {
     let mut looks = checks(protected, candidates);
     for look in &mut looks {
         append_fields(&mut look.command, body, &API)?;
@@ -79,7 +79,7 @@ fn time_in(reply: Doc<'_>, nested: &str, name: &str) -> Result<Option<Timestamp>
 }
 
 /// Commands that write the reservations of all candidates.
-pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
     let insert = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
@@ -98,7 +98,7 @@ fn steps<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
     command: impl Fn(&'s ProxyCollection, &[(&Candidate<'_>, &Key)]) -> Builder,
-) -> Vec<Step<'s>> {
+) -> Vec<PipelinedCommand<'s>> {
     let mut steps = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys: Vec<(&Candidate<'_>, &Key)> = Vec::new();
@@ -109,7 +109,7 @@ fn steps<'s>(
         // In the order in which all writers reserve keys.
         keys.sort_by_key(|(_, key)| *key);
         for chunk in COMMAND_MAX.parts(&keys, |(_, key)| key.reservation_id().as_bytes().len()) {
-            steps.push(Step {
+            steps.push(PipelinedCommand {
                 database: &protected.namespace.database,
                 command: command(proxy, chunk),
                 sequence: None,

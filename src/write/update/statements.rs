@@ -59,11 +59,14 @@ pub async fn modify<'a>(
 impl<'a> Modify<'_, 'a> {
     /// Runs the statements outside any client transaction.
     async fn by_themselves(&mut self) -> Result<(), ForwardError> {
-        let is_forwarded = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
+        let passes_through = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
         let plans = self.plans;
         let mut next = 0;
         while next < plans.len() && !self.is_over() {
-            let forwarded = self.plans[next..].iter().take_while(|plan| is_forwarded(plan)).count();
+            let forwarded = self.plans[next..]
+                .iter()
+                .take_while(|plan| passes_through(plan))
+                .count();
             if forwarded > 0 {
                 self.forward(next..next + forwarded).await?;
                 next += forwarded;

@@ -318,7 +318,7 @@ async fn enforce(
         // before has its answer.
         let past = service.writes.refuse_older_transactions();
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.lost_end() {
+        if let Some(end) = service.writes.in_doubt_end() {
             sleep_until(end).await;
         }
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));

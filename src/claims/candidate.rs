@@ -370,11 +370,11 @@ mod tests {
             },
             // Overtaken in its transaction, and behind one that was, too.
             |candidate| {
-                candidate.step(&Event::Lost);
+                candidate.step(&Event::Superseded);
                 candidate.restart();
             },
             |candidate| {
-                candidate.step(&Event::Lost);
+                candidate.step(&Event::Superseded);
                 candidate.withdraw();
             },
             |candidate| {

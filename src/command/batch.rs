@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bson::{Decimal128, spec::ElementType};
 
-use super::running::session_of;
-use crate::raw::{Doc, Element, Malformed};
+use super::running::{is_about_running, session_of};
+use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::reservation::Operation;
 use crate::wire::{BatchItemError, OpMsg};
@@ -85,6 +85,22 @@ impl<'a> BatchCommand<'a> {
     /// [`Malformed`] if it isn't BSON.
     pub fn is_in_transaction(&self) -> Result<bool, Malformed> {
         Ok(self.body.get("autocommit")?.is_some())
+    }
+
+    /// The body of an `insert` as a command of a transaction, without documents, time limit and cluster time.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn insert_body(&self) -> Result<Builder, Malformed> {
+        let mut body = Builder::new();
+        for element in self.body.elements() {
+            let element = element?;
+            let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
+            if !is_set_anew {
+                body.element(&element);
+            }
+        }
+        Ok(body)
     }
 
     fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, WriteRefusal> {

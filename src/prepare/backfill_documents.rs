@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, owner_of, settle};
+use crate::claims::{Candidate, ConstrainedKey, advance_attempts, owner_of};
 use crate::proxy_collection::{Owner, StoreError};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
@@ -39,7 +39,7 @@ pub async fn backfill_documents<'a>(
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = settle(protected, lease, &mut pending).await;
+        let awaited = advance_attempts(protected, lease, &mut pending).await;
         let (mut left, mut duplicates) = (Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {

@@ -281,9 +281,9 @@ fn suspension() -> Document {
 
 /// The state in a constraint's document, if this version knows it.
 fn state_of(found: &Document) -> Option<ConstraintState> {
-    let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
+    let is_of_epoch = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
     match found.get_str("state").ok()? {
-        name if name == ConstraintState::Enforced.name() && is_of_era => Some(ConstraintState::Enforced),
+        name if name == ConstraintState::Enforced.name() && is_of_epoch => Some(ConstraintState::Enforced),
         name if name == ConstraintState::Enforced.name() => Some(ConstraintState::Backfilled),
         name if name == ConstraintState::Backfilled.name() => Some(ConstraintState::Backfilled),
         name if name == ConstraintState::Reserving.name() || name == BACKFILLING => Some(ConstraintState::Reserving),

@@ -334,16 +334,16 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.
-    pub async fn release(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
+    pub async fn release_by_token(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
         self.release_all(keys.iter().map(|(key, token)| token_filter(key, *token)).collect())
             .await
     }
 
-    /// As [`ProxyCollection::release`], but only reservations of the given generations.
+    /// As [`ProxyCollection::release_by_token`], but only reservations of the given generations.
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.
-    pub async fn release_versions(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
+    pub async fn release_by_version(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
         let filter = |(key, version): &(&Key, ReservationVersion)| {
             let mut filter = token_filter(key, version.token);
             match version.generation {

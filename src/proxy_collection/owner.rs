@@ -16,7 +16,7 @@ use crate::reservation::Scope;
 use crate::traces::{ProxyRequest, asking};
 
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
-const FENCED_MS_MAX: i32 = 10_000;
+const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 impl ProxyCollection {
     /// Returns for each key whether its own owner holds it.
@@ -67,7 +67,7 @@ impl ProxyCollection {
         };
         if scope == Scope::Linearizable {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
-            command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
+            command.append(cstr!("maxTimeMS"), LINEARIZABLE_MS_MAX);
             // Later replies would ignore prepared transactions.
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
         }

@@ -52,7 +52,7 @@ impl LeaseWatch {
     pub fn begin_anew(&self) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.noted.clear();
-        marks.beginning += 1;
+        marks.starts += 1;
     }
 
     /// Whether a write `at` this cluster time is known to be older than `span`.
@@ -79,7 +79,7 @@ struct Marks {
     /// Ordered by cluster time and by moment alike.
     noted: Vec<(Timestamp, Instant)>,
     /// How often the marks were forgotten: a look that began before that makes no mark after it.
-    beginning: u32,
+    starts: u32,
 }
 
 impl Marks {
@@ -117,11 +117,11 @@ impl Marks {
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
     let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let (beginning, operation_time) = (marks().beginning, finder.times().operation);
+        let (starts, operation_time) = (marks().starts, finder.times().operation);
         match (finder.find(look(&collection, operation_time)).await, operation_time) {
             (Ok(_), Some(operation_time)) => {
                 let (now, mut marks) = (Instant::now(), marks());
-                if marks.beginning == beginning {
+                if marks.starts == starts {
                     marks.note(operation_time, now);
                 }
             }

@@ -207,7 +207,7 @@ impl Attempt {
             (AttemptState::Forwarding(_), Event::InDoubt) => {
                 (self.with(AttemptState::Ended(Ended::InDoubt)), Vec::new())
             }
-            (AttemptState::Forwarding(claims), Event::Lost) => {
+            (AttemptState::Forwarding(claims), Event::Superseded) => {
                 let keys = claims.len();
                 self.begin_again(keys)
             }
@@ -354,7 +354,7 @@ impl Event {
             | Event::Changed(key)
             | Event::Busy(key)
             | Event::Failed(key) => Some(*key),
-            Event::WaitOver | Event::Lost | Event::Applied | Event::NotApplied | Event::InDoubt => None,
+            Event::WaitOver | Event::Superseded | Event::Applied | Event::NotApplied | Event::InDoubt => None,
         }
     }
 }

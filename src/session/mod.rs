@@ -218,7 +218,7 @@ async fn greet(
     };
     match greeted {
         Ok(upstream) => Ok((client_in, client_out, upstream)),
-        Err(end) => Err(closing::part(end, &mut client_in, &mut client_out).await),
+        Err(end) => Err(closing::close(end, &mut client_in, &mut client_out).await),
     }
 }
 
@@ -274,7 +274,7 @@ impl Session {
                 Ok(Stepped::On) => None,
                 Ok(Stepped::Noticed(notice, notices)) => {
                     noticing.set(notices.next());
-                    self.note(notice, &mut timer)
+                    self.on_notice(notice, &mut timer)
                 }
                 Ok(Stepped::Rang) => self.rang(&mut timer),
                 Err(End::ClientClosed) => {
@@ -285,17 +285,17 @@ impl Session {
                 Err(end) => Some(end),
             };
             let ended = match ended {
-                None if self.has_business() => self.attend().await,
+                None if self.has_notices() => self.act_on_notices().await,
                 ended => ended,
             };
             if let Some(end) = ended {
                 if end.may_have_lost_upstream() {
                     left_open::end(&mut self.upstream, &self.service.upstream).await;
                 }
-                let end = closing::part(end, &mut self.client_in, &mut self.client_out).await;
+                let end = closing::close(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
                     if end.may_have_lost_upstream() {
-                        self.service.writes.note_lost();
+                        self.service.writes.note_in_doubt();
                     }
                     tokio::spawn(closing::leave_at_work(self.upstream, self.epoch));
                 }

@@ -77,7 +77,7 @@ impl Verification<'_> {
         // It may have gone meanwhile, and with it only the reservation that it had.
         let there = self.proxy.look_up(&[(key, owner)], Scope::Everywhere).await?;
         if there != [true] {
-            self.proxy.release(&[(key, token)]).await?;
+            self.proxy.release_by_token(&[(key, token)]).await?;
         }
         Ok(Repaired::Yes)
     }

@@ -25,11 +25,11 @@ use crate::wire::{Draft, OutSequence};
 pub enum ForwardError {
     /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.
     #[error(transparent)]
-    Lost(#[from] upstream::ConnectionError),
+    ConnectionLost(#[from] upstream::ConnectionError),
     /// Another client's connection is gone that also carried this client's insert. The insert is in doubt, as if this client's
     /// own connection were gone.
     #[error("the connection that inserted for several clients is gone")]
-    LostTogether,
+    GroupConnectionLost,
     /// The reply isn't BSON.
     #[error("the server's reply: {0}")]
     Malformed(#[from] Malformed),
@@ -43,7 +43,7 @@ pub async fn within<T>(
     lease: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::Lost(upstream::ConnectionError::Late(lease));
+    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(lease));
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 

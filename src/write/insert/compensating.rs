@@ -24,7 +24,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
     WriteOp::assert_held(ready.iter().copied());
     let lease = op.context.lease;
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.deadline) else {
+    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.client_deadline) else {
         return Ok(Part::refused(
             &WriteRefusal::TimeLimit,
             &op.protected.times(),

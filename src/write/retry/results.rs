@@ -168,7 +168,7 @@ impl<'a> Recorded<'a> {
     }
 }
 
-/// The error if a part of the reply is missing, as the server has it for an image that it no longer has.
+/// The error if a part of the reply is missing, as the server has it for a pre-image or post-image that it no longer has.
 fn incomplete() -> ErrorReply {
     let mut body = Builder::new();
     body.double("ok", 0.0).string(

@@ -24,8 +24,8 @@ use crate::server::reply::{self, retried_statements};
 use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
-use crate::write::update::in_transaction::StatementRun;
 use crate::write::update::result::StatementResult;
+use crate::write::update::statement_run::StatementRun;
 
 /// Those of `candidates`, statements of a retryable insert, that the server carried out before; by position.
 ///
@@ -97,7 +97,7 @@ pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>])
             let moved: Vec<_> = moved
                 .map(|((key, candidate), _)| (*key, candidate.attempt.token()))
                 .collect();
-            proxy.release(&moved).await
+            proxy.release_by_token(&moved).await
         };
         proxy.or_left_behind(released).await;
     }
@@ -112,22 +112,22 @@ fn question(
     let mut question = Builder::new();
     question.string("delete", protected.namespace.collection.as_bytes());
     question.open(ElementType::Array, b"deletes");
-    for (place, candidate) in candidates.iter().enumerate() {
-        question.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+    for (index, candidate) in candidates.iter().enumerate() {
+        question.open(ElementType::EmbeddedDocument, index.to_string().as_bytes());
         // The query names the place of the document: the shard that inserted it remembers it.
-        let mut place = Builder::new();
+        let mut query = Builder::new();
         if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
-            append_equal(&mut place, b"_id", &id);
+            append_equal(&mut query, b"_id", &id);
         }
         if let Some(route) = &candidate.owner.route {
             for value in Doc::new(route.as_bytes())?.elements() {
                 let value = value?;
                 if value.name != b"_id" {
-                    append_equal(&mut place, value.name, &value);
+                    append_equal(&mut query, value.name, &value);
                 }
             }
         }
-        let never = nothing(Doc::new(&place.finish())?)?;
+        let never = nothing(Doc::new(&query.finish())?)?;
         question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);

@@ -98,7 +98,7 @@ struct SeenTransaction {
     /// The number of statements that were started and not finished: in progress, or interrupted.
     unfinished: usize,
     /// Whether the transaction must never be committed.
-    is_lost: bool,
+    is_doomed: bool,
     /// Whether its commit came before its start.
     is_unseen: bool,
     is_committed: bool,
@@ -112,7 +112,7 @@ impl SeenTransaction {
         SeenTransaction {
             number,
             unfinished: 0,
-            is_lost: false,
+            is_doomed: false,
             is_unseen: false,
             is_committed: false,
             changes,
@@ -180,7 +180,7 @@ impl ClientTransactions {
         if seen.is_committed {
             return Err(WriteRefusal::Committed);
         }
-        if seen.is_lost || seen.is_unseen || self.is_older(&seen) {
+        if seen.is_doomed || seen.is_unseen || self.is_older(&seen) {
             return Err(no_such);
         }
         seen.unfinished += 1;
@@ -193,8 +193,8 @@ impl ClientTransactions {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
                 // Only the server knows the outcome of a commit that was forwarded.
-                if !seen.is_committed && (seen.is_lost || seen.unfinished > 0 || self.is_older(&seen)) {
-                    seen.is_lost = true;
+                if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
+                    seen.is_doomed = true;
                     return Commit::Refused;
                 }
                 seen.is_committed = true;
@@ -238,7 +238,7 @@ impl StatementUnderWay<'_> {
 
     /// The statement was interrupted: the transaction must never be committed, whether or not the server has ended it.
     pub fn break_off(self) {
-        self.end(|seen| seen.is_lost = true);
+        self.end(|seen| seen.is_doomed = true);
     }
 
     fn end(self, note: impl FnOnce(&mut SeenTransaction)) {

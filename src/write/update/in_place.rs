@@ -19,10 +19,10 @@ use futures_util::future::join;
 use tokio::time::Instant;
 
 use super::document_keys::{self, DocumentSnapshot};
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::settling::{GivenUp, InPlaceOutcome, in_doubt, refused, send, settle};
+use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting;
@@ -62,7 +62,7 @@ pub async fn run_in_place(
     let (mut missed, mut misses) = (Vec::new(), 0);
     let mut upserts = 0;
     loop {
-        match attempt(run, key_update, new_document, &mut upserts).await? {
+        match try_once(run, key_update, new_document, &mut upserts).await? {
             InPlaceOutcome::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
@@ -82,7 +82,7 @@ pub async fn run_in_place(
     }
 }
 
-async fn attempt(
+async fn try_once(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
@@ -103,13 +103,13 @@ async fn attempt(
         return Ok(InPlaceOutcome::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
-    let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
+    let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().flatten().cloned().collect();
     let after = match key_update.applied_to(document)? {
         Some(after) => keys_of(run.op.protected, Doc::new(&after)?),
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return refused(run, upserts).await;
+        return run.meet_obstacle(upserts).await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
@@ -121,14 +121,14 @@ async fn attempt(
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
     let under_way = run.op.context.in_flight.begin();
     let token = run.token(&under_way);
-    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
+    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
-    let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
+    let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
+        Claimed::Held => write(run, &own, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
         Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
-        Claimed::Duplicate(_) => refused(run, upserts).await,
+        Claimed::Duplicate(_) => run.meet_obstacle(upserts).await,
         Claimed::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
@@ -162,7 +162,7 @@ async fn look(
     // If the statement is wrong, the server's own answer reports it; otherwise the server refused the read.
     let nothing = without_match(run).await?;
     Ok(Err(match nothing.outcome {
-        Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::Failed(refused),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::ErrorReply(refused),
         // With the client's own query, which the error may quote.
         Outcome::NotApplied(_) => run.unseen(ErrorReply { body: refused }).await?,
         _ => nothing.into(),
@@ -174,15 +174,17 @@ async fn write(
     run: &mut StatementRun<'_, '_>,
     own: &[u8],
     seen: &DocumentSnapshot,
-    given_up: GivenUp,
+    old: OldReservations,
     candidate: &mut Candidate<'_>,
 ) -> Result<InPlaceOutcome, ForwardError> {
     let Some(sent) = send(run, own, candidate).await? else {
         return Ok(InPlaceOutcome::Again);
     };
-    let sent = as_upsert(run, sent).await.inspect_err(|_| in_doubt(run, candidate))?;
+    let sent = as_upsert(run, sent)
+        .await
+        .inspect_err(|_| note_in_doubt(run, candidate))?;
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, &seen.image, given_up, candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => settle(run, &seen.document_keys, old, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {
@@ -190,7 +192,7 @@ async fn write(
             return Ok(InPlaceOutcome::Missed(seen.document.clone()));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => in_doubt(run, candidate),
+        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
     }
     Ok(InPlaceOutcome::Ran(sent.into()))
 }
@@ -200,10 +202,14 @@ async fn write(
 ///
 /// The transaction that gave the document a key may be committed on the document's shard but still be prepared on the key's
 /// shard. So Keyward reads missing reservations again after that transaction is decided.
-async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
-    let mut given_up = GivenUp::new();
+async fn old_reservations(
+    run: &StatementRun<'_, '_>,
+    seen: &DocumentSnapshot,
+    old_keys: Vec<ConstrainedKey>,
+) -> OldReservations {
+    let mut old = OldReservations::new();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let keys: Vec<&ConstrainedKey> = old.iter().filter(|key| key.constraint == constraint).collect();
+        let keys: Vec<&ConstrainedKey> = old_keys.iter().filter(|key| key.constraint == constraint).collect();
         if keys.is_empty() {
             continue;
         }
@@ -212,11 +218,11 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
             tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
             Vec::new()
         });
-        let is_own = |read: &Reservation| read.owner.id == seen.image.owner.id;
+        let is_own = |read: &Reservation| read.owner.id == seen.document_keys.owner.id;
         let mut missing = Vec::new();
         for (key, read) in keys.into_iter().zip(reads) {
             match read.filter(is_own) {
-                Some(read) => given_up.push((key.clone(), read)),
+                Some(read) => old.push((key.clone(), read)),
                 None => missing.push(&key.key),
             }
         }
@@ -228,9 +234,9 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
             Vec::new()
         });
         let decided = decided.into_iter().filter(|(_, read)| is_own(read));
-        given_up.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
+        old.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
     }
-    given_up
+    old
 }
 
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
@@ -252,8 +258,8 @@ fn pinned(
 ) -> Result<Vec<u8>, Malformed> {
     let query = filter_rewriting::pin(
         run.statement.query()?.unwrap_or(Doc::empty()),
-        &seen.image.id,
-        &seen.image.owner,
+        &seen.document_keys.id,
+        &seen.document_keys.owner,
     )?;
     let document = Doc::new(&seen.document)?;
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());

@@ -10,14 +10,11 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
-use crate::claims::AttemptUnderWay;
-use crate::command::statement::Statement;
+use super::statement_run::StatementRun;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
-use crate::reservation::{Operation, Token};
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
-use crate::write::operation::WriteOp;
 use crate::write::reserve::Claimed;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -26,30 +23,7 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 /// reappear, but the tries must end.
 const UPSERTS_MAX: usize = 20;
 
-/// A statement with everything needed to run it.
-pub struct StatementRun<'r, 'a> {
-    /// The command.
-    pub op: &'r mut WriteOp<'a>,
-    /// The statement's position in the command.
-    pub index: usize,
-    /// The statement.
-    pub statement: Statement<'a>,
-    /// The operation of a retryable statement.
-    pub operation: Option<Operation>,
-    /// Whether documents are where Keyward expects them.
-    pub places: Places,
-}
-
 impl StatementRun<'_, '_> {
-    /// The token of the attempt `under_way` at the statement's keys.
-    pub fn token(&self, under_way: &AttemptUnderWay) -> Token {
-        Token {
-            attempt: under_way.attempt(),
-            position: u32::try_from(self.index).unwrap_or(u32::MAX),
-            operation: self.operation,
-        }
-    }
-
     /// Runs the statement in transactions of Keyward's own until one settles it.
     ///
     /// # Errors
@@ -59,8 +33,8 @@ impl StatementRun<'_, '_> {
         let mut upserts = 0;
         loop {
             let mut transaction = self.op.own_transaction()?;
-            let tried = self.attempt(&mut transaction).await;
-            let again = match tried {
+            let tried = self.try_once(&mut transaction).await;
+            let final_result = match tried {
                 Ok(Evaluation::Ran(result)) => return Ok(result),
                 Ok(Evaluation::Abandoned(result)) => {
                     transaction.abort(self.op.upstream).await?;
@@ -73,7 +47,7 @@ impl StatementRun<'_, '_> {
                         Err(Failure::Forward(error)) => return Err(error),
                         Err(Failure::Refused(refused)) if refused.is_transient() => None,
                         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                            Some(StatementResult::Failed(refused.body))
+                            Some(StatementResult::ErrorReply(refused.body))
                         }
                     },
                     result => result,
@@ -91,10 +65,10 @@ impl StatementRun<'_, '_> {
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                     transaction.abort(self.op.upstream).await?;
-                    Some(StatementResult::Failed(refused.body))
+                    Some(StatementResult::ErrorReply(refused.body))
                 }
             };
-            if let Some(result) = again {
+            if let Some(result) = final_result {
                 return Ok(result);
             }
             if Instant::now() > self.op.give_up {
@@ -123,7 +97,9 @@ impl StatementRun<'_, '_> {
             Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(StatementResult::Failed(refused.body)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                Some(StatementResult::ErrorReply(refused.body))
+            }
         };
         transaction.abort(self.op.upstream).await?;
         Ok(obstacle)
@@ -150,7 +126,7 @@ impl StatementRun<'_, '_> {
         Ok(Some(StatementResult::Reply(reply)))
     }
 
-    async fn attempt(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+    async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
         let record = self
             .operation
             .map(|operation| Recorded::new(self.op.protected, operation));
@@ -187,7 +163,7 @@ impl StatementRun<'_, '_> {
             .await
             .map_err(|failure| match failure {
                 Failure::InDoubt(refused) => {
-                    self.op.context.note_lost();
+                    self.op.context.note_in_doubt();
                     Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
                 }
                 failure => failure,
@@ -241,7 +217,7 @@ impl StatementRun<'_, '_> {
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
-                return Ok(StatementResult::Failed(refused.body));
+                return Ok(StatementResult::ErrorReply(refused.body));
             }
         };
         match evaluated {
@@ -280,7 +256,7 @@ impl StatementRun<'_, '_> {
             Ok(reply) => Ok(StatementResult::Reply(reply)),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
-                Ok(StatementResult::Failed(refused.body))
+                Ok(StatementResult::ErrorReply(refused.body))
             }
             Err(Failure::Forward(error)) => Err(error),
         }
@@ -313,8 +289,8 @@ impl StatementRun<'_, '_> {
     pub async fn unseen(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
-            Some(Err(refused)) => StatementResult::Failed(refused.body),
-            None => StatementResult::Failed(look.body),
+            Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
+            None => StatementResult::ErrorReply(look.body),
         })
     }
 

@@ -16,12 +16,12 @@ pub enum StatementResult {
     /// The same for a part of the documents: Keyward must run the statement again.
     Part(Vec<u8>),
     /// The server's reply with `ok: 0`.
-    Failed(Vec<u8>),
+    ErrorReply(Vec<u8>),
     /// A document holds the key.
     Duplicate(ConstrainedKey),
     /// A native index would refuse a document.
     Unindexable(KeyError),
-    /// Keyward gives up.
+    /// Keyward refuses the statement.
     Refused(WriteRefusal),
 }
 
@@ -48,7 +48,7 @@ impl From<Sent> for StatementResult {
     fn from(sent: Sent) -> Self {
         match sent.outcome {
             Outcome::NotApplied(UnappliedReason::Command) | Outcome::InDoubt(UnappliedReason::Command) => {
-                StatementResult::Failed(sent.body)
+                StatementResult::ErrorReply(sent.body)
             }
             _ => StatementResult::Reply(sent.body),
         }

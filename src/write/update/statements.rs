@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::evaluation::Places;
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::statement::carry_out;
+use super::statement_run::StatementRun;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteReply};
@@ -122,7 +122,7 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
                 return Ok(true);
             }
-            StatementResult::Failed(body) => self.failed = Some(body),
+            StatementResult::ErrorReply(body) => self.failed = Some(body),
             StatementResult::Duplicate(key) => {
                 let duplicate = self.op.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));

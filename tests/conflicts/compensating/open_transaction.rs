@@ -156,7 +156,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
     let began = Instant::now();
     // Asked for at once, they travel in one command.
-    let released = proxy.release(&[(&held, token(1)), (&other, token(2))]).await;
+    let released = proxy.release_by_token(&[(&held, token(1)), (&other, token(2))]).await;
     assert!(released.is_err(), "{released:?}");
     assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
     // As an attempt does that begins anew.
@@ -168,7 +168,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     let mut abort = doc! { "abortTransaction": 1 };
     abort.extend(transaction);
     send(&cluster.router_address(), "admin", abort).unwrap();
-    proxy.release(&[(&held, token(1))]).await.unwrap();
+    proxy.release_by_token(&[(&held, token(1))]).await.unwrap();
     assert!(proxy.read(&[&other]).await.unwrap()[0].is_some());
 }
 

@@ -266,7 +266,7 @@ fn a_way_in_another_order_is_found() {
     assert!(has_faults(&["write/plan.rs", "session/serve.rs", "write/mod.rs"]));
     assert!(has_faults(&[
         "write/insert/mod.rs",
-        "claims/settling.rs",
+        "claims/effects.rs",
         "write/insert/way.rs"
     ]));
 }

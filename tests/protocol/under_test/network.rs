@@ -118,7 +118,7 @@ pub enum Reply {
     },
     DuplicateId,
     Missed,
-    Lost,
+    Superseded,
     Obstacle(Option<Key>),
     /// A reservation keeps a transaction from its end.
     Clash(Key),

@@ -239,7 +239,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                     return Some(Reply::Applied { before: true });
                 }
                 if rules.lacks(Broken::LookBeforeSnapshot) && !are_reserved {
-                    return Some(Reply::Lost);
+                    return Some(Reply::Superseded);
                 }
                 write.phase = Phase::Begun { conflicts: false };
             }
@@ -252,7 +252,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                 if self.documents[id as usize].is_some() {
                     return Some(match are_reserved {
                         true => Reply::DuplicateId,
-                        false => Reply::Lost,
+                        false => Reply::Superseded,
                     });
                 }
                 self.locked[id as usize] = Some(write.token);
@@ -262,7 +262,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                 let is_looked_at = !rules.lacks(Broken::WithoutLook) && !rules.lacks(Broken::LookBeforeSnapshot);
                 if is_looked_at && !are_reserved {
                     self.locked[id as usize] = None;
-                    return Some(Reply::Lost);
+                    return Some(Reply::Superseded);
                 }
                 write.phase = Phase::Seen;
             }

@@ -93,7 +93,7 @@ pub enum GroupTurn {
     /// It inserts its own documents only.
     Alone,
     /// Its outcome is unknown: the leader was lost.
-    Lost,
+    InDoubt,
 }
 
 /// The outcome of a group.
@@ -200,11 +200,11 @@ impl Groups {
             (number, group.patience(), receiver)
         };
         if let Ok(turn) = traces::waiting_for_group(timeout(patience, &mut turn)).await {
-            return turn.unwrap_or(GroupTurn::Lost);
+            return turn.unwrap_or(GroupTurn::InDoubt);
         }
         match self.leave(&terms, number) {
             true => GroupTurn::Alone,
-            false => turn.await.unwrap_or(GroupTurn::Lost),
+            false => turn.await.unwrap_or(GroupTurn::InDoubt),
         }
     }
 
@@ -335,7 +335,7 @@ impl Lead {
     }
 
     /// Notes a group of unknown outcome: the next groups may not need the shard that failed.
-    pub fn note_lost(&self) {
+    pub fn note_in_doubt(&self) {
         self.groups.counts.lost.inc();
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
             group.have_the_next_go_alone();

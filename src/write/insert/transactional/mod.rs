@@ -5,11 +5,11 @@
 //! causes a conflict ([`crate::proxy_collection`]), so delays do no harm: a Keyward that was stopped for an hour inserts no
 //! document whose keys it has lost. `attempt.rs` states why the commit waits for the other commands' replies.
 
-mod attempt;
 mod group_commit;
 mod in_group;
 mod progress;
 mod reservations;
+mod transaction;
 
 use std::collections::HashSet;
 
@@ -25,10 +25,10 @@ use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
 use crate::write::retry::inserted::{end_first_try, is_retry};
-pub use attempt::Transactional;
-use attempt::{Reservations, TransactionOutcome};
 pub use group_commit::Groups;
 use progress::InsertProgress;
+pub use transaction::Transactional;
+use transaction::{ReservationMode, TransactionOutcome};
 
 /// How often Keyward's own reservation may be missing in a read: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
@@ -45,7 +45,7 @@ impl Transactional {
         candidates: &[&Candidate<'_>],
     ) -> Result<Option<Part>, ForwardError> {
         let mut progress = InsertProgress::new(candidates.len());
-        match self.attempt(op, candidates, Reservations::Written).await? {
+        match self.try_in_group(op, candidates, ReservationMode::Written).await? {
             TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
             TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
@@ -81,7 +81,7 @@ impl Transactional {
             end_first_try(op, first).await?;
         }
         // The first try's group may be open until the server ends it. A client's own limit still applies.
-        let outlasts_first_try = is_retry && op.deadline.is_none();
+        let outlasts_first_try = is_retry && op.client_deadline.is_none();
         let give_up = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
             false => self.give_up,
@@ -91,9 +91,9 @@ impl Transactional {
         let mut unseen = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
-            match self.attempt(op, &these, Reservations::Checked).await? {
+            match self.try_in_group(op, &these, ReservationMode::Checked).await? {
                 TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
-                TransactionOutcome::Before(statements) => {
+                TransactionOutcome::DoneBefore(statements) => {
                     let is_done = |index: &usize| {
                         let statement = Self::statement(op, ready[*index].position);
                         statement.filter(|statement| statements.contains(statement))
@@ -101,14 +101,14 @@ impl Transactional {
                     progress.done_before(is_done);
                 }
                 // A later try will see the reservations: they are its own.
-                TransactionOutcome::Lost(lost) if lost.is_empty() => {
+                TransactionOutcome::Superseded(indices) if indices.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {
                         let refusal = Self::unsure(op, &these);
                         progress.fail(refusal.body(&op.protected.times()));
                     }
                 }
-                TransactionOutcome::Lost(lost) => progress.lost(&lost),
+                TransactionOutcome::Superseded(indices) => progress.superseded(&indices),
                 TransactionOutcome::Refused(index, error) => progress.refused(index, error, op.command.ordered),
                 TransactionOutcome::Failed(body) => progress.fail(body),
                 TransactionOutcome::InDoubt(body) => progress.in_doubt(body),

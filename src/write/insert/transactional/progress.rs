@@ -109,8 +109,8 @@ impl InsertProgress {
     }
 
     /// Notes that these tried documents have lost a key, and that the try had no effect.
-    pub fn lost(&mut self, lost: &[usize]) {
-        for index in lost {
+    pub fn superseded(&mut self, superseded: &[usize]) {
+        for index in superseded {
             self.outcomes[self.left[*index]] = Some(Outcome::Superseded);
         }
         self.has_ended = true;

@@ -63,10 +63,10 @@ pub fn looks<'s>(
 /// # Errors
 /// [`Malformed`] if a reply is.
 pub fn are_later(looks: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
-    let told = time_in(insert, "$clusterTime", "clusterTime")?;
+    let known = time_in(insert, "$clusterTime", "clusterTime")?;
     for look in looks {
         let at = time_in(Doc::new(look)?, "cursor", "atClusterTime")?;
-        if told.is_none() || at < told {
+        if known.is_none() || at < known {
             return Ok(false);
         }
     }
@@ -143,8 +143,8 @@ pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer.
-pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
-    let mut lost = Vec::new();
+pub async fn superseded(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
+    let mut superseded = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys = Vec::new();
         for (index, candidate) in candidates.iter().enumerate() {
@@ -155,13 +155,13 @@ pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Resul
         for ((index, _), read) in keys.into_iter().zip(proxy.read(&asked).await?) {
             let token = read.map(|read| read.token);
             if token != Some(candidates[index].attempt.token()) {
-                lost.push(index);
+                superseded.push(index);
             }
         }
     }
-    lost.sort_unstable();
-    lost.dedup();
-    Ok(lost)
+    superseded.sort_unstable();
+    superseded.dedup();
+    Ok(superseded)
 }
 
 #[cfg(test)]

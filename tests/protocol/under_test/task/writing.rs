@@ -112,10 +112,10 @@ impl Task {
                 self.step(&Event::NotApplied);
                 self.end(Verdict::Answer(Outcome::DuplicateId), requests);
             }
-            Reply::Lost => {
+            Reply::Superseded => {
                 self.stage = Stage::Claiming;
                 self.since = None;
-                self.step(&Event::Lost);
+                self.step(&Event::Superseded);
                 self.go_on(requests);
             }
             // A strict change is one transaction: there is nothing, or a document is in its way.

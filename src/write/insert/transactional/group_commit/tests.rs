@@ -122,7 +122,7 @@ async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
         panic!("nobody leads");
     };
     drop(leads.take_along());
-    assert!(matches!(taken.await, GroupTurn::Lost));
+    assert!(matches!(taken.await, GroupTurn::InDoubt));
 }
 
 #[tokio::test]

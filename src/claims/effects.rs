@@ -39,11 +39,11 @@ type Answer = (Slot, Event, Option<Reservation>);
 /// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
 ///
 /// Gives the tokens that candidates wait for, one for each waiting candidate.
-pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
+pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
         // A reservation must be released before its key can be claimed again.
-        release_open(protected, lease, candidates).await;
+        run_releases(protected, lease, candidates).await;
         let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
             return awaited;
@@ -101,7 +101,7 @@ fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Tok
 }
 
 /// Carries out the releases that candidates ask for, and leaves what else they ask for.
-pub async fn release_open(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
+pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
     let mut releases = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in candidate
@@ -331,7 +331,7 @@ impl SlotGroup<'_, '_> {
                 .iter()
                 .map(|slot| (self.key(*slot), self.version(*slot)))
                 .collect();
-            self.proxy().release_versions(&keys).await?;
+            self.proxy().release_by_version(&keys).await?;
             Ok::<_, StoreError>(held)
         };
         match released.await {

@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::reservations as in_transaction;
+use super::reservations;
 use crate::claims::Candidate;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteRefusal};
@@ -23,7 +23,6 @@ use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::ForwardError;
-use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::retry::results::with_times_of;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -44,7 +43,7 @@ pub struct Transactional {
 
 /// How the reservations get into the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reservations {
+pub(super) enum ReservationMode {
     /// They exist, and are checked before the commit.
     Checked,
     /// The transaction writes them.
@@ -66,9 +65,9 @@ pub(super) enum TransactionOutcome {
     Committed(Vec<u8>),
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
-    Before(BTreeSet<i32>),
+    DoneBefore(BTreeSet<i32>),
     /// These documents have lost a key; the transaction has no effect.
-    Lost(Vec<usize>),
+    Superseded(Vec<usize>),
     /// The server refused one of the documents; the transaction has no effect.
     Refused(usize, WriteError),
     /// Another try would fail, too; the transaction has no effect.
@@ -84,7 +83,7 @@ impl Transactional {
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         Transactional {
             first: op.command.operation(first),
-            give_up: op.deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
+            give_up: op.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
     }
 
@@ -124,25 +123,25 @@ impl Transactional {
 
     /// Runs one transaction. If Keyward is killed before the commit, it has no effect; after the commit, all effects exist,
     /// with the record.
-    pub(super) async fn attempt_alone(
+    pub(super) async fn try_alone(
         &self,
         op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
-        reservations: Reservations,
+        reservations: ReservationMode,
     ) -> Result<TransactionOutcome, ForwardError> {
         let mut transaction = own_transaction(op, reservations)?;
         let load = self.load(op, these)?;
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
             Ok(TransactionOutcome::Committed(reply)) => Ok(TransactionOutcome::Committed(reply)),
-            Ok(TransactionOutcome::Lost(_)) => {
+            Ok(TransactionOutcome::Superseded(_)) => {
                 transaction.abort(op.upstream).await?;
-                Ok(Self::lost(op, these).await)
+                Ok(Self::superseded(op, these).await)
             }
-            Ok(TransactionOutcome::Before(_)) => {
+            Ok(TransactionOutcome::DoneBefore(_)) => {
                 transaction.abort(op.upstream).await?;
                 match self.inserted_by_majority(op).await {
-                    Ok(statements) => Ok(TransactionOutcome::Before(statements)),
+                    Ok(statements) => Ok(TransactionOutcome::DoneBefore(statements)),
                     Err(Failure::Forward(error)) => Err(error),
                     // Some of these documents exist, or did; only a retry can find out whether they stay.
                     Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
@@ -177,7 +176,7 @@ impl Transactional {
         &self,
         op: &mut WriteOp<'_>,
         load: &Load<'_>,
-        reservations: Reservations,
+        reservations: ReservationMode,
         transaction: &mut Transaction,
     ) -> Result<TransactionOutcome, Failure> {
         let is_noted = !load.notes.is_empty();
@@ -195,26 +194,26 @@ impl Transactional {
         if is_noted {
             match inserted::added(Doc::new(&replies.next()?)?)? {
                 Added::Now => {}
-                Added::Before => return Ok(TransactionOutcome::Before(BTreeSet::new())),
+                Added::Before => return Ok(TransactionOutcome::DoneBefore(BTreeSet::new())),
                 Added::No => return Ok(TransactionOutcome::Conflict),
             }
         }
         let own = (0..own).map(|_| replies.next()).collect::<Result<Vec<_>, _>>()?;
         let reply = replies.next()?;
         let are_reserved = match reservations {
-            Reservations::Written => in_transaction::are_written(&own)?,
-            Reservations::Checked => {
+            ReservationMode::Written => reservations::are_written(&own)?,
+            ReservationMode::Checked => {
                 let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
                     Ok(looks) => looks,
                     Err(refused) => return Ok(unseen(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                in_transaction::count(&own)? + in_transaction::count(&looks)? == keys
-                    && in_transaction::are_later(&looks, Doc::new(&reply)?)?
+                reservations::count(&own)? + reservations::count(&looks)? == keys
+                    && reservations::are_later(&looks, Doc::new(&reply)?)?
             }
         };
         if !are_reserved {
-            return Ok(TransactionOutcome::Lost(Vec::new()));
+            return Ok(TransactionOutcome::Superseded(Vec::new()));
         }
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(TransactionOutcome::Refused(index, error));
@@ -228,17 +227,17 @@ impl Transactional {
         &self,
         op: &WriteOp<'s>,
         load: &'s Load<'_>,
-        reservations: Reservations,
+        reservations: ReservationMode,
     ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
         let are_looked_at = are_looked_at(op, reservations);
         let own = match reservations {
-            Reservations::Written => in_transaction::inserts(op.protected, these),
-            Reservations::Checked if are_looked_at => Vec::new(),
-            Reservations::Checked => in_transaction::checks(op.protected, these),
+            ReservationMode::Written => reservations::inserts(op.protected, these),
+            ReservationMode::Checked if are_looked_at => Vec::new(),
+            ReservationMode::Checked => reservations::checks(op.protected, these),
         };
         let looks = match are_looked_at {
-            true => in_transaction::looks(op.protected, these, op.command.body)?,
+            true => reservations::looks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
         let count = own.len();
@@ -263,9 +262,9 @@ impl Transactional {
 
     /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
     /// yet.
-    async fn lost(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
-        match in_transaction::lost(op.protected, these).await {
-            Ok(lost) => TransactionOutcome::Lost(lost),
+    async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
+        match reservations::superseded(op.protected, these).await {
+            Ok(superseded) => TransactionOutcome::Superseded(superseded),
             Err(error) => {
                 tracing::warn!(%error, collection = %op.protected.namespace, "the cluster gave no sure answer");
                 TransactionOutcome::Failed(Self::unsure(op, these).body(&op.protected.times()))
@@ -275,8 +274,8 @@ impl Transactional {
 
     /// The client's command with these documents.
     fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<PipelinedCommand<'s>, Malformed> {
-        let mut command = insert_body(op.command)?;
-        if let Some(deadline) = op.deadline {
+        let mut command = op.command.insert_body()?;
+        if let Some(deadline) = op.client_deadline {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
         }
@@ -294,8 +293,8 @@ impl Transactional {
 
 /// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
 /// older than the transaction's snapshot.
-fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
-    reservations == Reservations::Checked && !op.protected.is_on_one_replica_set
+fn are_looked_at(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
+    reservations == ReservationMode::Checked && !op.protected.is_on_one_replica_set
 }
 
 /// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
@@ -303,7 +302,7 @@ fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
 ///
 /// # Errors
 /// [`Malformed`] if the client's command is.
-pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: Reservations) -> Result<Transaction, Malformed> {
+pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
     Ok(match are_looked_at(op, reservations) {
         true => transaction,

@@ -113,7 +113,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                     Reply::Written(self.clock)
                 }
             },
-            Request::TakeIn { key, owner } => match self.reservations[*key as usize] {
+            Request::Backfill { key, owner } => match self.reservations[*key as usize] {
                 Some(_) => Reply::No,
                 None => {
                     self.reserve(*key, *owner, taking_in(*owner));
@@ -302,7 +302,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
         };
         let (new, old) = (after.unwrap_or(NONE).but(before), before.but(after.unwrap_or(NONE)));
         if let Some(key) = new.iter().find(|key| self.reservations[*key as usize].is_some()) {
-            return Reply::Clash(key);
+            return Reply::ReservationConflict(key);
         }
         for key in old.iter() {
             if self.reservations[key as usize].is_some_and(|there| there.owner == id) {

@@ -120,8 +120,10 @@ impl Task {
             }
             // A strict change is one transaction: there is nothing, or a document is in its way.
             Reply::Missed if self.seen.is_none() => self.end(Verdict::Answer(Outcome::Nothing), requests),
-            Reply::Clash(_) if self.round >= ROUNDS => self.end(Verdict::Answer(Outcome::Unsure), requests),
-            Reply::Clash(key) => {
+            Reply::ReservationConflict(_) if self.round >= ROUNDS => {
+                self.end(Verdict::Answer(Outcome::Unsure), requests)
+            }
+            Reply::ReservationConflict(key) => {
                 self.round += 1;
                 self.claim(Stage::Clearing, Keys::of(key), requests);
             }

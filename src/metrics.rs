@@ -353,12 +353,6 @@ impl Metrics {
         self.ready.with_label_values(&[&name]).set(ready.into());
     }
 
-    /// Whether `constraint` is shown as enforced.
-    pub fn is_ready(&self, constraint: &Constraint) -> bool {
-        let name = constraint_label(constraint);
-        self.ready.with_label_values(&[&name]).get() > 0
-    }
-
     /// Shows the number of Keywards for which `constraint` waits.
     pub fn set_waits_for(&self, constraint: &Constraint, keywards: usize) {
         let name = constraint_label(constraint);

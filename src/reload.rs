@@ -129,7 +129,7 @@ pub async fn apply(
     removed
         .iter()
         .for_each(|constraint| readiness.forget_note(&constraint_label(constraint)));
-    fleet::show(&added, &waiting, &service.metrics, readiness);
+    fleet::show(&added, &waiting, service, readiness);
     service.limit(wanted.limits);
     if let Some((acceptor, certificates)) = certificates {
         acceptor.replace(certificates);
@@ -250,7 +250,7 @@ async fn apply_constraints(
             .writes
             .replace(Arc::new(service.writes.catalog().without(is_gone))),
     );
-    removed.iter().for_each(|constraint| service.metrics.forget(constraint));
+    removed.iter().for_each(|constraint| service.forget(constraint));
     Ok(Applied {
         added,
         removed,
@@ -280,7 +280,7 @@ async fn take_back(
     match taken_back.await {
         Ok(()) => {
             drop(service.writes.replace(before));
-            new.iter().for_each(|constraint| service.metrics.forget(constraint));
+            new.iter().for_each(|constraint| service.forget(constraint));
         }
         // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
         Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
@@ -301,7 +301,7 @@ async fn enforce(
     let client = service.upstream.client();
     added
         .iter()
-        .for_each(|constraint| service.metrics.set_ready(constraint, false));
+        .for_each(|constraint| service.note_enforced(constraint, false));
     let past = service.writes.replace(Arc::new(reserving.catalog()));
     // If this stops midway, the next start backfills all documents, including those that were written here.
     suspend(service, added).await?;

@@ -10,7 +10,7 @@ use bson::oid::ObjectId;
 use super::{Membership, RegisterEntry};
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
-use crate::metrics::{Metrics, constraint_label};
+use crate::metrics::constraint_label;
 use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing, WaitingConstraint};
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
@@ -90,7 +90,7 @@ async fn look(
         if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
             continue;
         }
-        metrics.set_ready(constraint, false);
+        service.note_enforced(constraint, false);
         match still_waited_for(constraint, standing, &entries, waited_for) {
             Some(others) => waiting.push(WaitingConstraint {
                 constraint: constraint.clone(),
@@ -100,7 +100,7 @@ async fn look(
         }
     }
     if !is_any_to_do {
-        show(&kept.constraints, &waiting, metrics, readiness);
+        show(&kept.constraints, &waiting, service, readiness);
         return Ok(LOOK);
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
@@ -114,7 +114,7 @@ async fn look(
             one.others.iter().map(move |entry| (label.clone(), entry.id))
         })
         .collect();
-    show(&kept.constraints, &waiting, metrics, readiness);
+    show(&kept.constraints, &waiting, service, readiness);
     Ok(LOOK)
 }
 
@@ -139,14 +139,14 @@ fn still_waited_for(
 }
 
 /// Shows which of `constraints` are enforced, and which Keywards the others wait for.
-pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], metrics: &Metrics, readiness: &Readiness) {
+pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], service: &Service, readiness: &Readiness) {
     for constraint in constraints {
         let label = constraint_label(constraint);
         match waiting.iter().find(|one| constraint_label(&one.constraint) == label) {
-            None => show_enforced(constraint, metrics, readiness),
+            None => show_enforced(constraint, service, readiness),
             Some(WaitingConstraint { others, .. }) => {
-                metrics.set_ready(constraint, false);
-                metrics.set_waits_for(constraint, others.len());
+                service.note_enforced(constraint, false);
+                service.metrics.set_waits_for(constraint, others.len());
                 let others: Vec<String> = others.iter().map(ToString::to_string).collect();
                 readiness.note(
                     &label,
@@ -160,8 +160,8 @@ pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], metr
     }
 }
 
-fn show_enforced(constraint: &Constraint, metrics: &Metrics, readiness: &Readiness) {
-    metrics.set_ready(constraint, true);
-    metrics.set_waits_for(constraint, 0);
+fn show_enforced(constraint: &Constraint, service: &Service, readiness: &Readiness) {
+    service.note_enforced(constraint, true);
+    service.metrics.set_waits_for(constraint, 0);
     readiness.forget_note(&constraint_label(constraint));
 }

@@ -9,6 +9,7 @@
 //! A living Keyward renews its entry. A Keyward that couldn't renew it for its [`EntryTerms::lease`] stops writing. A Keyward that
 //! has seen an entry unchanged for far longer removes it.
 
+mod enforced;
 mod entry;
 mod follow;
 mod guard;
@@ -18,6 +19,7 @@ mod register;
 mod terms;
 mod watch;
 
+pub use enforced::Enforced;
 pub use entry::RegisterEntry;
 pub use follow::{Kept, keep, renew, show};
 pub use guard::Guard;

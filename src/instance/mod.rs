@@ -122,13 +122,13 @@ impl Instance {
                 return Err(error);
             }
         };
-        fleet::show(&config.constraints, &waiting, &metrics, &readiness);
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.with_users(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
+        fleet::show(&config.constraints, &waiting, &service, &readiness);
         let following = following(&service, &membership, &readiness);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));

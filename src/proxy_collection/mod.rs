@@ -34,6 +34,7 @@ use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
 };
+use tokio::time::timeout;
 
 use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
@@ -65,6 +66,9 @@ pub use walk::{ProxyDocument, Unreadable, id_of};
 /// The maximum number of keys in one command: a document may have thousands, and a command ends at 16 MB and 100,000
 /// statements.
 const KEYS_MAX: usize = 1_000;
+
+/// How long Keyward waits for a key's owner, if it can look on all shards instead.
+const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -268,6 +272,13 @@ impl ProxyCollection {
             Ok(reads)
         };
         asking(ProxyRequest::Read, &self.constraint, keys.len(), reads).await
+    }
+
+    /// The owner of `key`, so that its document is looked for on one shard first. `None` without a reservation, and if no answer
+    /// comes soon: looking on all shards is quicker then.
+    pub async fn reserved_owner(&self, key: &Key) -> Option<Owner> {
+        let reads = timeout(OWNER_PATIENCE, self.read(&[key])).await.ok()?;
+        reads.ok()?.pop()?.map(|reservation| reservation.owner)
     }
 
     /// Notes that the proxy collection was created just now.

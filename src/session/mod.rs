@@ -37,7 +37,8 @@ pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::authorization::Rights;
-use crate::fleet::Membership;
+use crate::constraint::Constraint;
+use crate::fleet::{Enforced, Membership};
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{Incoming, Outgoing};
@@ -65,6 +66,7 @@ pub struct Service {
     pub writes: write::Context,
     /// The metrics.
     pub metrics: Metrics,
+    enforced: Enforced,
     /// The limits for clients; read once for each connection.
     limits: ArcSwap<Limits>,
     /// The memory for their messages.
@@ -88,6 +90,7 @@ impl Service {
             memory: Memory::new(limits.max_buffered_bytes, metrics.buffered_bytes.clone()),
             limits: ArcSwap::from_pointee(limits),
             metrics,
+            enforced: Enforced::default(),
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             process: ObjectId::new(),
             tls: None,
@@ -113,6 +116,18 @@ impl Service {
     /// Whether nobody can take this Keyward for gone.
     fn may_write(&self) -> bool {
         self.membership.as_ref().is_none_or(|membership| membership.may_write())
+    }
+
+    /// Notes whether `constraint` is enforced, and shows it.
+    pub fn note_enforced(&self, constraint: &Constraint, is_enforced: bool) {
+        self.enforced.note(constraint, is_enforced);
+        self.metrics.set_ready(constraint, is_enforced);
+    }
+
+    /// Forgets a constraint that no longer holds.
+    pub fn forget(&self, constraint: &Constraint) {
+        self.enforced.note(constraint, false);
+        self.metrics.forget(constraint);
     }
 
     /// The limits that hold now.

@@ -4,23 +4,17 @@
 //! its reply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bson::spec::ElementType;
-use tokio::time::timeout;
 
 use super::{End, Service};
 use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
-use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc};
 use crate::route::{ReadByKey, ReadTarget, RoutedReply, found};
 use crate::server::reply::is_ok;
 use crate::upstream::Connection;
 use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
-
-/// How long Keyward waits for a reservation. Then the read goes on unchanged.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The reply that replaces that of the client's own command.
 pub(super) struct Routed {
@@ -76,12 +70,12 @@ impl<'m> RoutableRead<'m> {
         let proxy = &protected.constraints[read.asked.constraint];
         let metrics = &proxy.metrics;
         // While documents without reservations may exist, two documents may hold the key.
-        if !service.metrics.is_ready(&proxy.constraint)
+        if !service.enforced.has(&proxy.constraint)
             || !rights.may_find(&protected.namespace, message.body, upstream).await?
         {
             return Ok(None);
         }
-        let owner = owner(protected, read).await;
+        let owner = proxy.reserved_owner(&read.asked.key).await;
         let Some(command) = owner.and_then(|owner| read.pinned(&owner, protected).ok().flatten()) else {
             metrics.routed_misses.inc();
             return Ok(None);
@@ -105,13 +99,6 @@ impl<'m> RoutableRead<'m> {
             leaves_cursor,
         }))
     }
-}
-
-/// The owner of the key, by its reservation.
-async fn owner(protected: &Protected, read: &ReadByKey<'_>) -> Option<Owner> {
-    let proxy = &protected.constraints[read.asked.constraint];
-    let reads = timeout(PATIENCE, proxy.read(&[&read.asked.key])).await.ok()?;
-    Some(reads.ok()?.into_iter().next()??.owner)
 }
 
 /// Closes the cursor of a routed read that has found nothing so far.

@@ -33,6 +33,11 @@ pub struct BatchCommand<'a> {
     pub unacknowledged: bool,
 }
 
+/// Whether a command must state these numbers of its statements: by default the server numbers them from zero.
+pub fn must_be_stated(numbers: &[i32]) -> bool {
+    !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0))
+}
+
 /// The identity that a driver's retry of the command shares with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {

@@ -36,7 +36,7 @@ pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub(crate) use self::text::bytes_of_hex;
 
-pub use self::routing::values_asked_for;
+pub use self::routing::{root_of, values_asked_for};
 pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
 use self::spec::{ID_INDEX, KeyField};

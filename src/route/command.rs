@@ -294,7 +294,7 @@ const OF_PLAN: [&[u8]; 3] = [b"$meta", b"$rand", b"$function"];
 /// Whether a projection shows nothing of the plan, and no position that the query has matched.
 fn is_plain_projection(field: &Element<'_>) -> Result<bool, Malformed> {
     let has_no_position = all_of(field, |part| !part.name.ends_with(b".$"))?;
-    Ok(has_no_position && !mentions(Doc::new(field.value)?, &OF_PLAN)?)
+    Ok(has_no_position && !Doc::new(field.value)?.mentions(&OF_PLAN)?)
 }
 
 fn is_plain_pipeline(field: &Element<'_>) -> Result<bool, Malformed> {
@@ -306,7 +306,7 @@ fn is_plain_pipeline(field: &Element<'_>) -> Result<bool, Malformed> {
             Some(name) => STAGES.contains(&name.name) && names.next().is_none(),
             None => false,
         };
-        Ok::<_, Malformed>(are_plain && is_plain && !mentions(stage, &OF_PLAN)?)
+        Ok::<_, Malformed>(are_plain && is_plain && !stage.mentions(&OF_PLAN)?)
     })?;
     Ok(field.kind == ElementType::Array && is_plain)
 }
@@ -315,20 +315,6 @@ fn is_plain_cursor(field: &Element<'_>) -> Result<bool, Malformed> {
     all_of(field, |part| {
         part.name == b"batchSize" && part.as_whole_number().is_some_and(|size| size > 0)
     })
-}
-
-fn mentions(document: Doc<'_>, operators: &[&[u8]]) -> Result<bool, Malformed> {
-    let mut left = vec![document];
-    while let Some(document) = left.pop() {
-        for part in document.elements() {
-            let part = part?;
-            if operators.contains(&part.name) {
-                return Ok(true);
-            }
-            left.extend(part.as_document_or_array()?);
-        }
-    }
-    Ok(false)
 }
 
 /// Whether the field is a document all of whose parts pass.

@@ -10,6 +10,7 @@ use bson::spec::ElementType;
 use super::{End, Service};
 use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
+use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc};
 use crate::route::{ReadByKey, ReadTarget, RoutedReply, found};
 use crate::server::reply::is_ok;
@@ -108,11 +109,8 @@ async fn close(cursor: i64, protected: &Protected, body: Doc<'_>, upstream: &mut
     command.open(ElementType::Array, b"cursors");
     command.append(ElementType::Int64, b"0", &cursor.to_le_bytes());
     command.close();
-    for field in body.elements().flatten() {
-        if let b"lsid" | b"$db" | b"apiVersion" | b"apiStrict" | b"apiDeprecationErrors" = field.name {
-            command.element(&field);
-        }
-    }
+    append_fields(&mut command, body, &["lsid", "$db"]).map_err(Rejection::from)?;
+    append_fields(&mut command, body, &API).map_err(Rejection::from)?;
     upstream.run(&command.finish()).await?;
     Ok(())
 }

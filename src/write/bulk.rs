@@ -7,12 +7,13 @@
 
 use std::ops::Range;
 
-use bson::spec::ElementType;
 use tokio::time::Instant;
 
+use super::forward::Acknowledged;
 use super::plan::Plan;
 use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
+use crate::command::batch::must_be_stated;
 use crate::command::bulk::BulkWrite;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkKind, BulkReply, Times, WriteRefusal};
@@ -97,8 +98,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
     let first = &bulk.operations[run.start];
     let namespace = &bulk.namespaces[first.namespace];
     let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
-    // By default the server numbers the statements of a command from zero.
-    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
+    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
     let mut body = Builder::new();
     body.string(name(first.kind), namespace.collection);
     for element in bulk.body.elements().skip(1) {
@@ -113,9 +113,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
             b"apiStrict" if numbers.is_some() => {}
             // Keyward must learn whether an operation failed, so that it attempts none after it.
             b"writeConcern" if bulk.unacknowledged => {
-                body.open(ElementType::EmbeddedDocument, b"writeConcern")
-                    .int32("w", 1)
-                    .close();
+                Acknowledged::ByPrimary.append_concern(&mut body);
             }
             _ => {
                 body.element(&element);

@@ -11,7 +11,7 @@ use bson::spec::ElementType;
 use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::txn::gossip;
-use crate::command::batch::BatchCommand;
+use crate::command::batch::{BatchCommand, must_be_stated};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
@@ -112,8 +112,15 @@ pub enum Acknowledged {
 }
 
 impl Acknowledged {
+    /// Appends a write concern.
+    pub fn append_concern(self, command: &mut Builder) {
+        command.open(ElementType::EmbeddedDocument, b"writeConcern");
+        self.append_w(command);
+        command.close();
+    }
+
     /// Appends the `w` of a write concern.
-    pub fn append_to(self, concern: &mut Builder) {
+    fn append_w(self, concern: &mut Builder) {
         match self {
             Acknowledged::ByPrimary => concern.int32("w", 1),
             Acknowledged::ByMajority => concern.string("w", b"majority"),
@@ -202,8 +209,7 @@ pub fn part_of_body(
             .map(|position| retry.operation(position).statement)
             .collect::<Vec<_>>()
     });
-    // By default the server numbers the statements of a command from zero.
-    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
+    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
     let mut part = Builder::new();
     for element in command.body.elements() {
         let element = element?;
@@ -217,9 +223,7 @@ pub fn part_of_body(
             b"apiStrict" if numbers.is_some() => {}
             // Keyward must learn whether a document was refused, to release its keys.
             b"writeConcern" if command.unacknowledged => {
-                part.open(ElementType::EmbeddedDocument, b"writeConcern")
-                    .int32("w", 1)
-                    .close();
+                Acknowledged::ByPrimary.append_concern(&mut part);
             }
             _ => {
                 part.element(&element);
@@ -250,7 +254,7 @@ fn concerned(
         }
     }
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
-    acknowledged.append_to(&mut with);
+    acknowledged.append_w(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
     // The client's `wtimeout` applies only to the `w` that the client asked for.
     let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));

@@ -18,7 +18,6 @@ use crate::command::key_update::names_shard;
 use crate::command::running::append_fields;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::reply::{self, retried_statements};
 use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
@@ -76,30 +75,16 @@ pub fn positions_done_before<'c, 'd: 'c>(
 /// Releases the keys of `candidates` whose documents were inserted before and no longer hold them.
 pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
-        let of_candidate = |candidate: &'_ &Candidate<'_>| {
-            let keys = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.map(|key| key.key.clone()).collect::<Vec<_>>()
-        };
-        let keys: Vec<_> = candidates.iter().map(of_candidate).collect();
-        let reserved: Vec<_> = candidates
-            .iter()
-            .zip(&keys)
-            .flat_map(|(candidate, keys)| keys.iter().map(move |key| (key, *candidate)))
-            .collect();
-        let claims: Vec<_> = reserved
-            .iter()
-            .map(|(key, candidate)| (*key, &candidate.owner))
-            .collect();
-        let released = async {
-            // A deposed primary, which may not know the document yet, can't answer this read.
-            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
-            let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
-            let moved: Vec<_> = moved
-                .map(|((key, candidate), _)| (*key, candidate.attempt.token()))
-                .collect();
-            proxy.release_by_token(&moved).await
-        };
-        proxy.or_left_behind(released).await;
+        let mut reserved = Vec::new();
+        for candidate in candidates {
+            let token = candidate.attempt.token();
+            reserved.extend(
+                candidate
+                    .keys_under(constraint)
+                    .map(|key| (key, &candidate.owner, token)),
+            );
+        }
+        proxy.or_left_behind(proxy.release_unheld(&reserved)).await;
     }
 }
 
@@ -131,9 +116,7 @@ fn question(
         question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
-    question.open(ElementType::EmbeddedDocument, b"writeConcern");
-    acknowledged.append_to(&mut question);
-    question.close();
+    acknowledged.append_concern(&mut question);
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
         let statement = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;

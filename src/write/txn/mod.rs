@@ -12,7 +12,7 @@ use bson::spec::{BinarySubtype, ElementType};
 use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use super::back_off::BackOff;
-use super::forward::ForwardError;
+use super::forward::{Acknowledged, ForwardError};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
@@ -332,10 +332,7 @@ impl Transaction {
         self.is_committing = true;
         let mut command = Builder::new();
         command.int32("commitTransaction", 1);
-        command
-            .open(ElementType::EmbeddedDocument, b"writeConcern")
-            .string("w", b"majority")
-            .close();
+        Acknowledged::ByMajority.append_concern(&mut command);
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.

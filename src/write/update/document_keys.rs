@@ -9,13 +9,13 @@ use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::command::filter_rewriting::{equality, of_same_types, pin, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
-use crate::constraint::KeyError;
-use crate::proxy_collection::Owner;
+use crate::constraint::{KeyError, root_of};
+use crate::proxy_collection::{Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 use crate::write::forward::ForwardError;
-use crate::write::txn::{Failure, Transaction};
+use crate::write::txn::{Failure, Transaction, append_read_concern};
 
 /// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
@@ -178,10 +178,7 @@ pub async fn look(
     let mut command = find(protected, &selection, 2);
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
-    command
-        .open(ElementType::EmbeddedDocument, b"readConcern")
-        .string("level", b"local")
-        .close();
+    append_read_concern(&mut command, b"local");
     let found = first_two(protected, body, command, upstream).await?;
     let documents = match found {
         Ok(documents) => documents,
@@ -278,13 +275,17 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
     command
 }
 
-/// `query`, as long as the values that keys are made of are the same as in `document`.
+/// `query`, as long as the values that keys under these constraints are made of are the same as in `document`.
 ///
 /// # Errors
 /// [`Malformed`] if either isn't BSON.
-pub fn with_same_keys(protected: &Protected, query: Doc<'_>, document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+pub fn with_same_keys<'p>(
+    constraints: impl Iterator<Item = &'p ProxyCollection>,
+    query: Doc<'_>,
+    document: Doc<'_>,
+) -> Result<Vec<u8>, Malformed> {
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &protected.constraints {
+    for proxy in constraints {
         paths.extend(proxy.constraint.paths());
         type_tests.extend(proxy.constraint.type_tests(document)?);
     }
@@ -315,7 +316,7 @@ fn append_ids<'i>(query: &mut Builder, ids: impl Iterator<Item = &'i [u8]>) -> R
 /// The top-level fields that keys and routes are made of.
 fn append_projection(command: &mut Builder, protected: &Protected) {
     let paths = protected.paths().chain(["_id"]);
-    let mut roots: Vec<&str> = paths.map(|path| path.split('.').next().unwrap_or(path)).collect();
+    let mut roots: Vec<&str> = paths.map(root_of).collect();
     roots.sort_unstable();
     roots.dedup();
     command.open(ElementType::EmbeddedDocument, b"projection");

@@ -18,17 +18,17 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::document_keys::{self, DocumentSnapshot};
+use super::document_keys::{self, DocumentSnapshot, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
 use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
-use crate::command::filter_rewriting;
+use crate::command::filter_rewriting::pin;
 use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Selection;
-use crate::proxy_collection::Reservation;
+use crate::proxy_collection::{ProxyCollection, Reservation};
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
 use crate::reservation::Event;
@@ -256,20 +256,13 @@ fn pinned(
     key_update: &KeyUpdate<'_>,
     seen: &DocumentSnapshot,
 ) -> Result<Vec<u8>, Malformed> {
-    let query = filter_rewriting::pin(
+    let query = pin(
         run.statement.query()?.unwrap_or(Doc::empty()),
         &seen.document_keys.id,
         &seen.document_keys.owner,
     )?;
-    let document = Doc::new(&seen.document)?;
-    let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &run.op.protected.constraints {
-        if proxy.constraint.paths().any(|path| key_update.affects_keys(path)) {
-            paths.extend(proxy.constraint.paths());
-            type_tests.extend(proxy.constraint.type_tests(document)?);
-        }
-    }
-    let query = filter_rewriting::unchanged(Doc::new(&query)?, document, &paths)?;
-    let query = filter_rewriting::of_same_types(Doc::new(&query)?, &type_tests)?;
+    let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.affects_keys(path));
+    let affected = run.op.protected.constraints.iter().filter(is_affected);
+    let query = with_same_keys(affected, Doc::new(&query)?, Doc::new(&seen.document)?)?;
     run.statement.without_upsert(&query)
 }

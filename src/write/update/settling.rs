@@ -4,6 +4,7 @@ use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
 use crate::claims::{Candidate, ConstrainedKey};
+use crate::constraint::Key;
 use crate::proxy_collection::Reservation;
 use crate::raw::Doc;
 use crate::reservation::{Event, Scope};
@@ -107,23 +108,17 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
     }
 }
 
+/// The document may have got these keys, and be elsewhere now. So `held`, which one look by its shard key showed, isn't enough.
 async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held: &[ConstrainedKey]) {
+    let token = candidate.attempt.token();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let not_come = candidate.keys.iter();
-        let not_come = not_come.filter(|key| key.constraint == constraint && !held.contains(key));
-        let claims: Vec<_> = not_come.map(|key| (&key.key, &candidate.owner)).collect();
-        if claims.is_empty() {
-            continue;
-        }
-        let released = async {
-            // The document may have got these keys, and be elsewhere now: one look by its shard key isn't enough.
-            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
-            let not_come = claims.iter().zip(held).filter(|(_, held)| !held);
-            let token = candidate.attempt.token();
-            let not_come: Vec<_> = not_come.map(|((key, _), _)| (*key, token)).collect();
-            proxy.release_by_token(&not_come).await
+        let is_held = |key: &Key| {
+            held.iter()
+                .any(|held| held.constraint == constraint && held.key == *key)
         };
-        proxy.or_left_behind(released).await;
+        let not_come = candidate.keys_under(constraint).filter(|key| !is_held(key));
+        let not_come: Vec<_> = not_come.map(|key| (key, &candidate.owner, token)).collect();
+        proxy.or_left_behind(proxy.release_unheld(&not_come)).await;
     }
 }
 

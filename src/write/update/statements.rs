@@ -11,7 +11,7 @@ use super::statement::carry_out;
 use super::statement_run::StatementRun;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Times, WriteError, WriteReply};
+use crate::reply::{WriteError, WriteReply};
 use crate::write::forward;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -156,8 +156,7 @@ impl<'a> Modify<'_, 'a> {
         if let Some(body) = self.failed {
             return Ok(body);
         }
-        let times: Times = self.op.protected.times();
-        self.reply.advance(times);
+        self.reply.advance(self.op.protected.times());
         Ok(match self.op.command.unacknowledged {
             true => WriteReply::default().body()?,
             false if self.kind == StatementKind::Update => self.reply.update_body()?,

@@ -53,9 +53,7 @@ impl Transactional {
         };
         match done {
             Done::Committed(reply) => Ok(TransactionOutcome::Committed(reply)),
-            Done::InDoubt(refused) => Ok(TransactionOutcome::InDoubt(
-                refused.in_doubt(op.command.retry.is_some()).body,
-            )),
+            Done::InDoubt(refused) => Ok(TransactionOutcome::InDoubt(refused.in_doubt(op.is_retryable()).body)),
             // The transaction is over.
             Done::Nothing => self.try_alone(op, these, reservations).await,
         }
@@ -67,7 +65,7 @@ impl Transactional {
         append_fields(&mut terms, op.command.body, &API)?;
         terms.boolean("checked", reservations == ReservationMode::Checked);
         // The leader's retry ends a transaction that its first try has left open.
-        terms.boolean("retryable", op.command.retry.is_some());
+        terms.boolean("retryable", op.is_retryable());
         // The address of the constraints, which stay allocated during the insert: so members share one version of them.
         terms.int64("protected", std::ptr::from_ref(op.protected) as i64);
         terms.append(ElementType::EmbeddedDocument, b"users", op.upstream.users());

@@ -3,7 +3,7 @@
 use bson::{Timestamp, spec::ElementType};
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey};
+use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
@@ -103,8 +103,7 @@ fn steps<'s>(
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys: Vec<(&Candidate<'_>, &Key)> = Vec::new();
         for candidate in candidates {
-            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.extend(own.map(|ConstrainedKey { key, .. }| (*candidate, key)));
+            keys.extend(candidate.keys_under(constraint).map(|key| (*candidate, key)));
         }
         // In the order in which all writers reserve keys.
         keys.sort_by_key(|(_, key)| *key);
@@ -148,8 +147,7 @@ pub async fn superseded(protected: &Protected, candidates: &[&Candidate<'_>]) ->
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys = Vec::new();
         for (index, candidate) in candidates.iter().enumerate() {
-            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.extend(own.map(|key| (index, &key.key)));
+            keys.extend(candidate.keys_under(constraint).map(|key| (index, key)));
         }
         let asked: Vec<&Key> = keys.iter().map(|(_, key)| *key).collect();
         for ((index, _), read) in keys.into_iter().zip(proxy.read(&asked).await?) {

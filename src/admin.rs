@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
-use crate::reload::Reloads;
+use crate::reload::LastReload;
 use crate::status::{About, Status};
 
 /// The data of the pages.
@@ -28,7 +28,7 @@ pub struct Admin {
     /// For `/status`.
     pub about: About,
     /// For `/reload`.
-    pub reloads: Reloads,
+    pub reloads: LastReload,
 }
 
 impl Admin {
@@ -122,7 +122,7 @@ mod tests {
             metrics: Metrics::new(&[]),
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
-            reloads: Reloads::default(),
+            reloads: LastReload::default(),
         }
     }
 

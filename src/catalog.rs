@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::classify::{Encrypted, OtherCollation, Protection};
+use crate::classify::{EncryptedField, OtherCollation, Protection};
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::default_collations::DefaultCollations;
 use crate::encrypted_fields::EncryptedFields;
@@ -15,7 +15,7 @@ use crate::fleet;
 use crate::namespace::Namespace;
 use crate::proxy_collection::ProxyCollection;
 use crate::raw::Element;
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 
 /// A protected collection with what its writes need.
 #[derive(Debug, Clone)]
@@ -72,8 +72,8 @@ impl Protected {
     }
 
     /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state.
-    pub fn unsure(&self, constraint: usize, retryable: bool) -> Refusal {
-        Refusal::Unsure {
+    pub fn unsure(&self, constraint: usize, retryable: bool) -> WriteRefusal {
+        WriteRefusal::Unsure {
             namespace: self.namespace.clone(),
             constraint: self.constraints[constraint].constraint.name().to_owned(),
             retryable,
@@ -192,7 +192,7 @@ impl Protection for Catalog {
         protected.creatable_with.objection(collation, constraints)
     }
 
-    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField> {
         let protected = self.protected(database, collection)?;
         fields.read_by(protected.constraints.iter().map(|proxy| &*proxy.constraint))
     }

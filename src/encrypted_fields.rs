@@ -5,7 +5,7 @@
 
 use bson::Document;
 
-use crate::classify::Encrypted;
+use crate::classify::EncryptedField;
 use crate::constraint::Constraint;
 use crate::raw::Element;
 use crate::write::overlap;
@@ -29,14 +29,14 @@ impl EncryptedFields {
     }
 
     /// The first of `constraints` that reads an encrypted field, or a field above or below one.
-    pub fn read_by<'a>(&self, mut constraints: impl Iterator<Item = &'a Constraint>) -> Option<Encrypted> {
+    pub fn read_by<'a>(&self, mut constraints: impl Iterator<Item = &'a Constraint>) -> Option<EncryptedField> {
         constraints.find_map(|constraint| {
             let is_read = |field: &&String| {
                 constraint
                     .paths()
                     .any(|path| overlap(field.as_bytes(), path.as_bytes()))
             };
-            self.0.iter().find(is_read).map(|field| Encrypted {
+            self.0.iter().find(is_read).map(|field| EncryptedField {
                 constraint: constraint.name().to_owned(),
                 field: field.clone(),
             })

@@ -73,7 +73,7 @@ fn refuse(client: TcpStream, peer: std::net::SocketAddr) {
 /// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
 fn note_broken(ended: Result<(), tokio::task::JoinError>, service: &Service) {
     if let Err(error) = ended {
-        service.writes.note_lost();
+        service.writes.note_in_doubt();
         tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
     }
 }

@@ -30,9 +30,9 @@ pub struct Metrics {
     /// Clients' connections.
     pub connections: Connections,
     /// Clients' commands.
-    pub commands: Commands,
+    pub commands: CommandMetrics,
     /// Reloads of the configuration.
-    pub config: Reloads,
+    pub config: ReloadMetrics,
     /// Strict inserts of several clients in one transaction.
     pub group_commit: GroupCommit,
     /// Counted bytes of clients' messages in transit.
@@ -80,7 +80,7 @@ pub struct Certificates {
 
 /// Reloads of the configuration.
 #[derive(Debug, Clone)]
-pub struct Reloads {
+pub struct ReloadMetrics {
     /// The number of the current configuration; the start's is 1.
     pub generation: IntGauge,
     /// Times that another configuration was loaded and holds.
@@ -93,7 +93,7 @@ pub struct Reloads {
 
 /// Clients' commands, by their treatment.
 #[derive(Debug, Clone)]
-pub struct Commands {
+pub struct CommandMetrics {
     /// Forwarded unchanged.
     pub forwarded: IntCounter,
     /// Answered with an error, because Keyward can't protect them.
@@ -197,9 +197,9 @@ impl Certificates {
     }
 }
 
-impl Commands {
+impl CommandMetrics {
     fn new(make: &Maker) -> Self {
-        Commands {
+        CommandMetrics {
             forwarded: make.counter("client_commands_forwarded_total", "Commands forwarded unchanged."),
             refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
             turned_away: make.counter(
@@ -224,9 +224,9 @@ impl Commands {
     }
 }
 
-impl Reloads {
+impl ReloadMetrics {
     fn new(make: &Maker) -> Self {
-        Reloads {
+        ReloadMetrics {
             generation: make.gauge(
                 "config_generation",
                 "The number of the configuration that holds; 1 is that of the start.",
@@ -271,8 +271,8 @@ impl Metrics {
         let metrics = Metrics {
             connections: Connections::new(&make),
             certificates: Certificates::new(&make),
-            commands: Commands::new(&make),
-            config: Reloads::new(&make),
+            commands: CommandMetrics::new(&make),
+            config: ReloadMetrics::new(&make),
             group_commit: GroupCommit::new(&make),
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),
@@ -351,12 +351,6 @@ impl Metrics {
     pub fn set_ready(&self, constraint: &Constraint, ready: bool) {
         let name = constraint_label(constraint);
         self.ready.with_label_values(&[&name]).set(ready.into());
-    }
-
-    /// Whether `constraint` is shown as enforced.
-    pub fn is_ready(&self, constraint: &Constraint) -> bool {
-        let name = constraint_label(constraint);
-        self.ready.with_label_values(&[&name]).get() > 0
     }
 
     /// Shows the number of Keywards for which `constraint` waits.

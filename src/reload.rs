@@ -16,7 +16,7 @@ use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, IfClaimed, PrepareError, Reserving, Waiting};
+use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
@@ -60,11 +60,11 @@ pub struct Changes {
 
 /// The outcome of the last reload, which can be read at any time; clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Reloads {
+pub struct LastReload {
     last: Arc<Mutex<Option<Value>>>,
 }
 
-impl Reloads {
+impl LastReload {
     /// The outcome as JSON.
     pub fn last(&self) -> Value {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +129,7 @@ pub async fn apply(
     removed
         .iter()
         .for_each(|constraint| readiness.forget_note(&constraint_label(constraint)));
-    fleet::show(&added, &waiting, &service.metrics, readiness);
+    fleet::show(&added, &waiting, service, readiness);
     service.limit(wanted.limits);
     if let Some((acceptor, certificates)) = certificates {
         acceptor.replace(certificates);
@@ -142,7 +142,7 @@ pub async fn apply(
     };
     let format = current.log.format;
     let traces = match (&current.traces, &wanted.traces) {
-        (Some(current), Some(wanted)) => Some(traces::Settings {
+        (Some(current), Some(wanted)) => Some(traces::TraceSettings {
             endpoint: current.endpoint.clone(),
             ..wanted.clone()
         }),
@@ -193,7 +193,7 @@ struct Applied {
     /// The removed constraints.
     removed: Constraints,
     /// The constraints that can't be called enforced yet.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingConstraint>,
 }
 
 /// `these` without `those`.
@@ -250,7 +250,7 @@ async fn apply_constraints(
             .writes
             .replace(Arc::new(service.writes.catalog().without(is_gone))),
     );
-    removed.iter().for_each(|constraint| service.metrics.forget(constraint));
+    removed.iter().for_each(|constraint| service.forget(constraint));
     Ok(Applied {
         added,
         removed,
@@ -263,7 +263,7 @@ async fn take_back(
     service: &Service,
     membership: &Membership,
     current: &Config,
-    reserving: &Reserving,
+    reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
     before: Arc<Catalog>,
 ) {
@@ -280,7 +280,7 @@ async fn take_back(
     match taken_back.await {
         Ok(()) => {
             drop(service.writes.replace(before));
-            new.iter().for_each(|constraint| service.metrics.forget(constraint));
+            new.iter().for_each(|constraint| service.forget(constraint));
         }
         // Reserving without need does no harm. A Keyward that doesn't reserve must not be taken for one that does.
         Err(error) => tracing::error!(%error, "the new constraints of a refused configuration go on to reserve"),
@@ -295,13 +295,13 @@ async fn enforce(
     membership: &Membership,
     current: &Config,
     removed: &[Arc<Constraint>],
-    reserving: &Reserving,
+    reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
-) -> Result<Vec<Waiting>, ReloadError> {
+) -> Result<Vec<WaitingConstraint>, ReloadError> {
     let client = service.upstream.client();
     added
         .iter()
-        .for_each(|constraint| service.metrics.set_ready(constraint, false));
+        .for_each(|constraint| service.note_enforced(constraint, false));
     let past = service.writes.replace(Arc::new(reserving.catalog()));
     // If this stops midway, the next start backfills all documents, including those that were written here.
     suspend(service, added).await?;
@@ -318,7 +318,7 @@ async fn enforce(
         // before has its answer.
         let past = service.writes.refuse_older_transactions();
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.lost_end() {
+        if let Some(end) = service.writes.in_doubt_end() {
             sleep_until(end).await;
         }
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));

@@ -48,7 +48,7 @@ pub fn split_encrypted(stream: impl Into<TlsStream<TcpStream>>) -> io::Result<(I
     let stream = stream.into();
     set_options(stream.get_ref().0)?;
     let (read, write) = tokio::io::split(stream);
-    let write = Encrypted { half: write, taken: 0 };
+    let write = EncryptedHalf { half: write, taken: 0 };
     Ok((
         Incoming::new(Reader::Encrypted(read)),
         Outgoing {
@@ -123,17 +123,17 @@ pub struct Outgoing {
 #[derive(Debug)]
 enum Writer {
     Plain(OwnedWriteHalf),
-    Encrypted(Encrypted),
+    Encrypted(EncryptedHalf),
 }
 
 #[derive(Debug)]
-struct Encrypted {
+struct EncryptedHalf {
     half: WriteHalf<TlsStream<TcpStream>>,
     /// The number of bytes that a cancelled write encrypted before all of them went to the system.
     taken: usize,
 }
 
-impl Encrypted {
+impl EncryptedHalf {
     async fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.taken == 0 {
             self.taken = self.half.write(bytes).await?;

@@ -58,7 +58,7 @@ impl Telemetry {
 ///
 /// # Errors
 /// [`TelemetryError`] if OpenTelemetry's environment can't be read, or the log has been started before.
-pub fn start(log: &Log, traces: Option<&traces::Settings>) -> Result<Telemetry, TelemetryError> {
+pub fn start(log: &Log, traces: Option<&traces::TraceSettings>) -> Result<Telemetry, TelemetryError> {
     let (level, filter) = reload::Layer::new(filter(log));
     let traces = traces.map(Traces::start).transpose()?;
     let layers = layers(log.format, level, traces.as_ref());
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn without_traces_no_span_is_made_and_with_them_one_is_however_much_is_logged() {
-        let settings = traces::Settings {
+        let settings = traces::TraceSettings {
             endpoint: "http://127.0.0.1:9/v1/traces".to_owned(),
             sampling_ratio: 0.0,
         };

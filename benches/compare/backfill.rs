@@ -1,4 +1,4 @@
-//! How fast documents that are there are taken in, against inserting the same reservations with `insertMany` in parallel, in
+//! How fast existing documents are backfilled, against inserting the same reservations with `insertMany` in parallel, in
 //! the order of their documents: as an application would that goes through them.
 
 use std::time::Instant;
@@ -22,8 +22,8 @@ const MIDDLE: i32 = 1 << 15;
 /// Measures it on so many documents; the table.
 pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
     let cluster = Cluster::shared();
-    shard_on(cluster, "takenin", doc! { "_id": "hashed" });
-    filling::insert(&ground.router, "takenin", documents, |_| {
+    shard_on(cluster, "backfilled", doc! { "_id": "hashed" });
+    filling::insert(&ground.router, "backfilled", documents, |_| {
         // As drivers make them.
         let mut user = user();
         user.insert("_id", ObjectId::new());
@@ -33,11 +33,11 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
     // The first round warms up; each has collections of its own.
     for round in 0..=rounds {
         let name = format!("round{round}");
-        let constraint = format!("  - {{ collection: {DATABASE}.takenin, key: {{ email: 1 }}, name: {name} }}\n");
+        let constraint = format!("  - {{ collection: {DATABASE}.backfilled, key: {{ email: 1 }}, name: {name} }}\n");
         let began = Instant::now();
         Keyward::backfill(&cluster.uri(), &constraint);
         let taken = began.elapsed();
-        let mut reservations = read_all(&ground.router, &format!("keyward.takenin.{name}"));
+        let mut reservations = read_all(&ground.router, &format!("keyward.backfilled.{name}"));
         reservations.sort_by_key(|reservation| reservation.get_object_id("owner").unwrap());
         assert_eq!(reservations.len(), documents);
         let copy = format!("copy{round}");

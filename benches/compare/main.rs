@@ -6,7 +6,7 @@
 //! `docs/performance.md` and draws it. From the environment:
 //!
 //! - `KEYWARD_BENCH_SECONDS` is the length of a turn, `KEYWARD_BENCH_ROUNDS` their number;
-//! - `KEYWARD_BENCH_BACKFILL` is how many documents are taken in;
+//! - `KEYWARD_BENCH_BACKFILL` is how many documents are backfilled;
 //! - `KEYWARD_BENCH_SIZE` is the largest number of reservations among which inserts are measured.
 //!
 //! HAProxy takes part if it is installed; its absence is told.

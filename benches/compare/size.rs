@@ -34,7 +34,7 @@ pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document
             filling::insert(&ground.router, collection, (size - there) as usize, |_| user());
         }
         there = *size;
-        // Under another name each time, so that all of them are taken in again.
+        // Under another name each time, so that all of them are backfilled again.
         let constraint = format!("  - {{ collection: {DATABASE}.grown, key: {{ email: 1 }}, name: of{size} }}\n");
         Keyward::backfill(&cluster.uri(), &constraint);
         let running = Keyward::quiet(&cluster.uri(), &constraint);

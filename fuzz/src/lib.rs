@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use bson::doc;
 use bytes::BufMut;
-use keyward::classify::{Encrypted, OtherCollation, Protection, Verdict, classify};
+use keyward::classify::{EncryptedField, OtherCollation, Protection, Verdict, classify};
 use keyward::config::Config;
 use keyward::constraint::{Constraint, IndexSpec, Key};
 use keyward::encrypted_fields::EncryptedFields;
@@ -138,8 +138,8 @@ impl Protection for Guarded {
     }
 
     /// Whatever they are.
-    fn encrypted(&self, database: &[u8], collection: &[u8], _fields: &EncryptedFields) -> Option<Encrypted> {
-        self.protects(database, collection).then(|| Encrypted {
+    fn encrypted(&self, database: &[u8], collection: &[u8], _fields: &EncryptedFields) -> Option<EncryptedField> {
+        self.protects(database, collection).then(|| EncryptedField {
             constraint: String::new(),
             field: String::new(),
         })

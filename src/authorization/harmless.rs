@@ -5,7 +5,7 @@
 
 use bson::spec::ElementType;
 
-use super::Error;
+use super::RightsError;
 use super::needs::{Actions, Need};
 use crate::classify::Write;
 use crate::raw::{Builder, Doc, Malformed};
@@ -38,13 +38,13 @@ const LEFT_OUT: [&[u8]; 10] = [
 /// Sends it, and gives what the server says.
 ///
 /// # Errors
-/// [`Error`] if the connection is done for.
+/// [`RightsError`] if the connection is done for.
 pub async fn send(
     write: &Write<'_>,
     message: &OpMsg<'_>,
     missing: &Need<'_>,
     upstream: &mut Connection,
-) -> Result<Reply, Error> {
+) -> Result<Reply, RightsError> {
     let body = message.body;
     let upserts = missing.actions.contain(Actions::INSERT);
     let (name, statement) = match write {
@@ -65,7 +65,12 @@ pub async fn send(
     request(&command, name, &statement, upstream).await
 }
 
-async fn request(command: &[u8], name: &str, statement: &[u8], upstream: &mut Connection) -> Result<Reply, Error> {
+async fn request(
+    command: &[u8],
+    name: &str,
+    statement: &[u8],
+    upstream: &mut Connection,
+) -> Result<Reply, RightsError> {
     let draft = Draft {
         sequences: vec![OutSequence {
             name: name.as_bytes(),

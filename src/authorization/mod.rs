@@ -30,10 +30,10 @@ const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
 /// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RightsError {
     /// The connection is done for.
     #[error(transparent)]
-    Upstream(#[from] upstream::Error),
+    Upstream(#[from] upstream::ConnectionError),
     /// The server doesn't answer the question.
     #[error("the server answers {command} with an error: {reason}")]
     Unanswered {
@@ -49,10 +49,10 @@ pub enum Error {
 
 /// The privileges to write of a connection's user, as far as they are known.
 #[derive(Debug)]
-pub struct Rights(Known);
+pub struct Rights(KnownRights);
 
 #[derive(Debug)]
-enum Known {
+enum KnownRights {
     Nothing,
     /// Everybody may do everything: whether that is so can't change while the server runs, and the connection lives no
     /// longer than that.
@@ -75,19 +75,19 @@ pub enum Ruling {
 impl Rights {
     /// Nothing is known yet.
     pub fn unknown() -> Self {
-        Rights(Known::Nothing)
+        Rights(KnownRights::Nothing)
     }
 
     /// Keyward doesn't log in: where it may do something, everybody may.
     pub fn no_less_than_keywards() -> Self {
-        Rights(Known::NoAccessControl)
+        Rights(KnownRights::NoAccessControl)
     }
 
     /// The server's present answer about them.
     ///
     /// # Errors
-    /// [`Error`]: it can't be said.
-    pub async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Self, Error> {
+    /// [`RightsError`]: it can't be said.
+    pub async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Self, RightsError> {
         Ok(Rights(ask(body, upstream).await?))
     }
 
@@ -103,22 +103,22 @@ impl Rights {
 
     /// The connection may belong to another user from now on.
     pub fn forget(&mut self) {
-        if let Known::Privileges { .. } = self.0 {
-            self.0 = Known::Nothing;
+        if let KnownRights::Privileges { .. } = self.0 {
+            self.0 = KnownRights::Nothing;
         }
     }
 
     /// Says whether the client may do the write; asks the server at most once in a while.
     ///
     /// # Errors
-    /// [`Error`]: the connection has to go.
+    /// [`RightsError`]: the connection has to go.
     pub async fn rule(
         &mut self,
         write: &Write<'_>,
         message: &OpMsg<'_>,
         upstream: &mut Connection,
-    ) -> Result<Ruling, Error> {
-        if let Known::NoAccessControl = self.0 {
+    ) -> Result<Ruling, RightsError> {
+        if let KnownRights::NoAccessControl = self.0 {
             return Ok(Ruling::MayWrite);
         }
         let needs = Need::of(write, message)?;
@@ -132,7 +132,7 @@ impl Rights {
                 return Ok(Ruling::Refused(reply.body().bytes().to_vec()));
             }
             // Keyward's reading of the privileges may differ from the server's: the server decides.
-            if let Known::Privileges { privileges, .. } = &mut self.0 {
+            if let KnownRights::Privileges { privileges, .. } = &mut self.0 {
                 privileges.add(missing);
             }
         }
@@ -143,22 +143,22 @@ impl Rights {
     /// the client may not.
     ///
     /// # Errors
-    /// [`Error`]: the connection has to go.
+    /// [`RightsError`]: the connection has to go.
     pub async fn may_find(
         &mut self,
         namespace: &Namespace,
         body: Doc<'_>,
         upstream: &mut Connection,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, RightsError> {
         let is_known = match &self.0 {
-            Known::NoAccessControl => return Ok(true),
-            Known::Privileges { asked, .. } => asked.elapsed() < KEPT,
-            Known::Nothing => false,
+            KnownRights::NoAccessControl => return Ok(true),
+            KnownRights::Privileges { asked, .. } => asked.elapsed() < KEPT,
+            KnownRights::Nothing => false,
         };
         if !is_known {
             match ask(body, upstream).await {
                 Ok(known) => self.0 = known,
-                Err(Error::Unanswered { .. }) => return Ok(false),
+                Err(RightsError::Unanswered { .. }) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
@@ -173,17 +173,17 @@ impl Rights {
     /// The first of `needs` that isn't known to be there.
     fn missing<'n, 'a>(&self, needs: &'n [Need<'a>]) -> Option<&'n Need<'a>> {
         match &self.0 {
-            Known::NoAccessControl => None,
-            Known::Privileges { privileges, asked } if asked.elapsed() < KEPT => {
+            KnownRights::NoAccessControl => None,
+            KnownRights::Privileges { privileges, asked } if asked.elapsed() < KEPT => {
                 needs.iter().find(|need| !privileges.cover(need))
             }
-            Known::Nothing | Known::Privileges { .. } => needs.first(),
+            KnownRights::Nothing | KnownRights::Privileges { .. } => needs.first(),
         }
     }
 }
 
 /// Asks the server, which a `mongos` answers without its shards.
-async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
+async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<KnownRights, RightsError> {
     let mut status = Builder::new();
     status.int32("connectionStatus", 1).boolean("showPrivileges", true);
     let reply = run(status, "connectionStatus", body, upstream).await?;
@@ -205,12 +205,12 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Known, Error> {
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;
         match (refusal(&reply)?, server::reply::code(reply.body())?) {
-            (None, _) => return Ok(Known::NoAccessControl),
+            (None, _) => return Ok(KnownRights::NoAccessControl),
             (Some(_), Some(code::UNAUTHORIZED)) => {}
             (Some(reason), _) => return Err(unanswered("refreshSessions", reason)),
         }
     }
-    Ok(Known::Privileges {
+    Ok(KnownRights::Privileges {
         privileges,
         asked: Instant::now(),
     })
@@ -221,7 +221,7 @@ async fn run(
     name: &'static str,
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Reply, Error> {
+) -> Result<Reply, RightsError> {
     tracing::trace!(command = name, "asking for a client's rights");
     for field in API {
         if let Some(element) = body.get(field)? {
@@ -248,6 +248,6 @@ fn refusal(reply: &Reply) -> Result<Option<String>, Malformed> {
     Ok(Some(String::from_utf8_lossy(text).into_owned()))
 }
 
-fn unanswered(command: &'static str, reason: String) -> Error {
-    Error::Unanswered { command, reason }
+fn unanswered(command: &'static str, reason: String) -> RightsError {
+    RightsError::Unanswered { command, reason }
 }

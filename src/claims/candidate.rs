@@ -115,6 +115,12 @@ impl<'a> Candidate<'a> {
         (held.owner != self.owner).then_some(held)
     }
 
+    /// Its keys under the constraint at position `constraint`.
+    pub fn keys_under(&self, constraint: usize) -> impl Iterator<Item = &Key> {
+        let own = self.keys.iter().filter(move |key| key.constraint == constraint);
+        own.map(|key| &key.key)
+    }
+
     /// Whether the reservation in the way of the key at `key` is for this very document.
     pub fn conflicts_with_itself(&self, key: usize) -> bool {
         self.conflicting
@@ -370,11 +376,11 @@ mod tests {
             },
             // Overtaken in its transaction, and behind one that was, too.
             |candidate| {
-                candidate.step(&Event::Lost);
+                candidate.step(&Event::Superseded);
                 candidate.restart();
             },
             |candidate| {
-                candidate.step(&Event::Lost);
+                candidate.step(&Event::Superseded);
                 candidate.withdraw();
             },
             |candidate| {

@@ -18,7 +18,7 @@ pub struct InFlight {
 
 /// An attempt under way; wakes everybody who waits for it when it is dropped.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct AttemptUnderWay {
     attempt: AttemptId,
     all: InFlight,
     notify: Arc<Notify>,
@@ -26,11 +26,11 @@ pub struct UnderWay {
 
 impl InFlight {
     /// Begins an attempt with a fresh id.
-    pub fn begin(&self) -> UnderWay {
+    pub fn begin(&self) -> AttemptUnderWay {
         let attempt = AttemptId(rand::random());
         let notify = Arc::new(Notify::new());
         self.attempts.insert(attempt, notify.clone());
-        UnderWay {
+        AttemptUnderWay {
             attempt,
             all: self.clone(),
             notify,
@@ -54,7 +54,7 @@ impl InFlight {
     }
 }
 
-impl UnderWay {
+impl AttemptUnderWay {
     /// Its id.
     pub fn attempt(&self) -> AttemptId {
         self.attempt
@@ -66,7 +66,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for AttemptUnderWay {
     fn drop(&mut self) {
         self.all.attempts.remove(&self.attempt);
         self.notify.notify_waiters();

@@ -6,17 +6,21 @@
 
 use bson::spec::ElementType;
 
-use super::command::Command;
+use super::command::CommandHead;
 use super::rule::{Rule, WriteCommand};
 use super::target::visit_all;
-use super::{Kind, Protection, Refusal, Target, Verdict, Write};
+use super::{CommandRefusal, Protection, Target, TargetKind, Verdict, Write};
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
 /// Applies `rule` to its command.
-pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+pub fn known<'a>(
+    rule: Rule,
+    command: &CommandHead<'a>,
+    protection: &impl Protection,
+) -> Result<Verdict<'a>, Malformed> {
     Ok(match rule {
         Rule::Hello | Rule::Authenticate | Rule::Harmless => Verdict::Forward,
         Rule::Write(kind) => write(kind, command, protection),
@@ -41,7 +45,7 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
             let targets = Target::whole(&command.first).chain(to.iter().flat_map(Target::whole));
             refuse_known(targets, command, protection)
         }
-        Rule::Anywhere => Verdict::Refuse(Refusal::Anywhere {
+        Rule::Anywhere => Verdict::Refuse(CommandRefusal::Anywhere {
             command: String::from_utf8_lossy(command.name).into_owned(),
         }),
     })
@@ -50,22 +54,22 @@ pub fn known<'a>(rule: Rule, command: &Command<'a>, protection: &impl Protection
 /// Refuses the command if one of `targets` is a protected or a proxy collection.
 fn refuse_known<'a>(
     targets: impl Iterator<Item = Target<'a>>,
-    command: &Command<'a>,
+    command: &CommandHead<'a>,
     protection: &impl Protection,
 ) -> Verdict<'a> {
     Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-        Verdict::Refuse(Refusal::of(command.name, target, kind))
+        Verdict::Refuse(CommandRefusal::of(command.name, target, kind))
     })
 }
 
-fn drop_database<'a>(command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+fn drop_database<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     let register = Target {
         database: command.database,
         collection: fleet::COLLECTION.as_bytes(),
     };
     // It would also drop the register of Keywards.
-    if register.kind(protection) == Some(Kind::ProxyCollection) {
-        return Verdict::Refuse(Refusal::of(command.name, register, Kind::ProxyCollection));
+    if register.kind(protection) == Some(TargetKind::ProxyCollection) {
+        return Verdict::Refuse(CommandRefusal::of(command.name, register, TargetKind::ProxyCollection));
     }
     match protection.protects_any_in(command.database) {
         true => Verdict::Write(Write::DropDatabase {
@@ -75,7 +79,7 @@ fn drop_database<'a>(command: &Command<'a>, protection: &impl Protection) -> Ver
     }
 }
 
-fn create<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let body = command.message.body;
     if body.get("viewOn")?.is_some() || body.get("timeseries")?.is_some() {
         let named = Target::in_database(command.database, &command.first);
@@ -86,30 +90,30 @@ fn create<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Ver
 }
 
 /// Refuses a definition for `refusal`, or because it is that of a proxy collection.
-fn define<'a>(refusal: Option<Refusal>, command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+fn define<'a>(refusal: Option<CommandRefusal>, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     if let Some(refusal) = refusal {
         return Verdict::Refuse(refusal);
     }
     let named = Target::in_database(command.database, &command.first);
-    let proxies = named.filter(|target| target.kind(protection) == Some(Kind::ProxyCollection));
+    let proxies = named.filter(|target| target.kind(protection) == Some(TargetKind::ProxyCollection));
     refuse_known(proxies, command, protection)
 }
 
-fn shard_key_change<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let targets = || Target::whole(&command.first);
     // It would make the collection a view of buckets, each with many documents.
     if command.message.body.get("timeseries")?.is_some() {
         return Ok(refuse_known(targets(), command, protection));
     }
     Ok(match Target::find(targets(), protection) {
-        Some((_, Kind::Protected)) => Verdict::Write(Write::ShardKeyChange),
+        Some((_, TargetKind::Protected)) => Verdict::Write(Write::ShardKeyChange),
         _ => refuse_known(targets(), command, protection),
     })
 }
 
 /// Why fields of a protected collection can't be encrypted in this way. If `encryptedFields` occurs several times, each counts,
 /// although no server accepts that. A value that can't be read may encrypt any field.
-fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
+fn encrypts(command: &CommandHead<'_>, protection: &impl Protection) -> Result<Option<CommandRefusal>, Malformed> {
     for field in command.message.body.elements() {
         let field = field?;
         if field.name != b"encryptedFields" {
@@ -120,10 +124,10 @@ fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Optio
             let refusal = match &listed {
                 None => target
                     .kind(protection)
-                    .map(|kind| Refusal::of(command.name, target, kind)),
+                    .map(|kind| CommandRefusal::of(command.name, target, kind)),
                 Some(fields) => protection
                     .encrypted(target.database, target.collection, fields)
-                    .map(|encrypted| Refusal::Encrypted {
+                    .map(|encrypted| CommandRefusal::Encrypted {
                         command: String::from_utf8_lossy(command.name).into_owned(),
                         namespace: target.display(),
                         encrypted,
@@ -139,7 +143,7 @@ fn encrypts(command: &Command<'_>, protection: &impl Protection) -> Result<Optio
 
 /// Why a protected collection can't be created in this way. If `collation` occurs several times, each counts, although no
 /// server accepts that.
-fn collates(command: &Command<'_>, protection: &impl Protection) -> Result<Option<Refusal>, Malformed> {
+fn collates(command: &CommandHead<'_>, protection: &impl Protection) -> Result<Option<CommandRefusal>, Malformed> {
     let mut collations = Vec::new();
     for field in command.message.body.elements() {
         let field = field?;
@@ -155,30 +159,30 @@ fn collates(command: &Command<'_>, protection: &impl Protection) -> Result<Optio
             let other = protection.other_collation(target.database, target.collection, collation.as_ref());
             if let Some(other) = other {
                 let namespace = target.display();
-                return Ok(Some(Refusal::Collation { namespace, other }));
+                return Ok(Some(CommandRefusal::Collation { namespace, other }));
             }
         }
     }
     Ok(None)
 }
 
-fn write<'a>(kind: WriteCommand, command: &Command<'a>, protection: &impl Protection) -> Verdict<'a> {
+fn write<'a>(kind: WriteCommand, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     if command.first.kind == ElementType::Binary {
-        return Verdict::Refuse(Refusal::Uuid {
+        return Verdict::Refuse(CommandRefusal::Uuid {
             command: String::from_utf8_lossy(command.name).into_owned(),
         });
     }
     let targets = Target::in_database(command.database, &command.first);
     match Target::find(targets, protection) {
         None => Verdict::Forward,
-        Some((target, Kind::ProxyCollection)) => {
-            Verdict::Refuse(Refusal::of(command.name, target, Kind::ProxyCollection))
+        Some((target, TargetKind::ProxyCollection)) => {
+            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::ProxyCollection))
         }
         // The write path composes its own commands, so the target must have only one reading.
-        Some((target, Kind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
-            Verdict::Refuse(Refusal::of(command.name, target, Kind::Protected))
+        Some((target, TargetKind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
+            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::Protected))
         }
-        Some((target, Kind::Protected)) => Verdict::Write(match kind {
+        Some((target, TargetKind::Protected)) => Verdict::Write(match kind {
             WriteCommand::Insert => Write::Insert(target),
             WriteCommand::Update => Write::Update(target),
             WriteCommand::Delete => Write::Delete(target),
@@ -188,7 +192,7 @@ fn write<'a>(kind: WriteCommand, command: &Command<'a>, protection: &impl Protec
     }
 }
 
-fn bulk_write<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+fn bulk_write<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut verdict = Verdict::Forward;
     let Some(batch) = command.message.documents("nsInfo")? else {
         return Ok(verdict);
@@ -201,14 +205,14 @@ fn bulk_write<'a>(command: &Command<'a>, protection: &impl Protection) -> Result
                 .into_iter()
                 .flatten();
             match Target::find(targets, protection) {
-                Some((target, Kind::ProxyCollection)) => {
-                    return Ok(Verdict::Refuse(Refusal::of(
+                Some((target, TargetKind::ProxyCollection)) => {
+                    return Ok(Verdict::Refuse(CommandRefusal::of(
                         command.name,
                         target,
-                        Kind::ProxyCollection,
+                        TargetKind::ProxyCollection,
                     )));
                 }
-                Some((_, Kind::Protected)) => verdict = Verdict::Write(Write::BulkWrite),
+                Some((_, TargetKind::Protected)) => verdict = Verdict::Write(Write::BulkWrite),
                 None => {}
             }
         }
@@ -216,7 +220,7 @@ fn bulk_write<'a>(command: &Command<'a>, protection: &impl Protection) -> Result
     Ok(verdict)
 }
 
-fn aggregate<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let Some(pipeline) = command.message.documents("pipeline")? else {
         return Ok(Verdict::Forward);
     };
@@ -239,7 +243,7 @@ fn aggregate<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<
 
 /// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.
 fn output<'a>(
-    command: &Command<'a>,
+    command: &CommandHead<'a>,
     stage: &[u8],
     out: &Element<'a>,
     protection: &impl Protection,
@@ -260,13 +264,13 @@ fn output<'a>(
     });
     Ok(
         Target::find(targets, protection).map_or(Verdict::Forward, |(target, kind)| {
-            Verdict::Refuse(Refusal::of(stage, target, kind))
+            Verdict::Refuse(CommandRefusal::of(stage, target, kind))
         }),
     )
 }
 
 /// Classifies a command that isn't in the table: Keyward forwards it only if it names no protected and no proxy collection.
-pub fn unknown<'a>(command: &Command<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+pub fn unknown<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let mut found = None;
     let mut search = |document: Doc<'a>| {
         visit_all(document, |element| {
@@ -281,6 +285,6 @@ pub fn unknown<'a>(command: &Command<'a>, protection: &impl Protection) -> Resul
         }
     }
     Ok(found.map_or(Verdict::Forward, |(target, kind)| {
-        Verdict::Refuse(Refusal::of(command.name, target, kind))
+        Verdict::Refuse(CommandRefusal::of(command.name, target, kind))
     }))
 }

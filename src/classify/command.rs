@@ -9,7 +9,7 @@ use crate::wire::OpMsg;
 
 /// Name, first field and database of a command that the server could run.
 #[derive(Debug, Clone, Copy)]
-pub struct Command<'a> {
+pub struct CommandHead<'a> {
     /// The whole message.
     pub message: OpMsg<'a>,
     /// The name of the first field.
@@ -22,7 +22,7 @@ pub struct Command<'a> {
     pub has_two_databases: bool,
 }
 
-impl<'a> Command<'a> {
+impl<'a> CommandHead<'a> {
     /// Reads the request context. `None` if the body is empty, or if `$db` is missing or isn't a string: the server then
     /// returns an error for any command.
     ///
@@ -46,7 +46,7 @@ impl<'a> Command<'a> {
         Ok(database
             .as_string_bytes()
             .filter(|_| is_string || has_two_databases)
-            .map(|database| Command {
+            .map(|database| CommandHead {
                 message: *message,
                 name: first.name,
                 first,

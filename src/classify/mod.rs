@@ -11,13 +11,13 @@ mod refusal;
 mod rule;
 mod target;
 
-pub use refusal::{Encrypted, OtherCollation, Refusal};
-pub use target::{Kind, Target};
+pub use refusal::{CommandRefusal, EncryptedField, OtherCollation};
+pub use target::{Target, TargetKind};
 
 use crate::encrypted_fields::EncryptedFields;
 use crate::raw::{Element, Malformed};
 use crate::wire::Message;
-use command::Command;
+use command::CommandHead;
 use rule::Rule;
 
 /// The lookups that classification needs in the catalog of constraints. Names are the bytes on the wire.
@@ -36,7 +36,7 @@ pub trait Protection {
         collation: Option<&Element<'_>>,
     ) -> Option<OtherCollation>;
     /// The objection to encrypting these fields of this collection; `None` if it isn't protected.
-    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted>;
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField>;
 }
 
 /// The decision on a request.
@@ -49,7 +49,7 @@ pub enum Verdict<'a> {
     /// The write path serves or refuses it.
     Write(Write<'a>),
     /// The client gets this error.
-    Refuse(Refusal),
+    Refuse(CommandRefusal),
 }
 
 /// A command on protected data, for the write path to serve or refuse.
@@ -87,9 +87,9 @@ pub fn classify<'a>(message: &Message<'a>, protection: &impl Protection) -> Resu
             // Old servers authenticate in this way.
             _ => authentication(query.command),
         },
-        Message::Msg(message) => match Command::read(message)? {
+        Message::Msg(message) => match CommandHead::read(message)? {
             None => Ok(Verdict::Forward),
-            Some(command) if command.has_two_databases => Ok(Verdict::Refuse(Refusal::TwoDatabases)),
+            Some(command) if command.has_two_databases => Ok(Verdict::Refuse(CommandRefusal::TwoDatabases)),
             Some(command) => match Rule::of(command.name) {
                 Some(Rule::Hello) => hello(message.body),
                 Some(Rule::Authenticate) => authentication(message.body),
@@ -109,7 +109,7 @@ pub fn is_known_command(name: &[u8]) -> bool {
 /// Handles the handshake. Behind a load balancer a driver would need the server's own support, which a proxy can't replace.
 fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     if body.is_set("loadBalanced")? {
-        return Ok(Verdict::Refuse(Refusal::LoadBalanced));
+        return Ok(Verdict::Refuse(CommandRefusal::LoadBalanced));
     }
     for field in body.elements() {
         let field = field?;
@@ -117,7 +117,7 @@ fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
             && let Some(speculative) = field.as_document_or_array()?
             && is_x509(speculative)?
         {
-            return Ok(Verdict::Refuse(Refusal::X509));
+            return Ok(Verdict::Refuse(CommandRefusal::X509));
         }
     }
     Ok(Verdict::Hello)
@@ -127,7 +127,7 @@ fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
 /// Keyward's rights.
 fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     match is_x509(body)? {
-        true => Ok(Verdict::Refuse(Refusal::X509)),
+        true => Ok(Verdict::Refuse(CommandRefusal::X509)),
         false => Ok(Verdict::Forward),
     }
 }

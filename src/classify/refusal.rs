@@ -1,11 +1,11 @@
 //! Lists the requests that Keyward refuses before it carries out any part, and their error texts.
 //!
-//! [`crate::reply::Refusal`] lists the writes that Keyward began to plan or carry out and then refuses.
+//! [`crate::reply::WriteRefusal`] lists the writes that Keyward began to plan or carry out and then refuses.
 //!
 //! A text about a protected collection names the collection and a way out. Codes are MongoDB's, chosen so that drivers don't
 //! retry.
 
-use super::{Kind, Target};
+use super::{Target, TargetKind};
 use crate::wire::ServerError;
 
 /// A protected collection must not get another default collation than it had when its constraints were prepared.
@@ -19,7 +19,7 @@ pub struct OtherCollation {
 
 /// A constraint reads a field that Queryable Encryption encrypts, so that equal values can't be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encrypted {
+pub struct EncryptedField {
     /// The constraint's name.
     pub constraint: String,
     /// The encrypted field: one of the constraint's, or a field above or below one of those.
@@ -28,7 +28,7 @@ pub struct Encrypted {
 
 /// Why Keyward refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CommandRefusal {
     /// The command would write to a protected collection in a way that Keyward can't check.
     #[error(
         "{command} can't be used on {namespace}, because Keyward keeps unique constraints on it and can't check what \
@@ -87,7 +87,7 @@ pub enum Refusal {
         /// The protected collection.
         namespace: String,
         /// The field, and the constraint that reads it.
-        encrypted: Encrypted,
+        encrypted: EncryptedField,
     },
     /// The command gives the collection to write to by its UUID.
     #[error("{command} must name its collection when it is sent through Keyward, not give its UUID")]
@@ -111,22 +111,22 @@ pub enum Refusal {
     X509,
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// `command` on a target that the catalog knows.
-    pub fn of(command: &[u8], target: Target<'_>, kind: Kind) -> Self {
+    pub fn of(command: &[u8], target: Target<'_>, kind: TargetKind) -> Self {
         let command = String::from_utf8_lossy(command).into_owned();
         let namespace = target.display();
         match kind {
-            Kind::Protected => Refusal::Unprotectable { command, namespace },
-            Kind::ProxyCollection => Refusal::ProxyCollection { command, namespace },
+            TargetKind::Protected => CommandRefusal::Unprotectable { command, namespace },
+            TargetKind::ProxyCollection => CommandRefusal::ProxyCollection { command, namespace },
         }
     }
 
     /// The error for the client.
     pub fn error(&self) -> ServerError {
         let (code, code_name) = match self {
-            Refusal::TwoDatabases => (40413, "Location40413"),
-            Refusal::LoadBalanced => (72, "InvalidOptions"),
+            CommandRefusal::TwoDatabases => (40413, "Location40413"),
+            CommandRefusal::LoadBalanced => (72, "InvalidOptions"),
             // Not IllegalOperation: for a write, the Node driver takes it as "no retryable writes" in the deployment, and
             // replaces the message.
             _ => (115, "CommandNotSupported"),

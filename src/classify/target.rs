@@ -18,7 +18,7 @@ pub struct Target<'a> {
 
 /// Why a target matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TargetKind {
     /// A constraint holds on it.
     Protected,
     /// It contains a constraint's reservations.
@@ -27,11 +27,11 @@ pub enum Kind {
 
 impl<'a> Target<'a> {
     /// The target's kind in the catalog.
-    pub fn kind(self, protection: &impl Protection) -> Option<Kind> {
+    pub fn kind(self, protection: &impl Protection) -> Option<TargetKind> {
         if protection.protects(self.database, self.collection) {
-            Some(Kind::Protected)
+            Some(TargetKind::Protected)
         } else if protection.is_proxy_collection(self.database, self.collection) {
-            Some(Kind::ProxyCollection)
+            Some(TargetKind::ProxyCollection)
         } else {
             None
         }
@@ -41,7 +41,7 @@ impl<'a> Target<'a> {
     pub fn find(
         targets: impl IntoIterator<Item = Target<'a>>,
         protection: &impl Protection,
-    ) -> Option<(Target<'a>, Kind)> {
+    ) -> Option<(Target<'a>, TargetKind)> {
         targets
             .into_iter()
             .find_map(|target| Some((target, target.kind(protection)?)))

@@ -36,7 +36,7 @@ impl Protection for Shop {
         })
     }
 
-    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField> {
         let spec = IndexSpec {
             key: doc! { "email": 1 },
             ..IndexSpec::default()
@@ -53,7 +53,7 @@ fn encrypting(command: &str, collection: &str, path: &str) -> Document {
 
 /// The outcome of a command, without its details.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Outcome {
+enum VerdictKind {
     Forward,
     Hello,
     Write,
@@ -61,21 +61,21 @@ enum Outcome {
     ProxyCollection,
     OtherRefusal,
 }
-use Outcome::*;
+use VerdictKind::*;
 
-fn outcome(verdict: &Verdict<'_>) -> Outcome {
+fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
     match verdict {
         Verdict::Forward => Forward,
         Verdict::Hello => Hello,
         Verdict::Write(_) => Write,
-        Verdict::Refuse(Refusal::Unprotectable { .. }) => Unprotectable,
-        Verdict::Refuse(Refusal::ProxyCollection { .. }) => ProxyCollection,
+        Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
+        Verdict::Refuse(CommandRefusal::ProxyCollection { .. }) => ProxyCollection,
         Verdict::Refuse(_) => OtherRefusal,
     }
 }
 
 /// Classifies a body of raw bytes with at most one sequence.
-fn check_bytes(body: &[u8], sequence: Option<(&str, &[Document])>, expected: Outcome) {
+fn check_bytes(body: &[u8], sequence: Option<(&str, &[Document])>, expected: VerdictKind) {
     let documents: Vec<Vec<u8>> = sequence
         .iter()
         .flat_map(|(_, documents)| documents.iter().map(|document| document.to_vec().unwrap()))
@@ -93,20 +93,20 @@ fn check_bytes(body: &[u8], sequence: Option<(&str, &[Document])>, expected: Out
     assert_eq!(outcome(&verdict), expected, "{message:?}");
 }
 
-fn check_in(database: &str, mut command: Document, expected: Outcome) {
+fn check_in(database: &str, mut command: Document, expected: VerdictKind) {
     command.insert("$db", database);
     check_bytes(&command.to_vec().unwrap(), None, expected);
 }
 
 /// Classifies a command whose batch `field` comes in the body, and then as a document sequence.
-fn check_batch(database: &str, mut body: Document, field: &str, batch: &[Document], expected: Outcome) {
+fn check_batch(database: &str, mut body: Document, field: &str, batch: &[Document], expected: VerdictKind) {
     body.insert("$db", database);
     check_bytes(&body.to_vec().unwrap(), Some((field, batch)), expected);
     body.insert(field, batch);
     check_bytes(&body.to_vec().unwrap(), None, expected);
 }
 
-fn check(command: Document, expected: Outcome) {
+fn check(command: Document, expected: VerdictKind) {
     check_in("shop", command, expected);
 }
 

@@ -4,7 +4,7 @@
 //! Nobody may reserve meanwhile what is written. So the constraints aren't enforced after it, only backfilled: `keyward run` reads
 //! the documents once more, and has little to write.
 
-use super::failure::Failure;
+use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
 use crate::instance::StartError;
@@ -21,7 +21,7 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
     }
 }
 
-fn backfill_documents(file: &ConfigFile, only: &OneCollection) -> Result<(), Failure> {
+fn backfill_documents(file: &ConfigFile, only: &OneCollection) -> Result<(), CliFailure> {
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;

@@ -8,7 +8,7 @@ use crate::telemetry::TelemetryError;
 
 /// Why the process ends otherwise than it was asked to.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum CliFailure {
     #[error(transparent)]
     Config(#[from] Problems),
     #[error(transparent)]
@@ -21,20 +21,20 @@ pub(super) enum Failure {
     Collection(String),
 }
 
-impl Failure {
+impl CliFailure {
     pub(super) fn exit(&self) -> Exit {
         match self {
-            Failure::Config(_) | Failure::Telemetry(_) => Exit::Config,
-            Failure::System(_) | Failure::Start(StartError::Listen { .. }) => Exit::System,
-            Failure::Start(StartError::Prepare(
+            CliFailure::Config(_) | CliFailure::Telemetry(_) => Exit::Config,
+            CliFailure::System(_) | CliFailure::Start(StartError::Listen { .. }) => Exit::System,
+            CliFailure::Start(StartError::Prepare(
                 PrepareError::OtherDefinition { .. }
                 | PrepareError::SamePlace { .. }
                 | PrepareError::OtherStrategy { .. },
             )) => Exit::Config,
-            Failure::Start(StartError::Tls(_)) => Exit::Config,
-            Failure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
-            Failure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
-            Failure::Collection(_) => Exit::Unsure,
+            CliFailure::Start(StartError::Tls(_)) => Exit::Config,
+            CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
+            CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
+            CliFailure::Collection(_) => Exit::Unsure,
         }
     }
 
@@ -42,7 +42,7 @@ impl Failure {
     pub(super) fn print(&self) {
         match self {
             // Each problem begins with file and line, for editors to jump there.
-            Failure::Config(problems) => eprintln!("{problems}"),
+            CliFailure::Config(problems) => eprintln!("{problems}"),
             other => eprintln!("keyward: {other}"),
         }
     }

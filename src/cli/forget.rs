@@ -6,7 +6,7 @@ use std::path::Path;
 use bson::oid::ObjectId;
 use clap::Args;
 
-use super::failure::Failure;
+use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
 use crate::fleet::{Forgotten, Register};
@@ -15,14 +15,14 @@ use crate::prepare::PrepareError;
 
 /// Whom to forget.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct ForgetOptions {
     /// The Keyward's id, as `/readyz` names it; its process must be gone, with all that it had sent
     #[arg(value_name = "ID")]
     id: ObjectId,
 }
 
 /// Takes the Keyward out of the register of the deployment in `file`.
-pub(super) fn run(file: &Path, options: &Options) -> Exit {
+pub(super) fn run(file: &Path, options: &ForgetOptions) -> Exit {
     match forget(file, options.id) {
         Ok(Forgotten::Gone) => Exit::Success,
         Ok(Forgotten::Unknown) => {
@@ -40,7 +40,7 @@ pub(super) fn run(file: &Path, options: &Options) -> Exit {
     }
 }
 
-fn forget(file: &Path, id: ObjectId) -> Result<Forgotten, Failure> {
+fn forget(file: &Path, id: ObjectId) -> Result<Forgotten, CliFailure> {
     let file = ConfigFile {
         config: file.to_owned(),
     };

@@ -25,11 +25,11 @@ use clap::{Args, Parser, Subcommand};
 #[command(name = "keyward", version, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a
     /// change of the file, loads the configuration again
     Run(ConfigFile),
@@ -47,7 +47,7 @@ enum Command {
         #[command(flatten)]
         only: OneCollection,
         #[command(flatten)]
-        options: verify::Options,
+        options: verify::VerifyOptions,
     },
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
@@ -56,14 +56,14 @@ enum Command {
         #[command(flatten)]
         file: ConfigFile,
         #[command(flatten)]
-        options: status::Options,
+        options: status::StatusOptions,
     },
     /// Take a Keyward that was killed out of the cluster's register, so that no constraint waits for it any more
     Forget {
         #[command(flatten)]
         file: ConfigFile,
         #[command(flatten)]
-        options: forget::Options,
+        options: forget::ForgetOptions,
     },
     /// Print completions for a shell
     Completions {
@@ -122,14 +122,14 @@ Exit codes:
 /// Runs the command of this process's command line.
 pub fn main() -> ExitCode {
     let exit = match Cli::parse().command {
-        Command::Run(file) => run::run(&file.config),
-        Command::Backfill { file, only } => backfill::run(&file, &only),
-        Command::Verify { file, only, options } => verify::run(&file, &only, &options),
-        Command::Check(file) => check::run(&file.config),
-        Command::Status { file, options } => status::run(&file.config, &options),
-        Command::Forget { file, options } => forget::run(&file.config, &options),
-        Command::Completions { shell } => shell::completions(shell),
-        Command::Man => shell::manual(),
+        CliCommand::Run(file) => run::run(&file.config),
+        CliCommand::Backfill { file, only } => backfill::run(&file, &only),
+        CliCommand::Verify { file, only, options } => verify::run(&file, &only, &options),
+        CliCommand::Check(file) => check::run(&file.config),
+        CliCommand::Status { file, options } => status::run(&file.config, &options),
+        CliCommand::Forget { file, options } => forget::run(&file.config, &options),
+        CliCommand::Completions { shell } => shell::completions(shell),
+        CliCommand::Man => shell::manual(),
     };
     ExitCode::from(exit as u8)
 }

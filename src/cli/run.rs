@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::failure::Failure;
+use super::failure::CliFailure;
 use super::signals::{Ending, Signals};
 use super::watched::Watched;
 use super::{Exit, open_files};
@@ -29,7 +29,7 @@ pub(super) fn run(file: &Path) -> Exit {
     }
 }
 
-fn start(file: &Path) -> Result<(), Failure> {
+fn start(file: &Path) -> Result<(), CliFailure> {
     let mut watched = Watched::new(file);
     let config = Config::load(file)?;
     let telemetry = telemetry::start(&config.log, config.traces.as_ref())?;
@@ -43,7 +43,7 @@ fn start(file: &Path) -> Result<(), Failure> {
 }
 
 /// Gives how long the process may still take for its own affairs.
-async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, Failure> {
+async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, CliFailure> {
     let mut signals = Signals::take_over()?;
     let mut instance = tokio::select! {
         started = Instance::start(config) => started?,

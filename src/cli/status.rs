@@ -15,14 +15,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where to ask.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct StatusOptions {
     /// Ask this admin port, and not the one in the configuration file
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
 }
 
 /// Prints the status of the Keyward whose configuration is `file`, or that `options` name.
-pub(super) fn run(file: &Path, options: &Options) -> Exit {
+pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
     let admin = match options.admin {
         Some(admin) => admin,
         None => match Config::load(file) {

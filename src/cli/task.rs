@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mongodb::Client;
 use tokio::runtime::Runtime;
 
-use super::failure::Failure;
+use super::failure::CliFailure;
 use super::{ConfigFile, OneCollection};
 use crate::config::Config;
 use crate::constraint::Constraint;
@@ -25,13 +25,13 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(file: &ConfigFile, only: &OneCollection) -> Result<Task, Failure> {
+    pub(super) fn new(file: &ConfigFile, only: &OneCollection) -> Result<Task, CliFailure> {
         let config = Config::load(&file.config)?;
         let mut constraints = config.constraints.clone();
         if let Some(name) = &only.collection {
             constraints.retain(|constraint| constraint.namespace().to_string() == *name);
             if constraints.is_empty() {
-                return Err(Failure::Collection(name.clone()));
+                return Err(CliFailure::Collection(name.clone()));
             }
         }
         telemetry::start(&config.log, None)?;
@@ -44,7 +44,7 @@ impl Task {
     }
 
     /// Keyward's own client, once the deployment has answered it. Nobody is there to wait for one that doesn't.
-    pub(super) async fn connect(&self) -> Result<Client, Failure> {
+    pub(super) async fn connect(&self) -> Result<Client, CliFailure> {
         let upstream = Upstream::new(self.config.upstream.uri())
             .await
             .map_err(StartError::from)?;

@@ -9,15 +9,15 @@ use std::io::Write;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::failure::Failure;
+use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
 use crate::instance::StartError;
 use crate::prepare::{self, PrepareError};
-use crate::verify::{Finding, Settings, Tally, verify};
+use crate::verify::{Finding, Tally, VerifySettings, verify};
 
 #[derive(Debug, Args)]
-pub(super) struct Options {
+pub(super) struct VerifyOptions {
     /// One JSON object a line: each finding, then a summary
     #[arg(long)]
     json: bool,
@@ -30,7 +30,7 @@ pub(super) struct Options {
 }
 
 /// Verifies the collections in the configuration, or one of them.
-pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &Options) -> Exit {
+pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) -> Exit {
     match verified(file, only, options) {
         Ok(exit) => exit,
         Err(error) => {
@@ -43,14 +43,14 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &Options) ->
     }
 }
 
-fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Result<Exit, Failure> {
+fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) -> Result<Exit, CliFailure> {
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
         let lease = task.config.lease;
         let collections = prepare::prepared(&client, &task.constraints, lease, &task.metrics);
         let collections = collections.await.map_err(StartError::from)?;
-        let settings = Settings {
+        let settings = VerifySettings {
             lease,
             rate: options.rate,
             repair: options.repair,
@@ -87,7 +87,7 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &Options) -> Resul
     })
 }
 
-fn show(options: &Options, finding: &Finding) {
+fn show(options: &VerifyOptions, finding: &Finding) {
     match options.json {
         true => say(&finding.to_json()),
         false => say(finding),
@@ -102,7 +102,7 @@ fn say(what: &dyn Display) {
 }
 
 fn summary(total: &Tally, unverified: usize) -> Value {
-    let of_kind = |(kind, (found, repaired)): (&crate::verify::Kind, &(u64, u64))| {
+    let of_kind = |(kind, (found, repaired)): (&crate::verify::FindingKind, &(u64, u64))| {
         (kind.name().to_owned(), json!({ "found": found, "repaired": repaired }))
     };
     let kinds: serde_json::Map<String, Value> = total.findings.iter().map(of_kind).collect();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bson::{Decimal128, spec::ElementType};
 
-use super::running::session_of;
-use crate::raw::{Doc, Element, Malformed};
-use crate::reply::Refusal;
+use super::running::{is_about_running, session_of};
+use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::reply::WriteRefusal;
 use crate::reservation::Operation;
 use crate::wire::{BatchItemError, OpMsg};
 
@@ -31,6 +31,11 @@ pub struct BatchCommand<'a> {
     pub max_time: Option<Duration>,
     /// Whether the client asked for no acknowledgement (`w: 0`).
     pub unacknowledged: bool,
+}
+
+/// Whether a command must state these numbers of its statements: by default the server numbers them from zero.
+pub fn must_be_stated(numbers: &[i32]) -> bool {
+    !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0))
 }
 
 /// The identity that a driver's retry of the command shares with it.
@@ -61,16 +66,16 @@ impl<'a> BatchCommand<'a> {
     /// Reads a command whose batch is `field`.
     ///
     /// # Errors
-    /// [`Refusal`] if the server would refuse its shape, or if Keyward can't protect it.
-    pub fn parse(message: &OpMsg<'a>, field: &'static str) -> Result<Self, Refusal> {
+    /// [`WriteRefusal`] if the server would refuse its shape, or if Keyward can't protect it.
+    pub fn parse(message: &OpMsg<'a>, field: &'static str) -> Result<Self, WriteRefusal> {
         Self::new(message.body, documents(message, field)?)
     }
 
     /// Reads a command that is one statement.
     ///
     /// # Errors
-    /// [`Refusal`] if the server would refuse its shape.
-    pub fn single(body: Doc<'a>) -> Result<Self, Refusal> {
+    /// [`WriteRefusal`] if the server would refuse its shape.
+    pub fn single(body: Doc<'a>) -> Result<Self, WriteRefusal> {
         Self::new(body, vec![body])
     }
 
@@ -87,7 +92,23 @@ impl<'a> BatchCommand<'a> {
         Ok(self.body.get("autocommit")?.is_some())
     }
 
-    fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, Refusal> {
+    /// The body of an `insert` as a command of a transaction, without documents, time limit and cluster time.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn insert_body(&self) -> Result<Builder, Malformed> {
+        let mut body = Builder::new();
+        for element in self.body.elements() {
+            let element = element?;
+            let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
+            if !is_set_anew {
+                body.element(&element);
+            }
+        }
+        Ok(body)
+    }
+
+    fn new(body: Doc<'a>, documents: Vec<Doc<'a>>) -> Result<Self, WriteRefusal> {
         let field = |name| body.get(name).map_err(malformed);
         Ok(BatchCommand {
             body,
@@ -100,25 +121,25 @@ impl<'a> BatchCommand<'a> {
     }
 }
 
-fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>>, Refusal> {
+fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>>, WriteRefusal> {
     let batch = message
         .documents(field)
         .map_err(malformed)?
-        .ok_or_else(|| Refusal::MissingField {
+        .ok_or_else(|| WriteRefusal::MissingField {
             command: command_name(message.body),
             field,
         })?;
     if !batch.is_array() {
-        return Err(Refusal::WrongType(field));
+        return Err(WriteRefusal::WrongType(field));
     }
     let documents: Result<Vec<Doc<'a>>, BatchItemError> = batch.iter().map_err(malformed)?.collect();
     let documents = documents.map_err(|error| match error {
         BatchItemError::Malformed(error) => malformed(error),
-        BatchItemError::Type(_) => Refusal::WrongType(field),
+        BatchItemError::Type(_) => WriteRefusal::WrongType(field),
     })?;
     match documents.len() {
         1..=BATCH_MAX => Ok(documents),
-        count => Err(Refusal::BatchSize(count)),
+        count => Err(WriteRefusal::BatchSize(count)),
     }
 }
 
@@ -129,10 +150,10 @@ fn command_name(body: Doc<'_>) -> String {
     })
 }
 
-fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
+fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal> {
     let field = |name| {
         let field = body.get(name).map_err(malformed)?;
-        Ok::<_, Refusal>(field.filter(|field| !field.is_nothing()))
+        Ok::<_, WriteRefusal>(field.filter(|field| !field.is_nothing()))
     };
     let Some(txn_number) = field("txnNumber")? else {
         return Ok(None);
@@ -140,14 +161,14 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
     let session = session_of(body).map_err(malformed)?;
     let (Some(session), Some(txn_number)) = (session, txn_number.as_whole_number()) else {
         // The server refuses both; without them Keyward couldn't recognise the retry.
-        return Err(Refusal::WrongType("txnNumber"));
+        return Err(WriteRefusal::WrongType("txnNumber"));
     };
     let statements = match field("stmtIds")? {
         Some(statements) => Some(numbers(&statements)?),
         None => None,
     };
     if let Some(statements) = statements.as_ref().filter(|statements| statements.len() != documents) {
-        return Err(Refusal::StatementNumbers {
+        return Err(WriteRefusal::StatementNumbers {
             numbers: statements.len(),
             statements: documents,
         });
@@ -155,7 +176,7 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
     let statements = match (statements, field("stmtId")?) {
         (None, Some(first)) => {
             let first = first.as_whole_number().and_then(|first| i32::try_from(first).ok());
-            let first = first.ok_or(Refusal::WrongType("stmtId"))?;
+            let first = first.ok_or(WriteRefusal::WrongType("stmtId"))?;
             Some((0..).map(|offset| first.wrapping_add(offset)).take(documents).collect())
         }
         (statements, _) => statements,
@@ -170,9 +191,9 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, Refusal> {
 /// The statement numbers of a command.
 ///
 /// # Errors
-/// [`Refusal`] if they aren't valid numbers.
-pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, Refusal> {
-    let wrong = Refusal::WrongType("stmtIds");
+/// [`WriteRefusal`] if they aren't valid numbers.
+pub fn numbers(array: &Element<'_>) -> Result<Vec<i32>, WriteRefusal> {
+    let wrong = WriteRefusal::WrongType("stmtIds");
     let Some(array) = array.as_document_or_array().map_err(malformed)? else {
         return Err(wrong);
     };
@@ -193,18 +214,20 @@ fn is_ordered(ordered: Element<'_>) -> bool {
 /// refuse.
 ///
 /// # Errors
-/// [`Refusal`] if the server would refuse it.
-pub fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, Refusal> {
+/// [`WriteRefusal`] if the server would refuse it.
+pub fn max_time(element: Option<Element<'_>>) -> Result<Option<Duration>, WriteRefusal> {
     let Some(element) = element else { return Ok(None) };
-    let number = number(&element).ok_or_else(|| Refusal::MaxTime("maxTimeMS must be a number".to_owned()))?;
+    let number = number(&element).ok_or_else(|| WriteRefusal::MaxTime("maxTimeMS must be a number".to_owned()))?;
     if element.kind == ElementType::Double && (number.is_nan() || number.fract() != 0.0) {
-        return Err(Refusal::MaxTime("maxTimeMS has non-integral value".to_owned()));
+        return Err(WriteRefusal::MaxTime("maxTimeMS has non-integral value".to_owned()));
     }
     let whole = number.round_ties_even() as i64;
     match u32::try_from(whole) {
         Ok(0) => Ok(None),
         Ok(limit) if i32::try_from(limit).is_ok() => Ok(Some(Duration::from_millis(limit.into()))),
-        _ => Err(Refusal::MaxTime(format!("{whole} value for maxTimeMS is out of range"))),
+        _ => Err(WriteRefusal::MaxTime(format!(
+            "{whole} value for maxTimeMS is out of range"
+        ))),
     }
 }
 
@@ -223,8 +246,8 @@ fn number(element: &Element<'_>) -> Option<f64> {
 /// Whether a write concern asks for no acknowledgement.
 ///
 /// # Errors
-/// [`Refusal`] if it isn't BSON.
-pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Refusal> {
+/// [`WriteRefusal`] if it isn't BSON.
+pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, WriteRefusal> {
     let Some(write_concern) = write_concern else {
         return Ok(false);
     };
@@ -237,8 +260,8 @@ pub fn is_unacknowledged(write_concern: Option<Element<'_>>) -> Result<bool, Ref
 }
 
 /// The refusal of bytes that aren't BSON.
-pub fn malformed(error: Malformed) -> Refusal {
-    Refusal::Malformed(error)
+pub fn malformed(error: Malformed) -> WriteRefusal {
+    WriteRefusal::Malformed(error)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use bson::spec::ElementType;
 
 use super::batch::{BATCH_MAX, is_unacknowledged, malformed, max_time, numbers};
 use crate::raw::{Builder, Doc, Element};
-use crate::reply::{BulkFault, BulkKind, Refusal};
+use crate::reply::{BulkFault, BulkKind, WriteRefusal};
 use crate::wire::{BatchItemError, OpMsg};
 
 /// The most bytes of entries that fit into a reply beside its errors.
@@ -31,7 +31,7 @@ pub struct Named<'a> {
 
 /// One operation.
 #[derive(Debug)]
-pub struct Operation<'a> {
+pub struct BulkOperation<'a> {
     /// Its kind.
     pub kind: BulkKind,
     /// The namespace, by position in `nsInfo`.
@@ -48,7 +48,7 @@ pub struct BulkWrite<'a> {
     /// `nsInfo`.
     pub namespaces: Vec<Named<'a>>,
     /// `ops`.
-    pub operations: Vec<Operation<'a>>,
+    pub operations: Vec<BulkOperation<'a>>,
     /// Whether the command stops at its first failure.
     pub ordered: bool,
     /// Whether the reply lists only failures one by one.
@@ -67,18 +67,18 @@ impl<'a> BulkWrite<'a> {
     /// Reads a command.
     ///
     /// # Errors
-    /// [`Refusal`] if the server would refuse its shape, or its results might not fit into a reply.
-    pub fn parse(message: &OpMsg<'a>) -> Result<Self, Refusal> {
+    /// [`WriteRefusal`] if the server would refuse its shape, or its results might not fit into a reply.
+    pub fn parse(message: &OpMsg<'a>) -> Result<Self, WriteRefusal> {
         let body = message.body;
         let field = |name| body.get(name).map_err(malformed);
         if field("$db")?.and_then(|db| db.as_string_bytes()) != Some(b"admin") {
-            return Err(Refusal::Bulk(BulkFault::NotAdmin));
+            return Err(WriteRefusal::Bulk(BulkFault::NotAdmin));
         }
         let namespaces = documents(message, "nsInfo", "bulkWrite.nsInfo")?;
         let namespaces: Vec<Named<'a>> = namespaces.into_iter().map(named).collect::<Result<_, _>>()?;
         let ops = documents(message, "ops", "bulkWrite.ops")?;
         if !(1..=BATCH_MAX).contains(&ops.len()) {
-            return Err(Refusal::BatchSize(ops.len()));
+            return Err(WriteRefusal::BatchSize(ops.len()));
         }
         let mut operations = Vec::with_capacity(ops.len());
         for (position, op) in ops.iter().enumerate() {
@@ -86,7 +86,7 @@ impl<'a> BulkWrite<'a> {
         }
         let errors_only = field("errorsOnly")?.is_some_and(|flag| flag.is_truthy());
         if !errors_only && entries_bytes(&ops) > ENTRIES_BYTES_MAX {
-            return Err(Refusal::Bulk(BulkFault::TooLong));
+            return Err(WriteRefusal::Bulk(BulkFault::TooLong));
         }
         let in_transaction = field("autocommit")?.is_some();
         Ok(BulkWrite {
@@ -119,10 +119,10 @@ impl<'a> BulkWrite<'a> {
     }
 }
 
-fn documents<'a>(message: &OpMsg<'a>, field: &'static str, path: &'static str) -> Result<Vec<Doc<'a>>, Refusal> {
-    let wrong = || Refusal::Bulk(BulkFault::WrongType(path));
+fn documents<'a>(message: &OpMsg<'a>, field: &'static str, path: &'static str) -> Result<Vec<Doc<'a>>, WriteRefusal> {
+    let wrong = || WriteRefusal::Bulk(BulkFault::WrongType(path));
     let batch = message.documents(field).map_err(malformed)?;
-    let batch = batch.ok_or(Refusal::Bulk(BulkFault::Missing(path)))?;
+    let batch = batch.ok_or(WriteRefusal::Bulk(BulkFault::Missing(path)))?;
     if !batch.is_array() {
         return Err(wrong());
     }
@@ -135,29 +135,29 @@ fn documents<'a>(message: &OpMsg<'a>, field: &'static str, path: &'static str) -
     documents.collect()
 }
 
-fn named(entry: Doc<'_>) -> Result<Named<'_>, Refusal> {
+fn named(entry: Doc<'_>) -> Result<Named<'_>, WriteRefusal> {
     let ns = entry.get("ns").map_err(malformed)?;
-    let ns = ns.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.nsInfo.ns")))?;
+    let ns = ns.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.nsInfo.ns")))?;
     let name = match ns.kind {
         ElementType::String | ElementType::Symbol => ns.as_string_bytes(),
         _ => None,
     };
-    let name = name.ok_or(Refusal::Bulk(BulkFault::WrongType("bulkWrite.nsInfo.ns")))?;
+    let name = name.ok_or(WriteRefusal::Bulk(BulkFault::WrongType("bulkWrite.nsInfo.ns")))?;
     match name.iter().position(|byte| *byte == b'.') {
         Some(dot) if dot > 0 && dot + 1 < name.len() => Ok(Named {
             database: &name[..dot],
             collection: &name[dot + 1..],
             entry,
         }),
-        _ => Err(Refusal::Bulk(BulkFault::Namespace(
+        _ => Err(WriteRefusal::Bulk(BulkFault::Namespace(
             String::from_utf8_lossy(name).into_owned(),
         ))),
     }
 }
 
-fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<Operation<'a>, Refusal> {
+fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<BulkOperation<'a>, WriteRefusal> {
     let first = op.elements().next().transpose().map_err(malformed)?;
-    let first = first.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.insert")))?;
+    let first = first.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.insert")))?;
     let kind = match first.name {
         b"insert" => BulkKind::Insert,
         b"update" => BulkKind::Update,
@@ -166,9 +166,9 @@ fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<Oper
     };
     let index = first.as_whole_number().and_then(|index| usize::try_from(index).ok());
     let index = index.filter(|index| *index < namespaces);
-    Ok(Operation {
+    Ok(BulkOperation {
         kind,
-        namespace: index.ok_or(Refusal::Bulk(BulkFault::NamespaceIndex(position)))?,
+        namespace: index.ok_or(WriteRefusal::Bulk(BulkFault::NamespaceIndex(position)))?,
         statement: match kind {
             BulkKind::Insert => Cow::Borrowed(document_to_insert(op)?.bytes()),
             BulkKind::Update => Cow::Owned(update(op)?),
@@ -177,7 +177,7 @@ fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<Oper
     })
 }
 
-fn document_to_insert(op: Doc<'_>) -> Result<Doc<'_>, Refusal> {
+fn document_to_insert(op: Doc<'_>) -> Result<Doc<'_>, WriteRefusal> {
     let mut document = None;
     for field in op.elements().skip(1) {
         let field = field.map_err(malformed)?;
@@ -186,11 +186,11 @@ fn document_to_insert(op: Doc<'_>) -> Result<Doc<'_>, Refusal> {
             name => return Err(unknown("insert", name)),
         }
     }
-    document.ok_or(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.document")))
+    document.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.document")))
 }
 
 /// The statement of an `update` command.
-fn update(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
+fn update(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
     let mut statement = Builder::new();
     let (mut has_query, mut has_update) = (false, false);
     for field in op.elements().skip(1) {
@@ -214,14 +214,14 @@ fn update(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
         }
     }
     match (has_query, has_update) {
-        (false, _) => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
-        (_, false) => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.updateMods"))),
+        (false, _) => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
+        (_, false) => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.updateMods"))),
         _ => Ok(statement.finish()),
     }
 }
 
 /// The statement of a `delete` command.
-fn delete(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
+fn delete(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
     let mut statement = Builder::new();
     let mut has_query = false;
     let mut limit = 1;
@@ -242,32 +242,32 @@ fn delete(op: Doc<'_>) -> Result<Vec<u8>, Refusal> {
     statement.int32("limit", limit);
     match has_query {
         true => Ok(statement.finish()),
-        false => Err(Refusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
+        false => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
     }
 }
 
-fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, Refusal> {
+fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, WriteRefusal> {
     let document = field.as_document_or_array().map_err(malformed)?;
     document
         .filter(|_| field.kind == ElementType::EmbeddedDocument)
-        .ok_or(Refusal::Bulk(BulkFault::WrongType(path)))
+        .ok_or(WriteRefusal::Bulk(BulkFault::WrongType(path)))
 }
 
-fn unknown(of: &str, name: &[u8]) -> Refusal {
+fn unknown(of: &str, name: &[u8]) -> WriteRefusal {
     let name = String::from_utf8_lossy(name);
-    Refusal::Bulk(BulkFault::UnknownField(format!("bulkWrite.{of}.{name}")))
+    WriteRefusal::Bulk(BulkFault::UnknownField(format!("bulkWrite.{of}.{name}")))
 }
 
-fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Refusal> {
+fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, WriteRefusal> {
     let all = body.get("stmtIds").map_err(malformed)?;
     let first = body.get("stmtId").map_err(malformed)?;
     match (all, first) {
-        (Some(_), Some(_)) => Err(Refusal::Bulk(BulkFault::TwoNumberings)),
+        (Some(_), Some(_)) => Err(WriteRefusal::Bulk(BulkFault::TwoNumberings)),
         (Some(all), None) => {
             let numbers = numbers(&all)?;
             match numbers.len() == operations {
                 true => Ok(numbers),
-                false => Err(Refusal::Bulk(BulkFault::Numbers {
+                false => Err(WriteRefusal::Bulk(BulkFault::Numbers {
                     numbers: numbers.len(),
                     operations,
                 })),
@@ -278,7 +278,7 @@ fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Refus
                 Some(first) => first.as_whole_number().and_then(|first| i32::try_from(first).ok()),
                 None => Some(0),
             };
-            let first = first.ok_or(Refusal::Bulk(BulkFault::WrongType("bulkWrite.stmtId")))?;
+            let first = first.ok_or(WriteRefusal::Bulk(BulkFault::WrongType("bulkWrite.stmtId")))?;
             Ok((0..)
                 .map(|offset| first.wrapping_add(offset))
                 .take(operations)

@@ -2,7 +2,7 @@
 
 use bson::spec::ElementType;
 
-use crate::constraint::TypeTest;
+use crate::constraint::{TypeTest, root_of};
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
@@ -49,17 +49,7 @@ pub fn pin(query: Doc<'_>, id: &[u8], owner: &Owner) -> Result<Vec<u8>, Malforme
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
 pub fn is_fickle(query: Doc<'_>) -> Result<bool, Malformed> {
-    let mut left = vec![query];
-    while let Some(conditions) = left.pop() {
-        for condition in conditions.elements() {
-            let condition = condition?;
-            if let b"$expr" | b"$where" | b"$sampleRate" = condition.name {
-                return Ok(true);
-            }
-            left.extend(condition.as_document_or_array()?);
-        }
-    }
-    Ok(false)
+    query.mentions(&[b"$expr", b"$where", b"$sampleRate"])
 }
 
 /// A query with both conditions.
@@ -117,7 +107,7 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
         let path = match found_at(document, path)? {
             Some(path) => path,
             // The path leads through an array or names a position in one: compare the whole top-level field.
-            None => path.split('.').next().unwrap_or(path),
+            None => root_of(path),
         };
         if !compared.contains(&path) {
             compared.push(path);

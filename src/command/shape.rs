@@ -172,7 +172,7 @@ impl Form {
             return Ok(false);
         }
         let is_list = |field: &Element<'_>| list.is_some_and(|list| field.name == list.as_bytes());
-        let (mut known, mut has_list) = (Known::default(), message.sequences().next().is_some());
+        let (mut known, mut has_list) = (FoundFields::default(), message.sequences().next().is_some());
         for (position, field) in message.body.elements().enumerate() {
             let field = field?;
             let is_usual = match position {
@@ -192,7 +192,7 @@ impl Form {
         };
         for statement in batch.iter()? {
             let Ok(statement) = statement else { return Ok(false) };
-            let mut known = Known::default();
+            let mut known = FoundFields::default();
             for field in statement.elements() {
                 if !known.holds(&field?, fields, 0)? {
                     return Ok(false);
@@ -210,9 +210,9 @@ impl Form {
 
 /// The fields of one document that were found, a bit for each.
 #[derive(Default)]
-struct Known(u32);
+struct FoundFields(u32);
 
-impl Known {
+impl FoundFields {
     /// Whether `field` is one of `fields`, occurs for the first time and holds an expected value. The first of `fields` has bit
     /// `first_bit`.
     fn holds(&mut self, field: &Element<'_>, fields: Fields, first_bit: u32) -> Result<bool, Malformed> {

@@ -36,15 +36,15 @@ const RELOAD_INTERVAL_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duratio
 pub const NO_LOG_FILTER: &str = "neither a level such as info nor directives such as keyward=debug,mongodb=warn";
 
 /// The problems found so far in one file.
-pub struct Found<'a> {
+pub struct FoundProblems<'a> {
     positions: Positions<'a>,
     problems: Vec<Problem>,
 }
 
-impl<'a> Found<'a> {
+impl<'a> FoundProblems<'a> {
     /// No problems yet, in the file with this `text`.
     pub fn new(text: &'a str) -> Self {
-        Found {
+        FoundProblems {
             positions: Positions::new(text),
             problems: Vec::new(),
         }
@@ -74,7 +74,7 @@ pub fn config(
     raw: RawConfig,
     directory: &Path,
     upstream_variable: Option<&str>,
-    found: &mut Found<'_>,
+    found: &mut FoundProblems<'_>,
 ) -> Option<Config> {
     let top = SettingPath::top();
     let listen = raw.listen.unwrap_or(DEFAULT_LISTEN);
@@ -126,7 +126,7 @@ fn written_uri(
     raw: &RawConfig,
     directory: &Path,
     variable: Option<&str>,
-    found: &mut Found<'_>,
+    found: &mut FoundProblems<'_>,
 ) -> Option<(SettingPath, String)> {
     let setting = SettingPath::top().field("upstream");
     let file_setting = SettingPath::top().field("upstream_file");
@@ -158,7 +158,7 @@ fn written_uri(
 }
 
 /// The connection string with the user and the password from their own files, if these are given.
-fn with_credentials(uri: String, raw: &RawConfig, directory: &Path, found: &mut Found<'_>) -> Option<String> {
+fn with_credentials(uri: String, raw: &RawConfig, directory: &Path, found: &mut FoundProblems<'_>) -> Option<String> {
     let mut read = |file: &Option<PathBuf>, setting| match file {
         None => Some(None),
         Some(file) => {
@@ -183,7 +183,7 @@ fn with_credentials(uri: String, raw: &RawConfig, directory: &Path, found: &mut 
     }
 }
 
-fn content(file: &Path, setting: &SettingPath, directory: &Path, found: &mut Found<'_>) -> Option<String> {
+fn content(file: &Path, setting: &SettingPath, directory: &Path, found: &mut FoundProblems<'_>) -> Option<String> {
     match std::fs::read_to_string(directory.join(file)) {
         Ok(content) => Some(content),
         Err(error) => {
@@ -199,7 +199,7 @@ fn checked_upstream(
     uri: &str,
     path: SettingPath,
     own: &[(SocketAddr, &str)],
-    found: &mut Found<'_>,
+    found: &mut FoundProblems<'_>,
 ) -> Option<UpstreamUri> {
     match UpstreamUri::new(uri) {
         Ok(upstream) => {
@@ -238,7 +238,12 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.port() != 0 && shares_ip
 }
 
-fn duration_in(setting: &str, duration: Duration, range: RangeInclusive<Duration>, found: &mut Found<'_>) -> Duration {
+fn duration_in(
+    setting: &str,
+    duration: Duration,
+    range: RangeInclusive<Duration>,
+    found: &mut FoundProblems<'_>,
+) -> Duration {
     if !range.contains(&duration) {
         found.refuse(
             SettingPath::top().field(setting),
@@ -258,7 +263,7 @@ pub fn in_words(range: RangeInclusive<Duration>) -> String {
     )
 }
 
-fn checked_log(raw: RawLog, found: &mut Found<'_>) -> Log {
+fn checked_log(raw: RawLog, found: &mut FoundProblems<'_>) -> Log {
     let level = raw.level.unwrap_or_else(|| DEFAULT_LEVEL.to_owned());
     if !is_log_filter(&level) {
         found.refuse(SettingPath::top().field("log").field("level"), NO_LOG_FILTER);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::check::Found;
+use super::check::FoundProblems;
 use super::problem::SettingPath;
 use super::raw::{RawConstraint, RawSharding, RawStrategy};
 use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError, Strategy};
@@ -20,7 +20,7 @@ struct Accepted {
 }
 
 /// Checks `raw`. Adds the problems to `found`, and returns the valid constraints in the file's order.
-pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut Found<'_>) -> Vec<Arc<Constraint>> {
+pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut FoundProblems<'_>) -> Vec<Arc<Constraint>> {
     let list = SettingPath::top().field("constraints");
     let mut accepted: Vec<Accepted> = Vec::new();
     for (index, raw) in raw.into_iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut Found<'_>) -> Vec<Arc<
     accepted.into_iter().map(|one| Arc::new(one.constraint)).collect()
 }
 
-fn check_one(raw: RawConstraint, path: SettingPath, found: &mut Found<'_>) -> Option<Accepted> {
+fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_>) -> Option<Accepted> {
     let namespace = match &raw.collection {
         Some(text) => Namespace::parse(text)
             .map_err(|error| found.refuse(path.field("collection"), error))

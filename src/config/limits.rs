@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::check::{Found, in_words};
+use super::check::{FoundProblems, in_words};
 use super::problem::SettingPath;
 use super::raw::RawLimits;
 use crate::limits::Limits;
@@ -26,7 +26,7 @@ const IDLE: Setting<Duration> = ("idle_timeout", Duration::ZERO..=Duration::from
 const UPSTREAM: Setting<Duration> = ("upstream_timeout", TIMEOUT);
 
 /// The limits that `raw` and the defaults say.
-pub fn check(raw: &RawLimits, found: &mut Found<'_>) -> Limits {
+pub fn check(raw: &RawLimits, found: &mut FoundProblems<'_>) -> Limits {
     let mut limits = Limits::default();
     let mut set = |limit: &mut usize, given: Option<usize>, setting: Setting<usize>| {
         check_one(limit, given, setting, numbers, found);
@@ -53,7 +53,7 @@ fn check_one<T: PartialOrd, W: Display>(
     given: Option<T>,
     (name, range): Setting<T>,
     in_words: impl Fn(RangeInclusive<T>) -> W,
-    found: &mut Found<'_>,
+    found: &mut FoundProblems<'_>,
 ) {
     let Some(given) = given else {
         return;

@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::check::{Found, NO_LOG_FILTER};
-pub use self::problem::{Position, Problem, Problems, SettingPath, Step};
+use self::check::{FoundProblems, NO_LOG_FILTER};
+pub use self::problem::{FilePosition, PathStep, Problem, Problems, SettingPath};
 pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
 use crate::constraint::Constraint;
 use crate::limits::Limits;
@@ -37,7 +37,7 @@ pub struct Config {
     /// The deployment whose constraints Keyward enforces.
     pub upstream: UpstreamUri,
     /// How clients' connections are encrypted; `None` if they aren't.
-    pub tls: Option<crate::tls::Settings>,
+    pub tls: Option<crate::tls::TlsSettings>,
     /// Where `/metrics`, `/livez` and `/readyz` are answered.
     pub admin: SocketAddr,
     /// How long a reservation is presumed in flight while its owner doesn't exist; 1 s to 10 min.
@@ -53,7 +53,7 @@ pub struct Config {
     /// The log's level and format.
     pub log: Log,
     /// Where traces are sent; `None` if there are no traces.
-    pub traces: Option<crate::traces::Settings>,
+    pub traces: Option<crate::traces::TraceSettings>,
     /// The most that clients can use.
     pub limits: Limits,
     /// The constraints, in the order of the file.
@@ -132,7 +132,7 @@ impl Config {
                 reason: error.reason,
             }])
         })?;
-        let mut found = Found::new(text);
+        let mut found = FoundProblems::new(text);
         for (path, reason) in unread {
             found.refuse(path, reason);
         }

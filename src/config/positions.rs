@@ -5,7 +5,7 @@
 
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
 
-use super::problem::{Position, SettingPath, Step};
+use super::problem::{FilePosition, PathStep, SettingPath};
 
 /// The positions of one file's settings.
 pub struct Positions<'a> {
@@ -24,7 +24,7 @@ impl<'a> Positions<'a> {
 
     /// The position of `path`: of a field's name, or of the first character of a list's item. If `path` isn't in the
     /// file, it is the position of the innermost existing setting around it.
-    pub fn find(&self, path: &SettingPath) -> Option<Position> {
+    pub fn find(&self, path: &SettingPath) -> Option<FilePosition> {
         let mut node = self.root.as_ref()?;
         let mut position = start(node);
         for step in path.steps() {
@@ -38,10 +38,10 @@ impl<'a> Positions<'a> {
     }
 }
 
-fn child<'n, 'a>(node: &'n MarkedYaml<'a>, step: &Step) -> Option<(Position, &'n MarkedYaml<'a>)> {
+fn child<'n, 'a>(node: &'n MarkedYaml<'a>, step: &PathStep) -> Option<(FilePosition, &'n MarkedYaml<'a>)> {
     match (step, &node.data) {
-        (Step::Item(index), YamlData::Sequence(items)) => items.get(*index).map(|item| (start(item), item)),
-        (Step::Field(name), YamlData::Mapping(fields)) => fields
+        (PathStep::Item(index), YamlData::Sequence(items)) => items.get(*index).map(|item| (start(item), item)),
+        (PathStep::Field(name), YamlData::Mapping(fields)) => fields
             .iter()
             .find(|(key, _)| matches!(&key.data, YamlData::Value(Scalar::String(text)) if text == name))
             .map(|(key, value)| (start(key), value)),
@@ -49,8 +49,8 @@ fn child<'n, 'a>(node: &'n MarkedYaml<'a>, step: &Step) -> Option<(Position, &'n
     }
 }
 
-fn start(node: &MarkedYaml<'_>) -> Position {
-    Position {
+fn start(node: &MarkedYaml<'_>) -> FilePosition {
+    FilePosition {
         line: node.span.start.line(),
         column: node.span.start.col() + 1,
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// One step from the top of the file to a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum PathStep {
     /// The value of a mapping's field.
     Field(String),
     /// An item of a list, counted from 0.
@@ -17,7 +17,7 @@ pub enum Step {
 
 /// The path from the top of the file to a setting, as in `constraints[0].key`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SettingPath(Vec<Step>);
+pub struct SettingPath(Vec<PathStep>);
 
 impl SettingPath {
     /// The whole file.
@@ -27,26 +27,26 @@ impl SettingPath {
 
     /// The field `name` of the mapping at this path.
     pub fn field(&self, name: &str) -> Self {
-        self.followed_by(Step::Field(name.to_owned()))
+        self.followed_by(PathStep::Field(name.to_owned()))
     }
 
     /// Item `index` of the list at this path, counted from 0.
     pub fn item(&self, index: usize) -> Self {
-        self.followed_by(Step::Item(index))
+        self.followed_by(PathStep::Item(index))
     }
 
     /// The steps from the top.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[PathStep] {
         &self.0
     }
 
-    fn followed_by(&self, step: Step) -> Self {
+    fn followed_by(&self, step: PathStep) -> Self {
         SettingPath(self.0.iter().cloned().chain([step]).collect())
     }
 }
 
-impl FromIterator<Step> for SettingPath {
-    fn from_iter<I: IntoIterator<Item = Step>>(steps: I) -> Self {
+impl FromIterator<PathStep> for SettingPath {
+    fn from_iter<I: IntoIterator<Item = PathStep>>(steps: I) -> Self {
         SettingPath(steps.into_iter().collect())
     }
 }
@@ -55,9 +55,9 @@ impl fmt::Display for SettingPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, step) in self.0.iter().enumerate() {
             match step {
-                Step::Field(name) if index == 0 => write!(f, "{name}")?,
-                Step::Field(name) => write!(f, ".{name}")?,
-                Step::Item(item) => write!(f, "[{item}]")?,
+                PathStep::Field(name) if index == 0 => write!(f, "{name}")?,
+                PathStep::Field(name) => write!(f, ".{name}")?,
+                PathStep::Item(item) => write!(f, "[{item}]")?,
             }
         }
         Ok(())
@@ -66,7 +66,7 @@ impl fmt::Display for SettingPath {
 
 /// A place in the file; both numbers count from 1, the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
+pub struct FilePosition {
     /// The line.
     pub line: usize,
     /// The column.
@@ -77,7 +77,7 @@ pub struct Position {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The position in the file, if the setting or one around it is there.
-    pub position: Option<Position>,
+    pub position: Option<FilePosition>,
     /// The setting; the top of the file if the problem concerns no single setting.
     pub path: SettingPath,
     /// Why it is refused.
@@ -100,7 +100,7 @@ impl fmt::Display for Problems {
                 writeln!(f)?;
             }
             write!(f, "{}:", self.file.display())?;
-            if let Some(Position { line, column }) = problem.position {
+            if let Some(FilePosition { line, column }) = problem.position {
                 write!(f, "{line}:{column}:")?;
             }
             if !problem.path.steps().is_empty() {

@@ -4,13 +4,13 @@
 
 use std::path::Path;
 
-use super::check::Found;
+use super::check::FoundProblems;
 use super::problem::SettingPath;
 use super::raw::{RawClientCertificate, RawTls, RawTlsMode};
-use crate::tls::{Acceptor, ClientCertificate, Mode, Settings};
+use crate::tls::{Acceptor, ClientCertificate, Mode, TlsSettings};
 
 /// Checks the section; its file names are relative to `directory`.
-pub fn check(raw: RawTls, directory: &Path, found: &mut Found<'_>) -> Option<Settings> {
+pub fn check(raw: RawTls, directory: &Path, found: &mut FoundProblems<'_>) -> Option<TlsSettings> {
     let path = SettingPath::top().field("tls");
     let mode = match raw.mode {
         None | Some(RawTlsMode::Required) => Mode::Required,
@@ -29,7 +29,7 @@ pub fn check(raw: RawTls, directory: &Path, found: &mut Found<'_>) -> Option<Set
         found.refuse(path.field("client_certificate"), reason);
         return None;
     }
-    let settings = Settings {
+    let settings = TlsSettings {
         mode,
         key: directory.join(raw.key.as_ref().unwrap_or(&certificate)),
         certificate: directory.join(certificate),

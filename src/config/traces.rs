@@ -4,16 +4,16 @@ use std::ops::RangeInclusive;
 
 use axum::http::Uri;
 
-use super::check::Found;
+use super::check::FoundProblems;
 use super::problem::SettingPath;
 use super::raw::RawTraces;
-use crate::traces::Settings;
+use crate::traces::TraceSettings;
 
 const RATIO: RangeInclusive<f64> = 0.0..=1.0;
 const DEFAULT_RATIO: f64 = 1.0;
 
 /// Checks the section without contacting the collector.
-pub fn check(raw: RawTraces, found: &mut Found<'_>) -> Option<Settings> {
+pub fn check(raw: RawTraces, found: &mut FoundProblems<'_>) -> Option<TraceSettings> {
     let path = SettingPath::top().field("traces");
     let sampling_ratio = raw.sampling_ratio.unwrap_or(DEFAULT_RATIO);
     if !RATIO.contains(&sampling_ratio) {
@@ -31,7 +31,7 @@ pub fn check(raw: RawTraces, found: &mut Found<'_>) -> Option<Settings> {
         found.refuse(path.field("endpoint"), reason);
         return None;
     }
-    Some(Settings {
+    Some(TraceSettings {
         endpoint,
         sampling_ratio,
     })
@@ -61,9 +61,9 @@ mod tests {
     use std::path::Path;
 
     use crate::config::Config;
-    use crate::traces::Settings;
+    use crate::traces::TraceSettings;
 
-    fn read(traces: &str) -> Result<Option<Settings>, String> {
+    fn read(traces: &str) -> Result<Option<TraceSettings>, String> {
         let text = format!("upstream: mongodb://db\nconstraints: []\n{traces}");
         match Config::from_text(Path::new("keyward.yaml"), &text, None) {
             Ok(config) => Ok(config.traces),

@@ -25,7 +25,7 @@ const UNDEFINED: Element<'static> = Element {
 
 /// One indexed path while a document is walked.
 #[derive(Debug, Clone, Copy)]
-struct Field<'p, 'd> {
+struct WalkedPath<'p, 'd> {
     /// The rest of the path; empty once `value` is settled.
     rest: &'p str,
     value: Element<'d>,
@@ -61,7 +61,7 @@ where
     F: FnMut(&mut dyn Iterator<Item = Element<'d>>) -> Result<(), KeyError>,
 {
     let fields: Vec<_> = paths
-        .map(|path| Field {
+        .map(|path| WalkedPath {
             rest: path,
             value: NULL,
         })
@@ -73,7 +73,7 @@ impl<F> Extraction<'_, F> {
     /// Takes one step: settles each field whose path ends in `document`, then enters the array on the way, if any.
     fn walk<'p, 'd>(
         &mut self,
-        mut fields: Vec<Field<'p, 'd>>,
+        mut fields: Vec<WalkedPath<'p, 'd>>,
         document: Option<Doc<'d>>,
         mut not_found: usize,
         positions: &[Option<Positional<'p, 'd>>],
@@ -91,7 +91,7 @@ impl<F> Extraction<'_, F> {
             let (found, array_in_array) = next_element(document, positions.get(index), &mut field.rest)?;
             match found {
                 None => {
-                    *field = Field { rest: "", value: NULL };
+                    *field = WalkedPath { rest: "", value: NULL };
                     not_found += 1;
                 }
                 Some(element) if element.kind == ElementType::Array => {
@@ -120,7 +120,7 @@ impl<F> Extraction<'_, F> {
     /// Continues from each element of `array`. The paths in `through_array` lead through that array.
     fn expand<'p, 'd>(
         &mut self,
-        fields: &[Field<'p, 'd>],
+        fields: &[WalkedPath<'p, 'd>],
         array: Element<'d>,
         through_array: &[usize],
         expands_nested: bool,

@@ -50,7 +50,7 @@ pub struct Key {
 
 /// A key with its whole canonical form, however large. The keys of one document are ordered by that form.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct KeyDraft {
     key: Key,
     deepest: usize,
 }
@@ -192,7 +192,7 @@ impl Key {
             Collation::Simple => Strings::Simple,
             Collation::Icu(_) => Strings::SortKeys,
         };
-        let draft = Draft::with_strings(constraint, strings, &mut elements.into_iter());
+        let draft = KeyDraft::with_strings(constraint, strings, &mut elements.into_iter());
         let key = draft.map_err(|error| match error {
             Uncomparable::Malformed(malformed) => malformed.into(),
             Uncomparable::Uncollatable(_) => ReservationIdError::Shape,
@@ -218,7 +218,7 @@ impl Key {
     }
 }
 
-impl Draft {
+impl KeyDraft {
     pub(super) fn new<'d>(
         constraint: &Constraint,
         values: &mut dyn Iterator<Item = Element<'d>>,
@@ -255,7 +255,7 @@ impl Draft {
             stored,
             sharding,
         };
-        Ok(Draft { key, deepest })
+        Ok(KeyDraft { key, deepest })
     }
 
     /// The canonical form in full.

@@ -25,7 +25,7 @@ use bson::{Document, RawDocument, RawDocumentBuf, doc, spec::ElementType};
 use self::canonical::Uncomparable;
 use self::collation::{Collation, SORT_KEYS};
 use self::filter::Filter;
-use self::key::Draft;
+use self::key::KeyDraft;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
@@ -36,10 +36,10 @@ pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
 pub(crate) use self::text::bytes_of_hex;
 
-pub use self::routing::values_asked_for;
+pub use self::routing::{root_of, values_asked_for};
 pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
 
-use self::spec::{Field, ID_INDEX};
+use self::spec::{ID_INDEX, KeyField};
 
 /// If a document has more keys than this, each further key's spare memory is freed: there may be a million keys.
 const FEW: usize = 16;
@@ -60,7 +60,7 @@ pub struct Constraint {
     namespace: Namespace,
     name: String,
     key_pattern: RawDocumentBuf,
-    fields: Vec<Field>,
+    fields: Vec<KeyField>,
     sparse: bool,
     filter: Option<Filter>,
     collation: Collation,
@@ -217,7 +217,7 @@ impl Constraint {
         let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
         extract::extract(paths, self.sparse, document, &mut |values| {
-            let mut draft = Draft::new(self, values).map_err(|error| self.unkeyable(error))?;
+            let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
             if drafts.len() >= FEW {
                 draft.shrink();
             }
@@ -227,7 +227,7 @@ impl Constraint {
         // If keys are equal, the first in the document stays, as in the server's set.
         drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
         drafts.dedup_by(|a, b| a.canonical() == b.canonical());
-        Ok(drafts.into_iter().map(Draft::finish).collect())
+        Ok(drafts.into_iter().map(KeyDraft::finish).collect())
     }
 
     /// Whether the server would fill in a value that affects `document`'s keys, so that the keys aren't known yet.

@@ -7,7 +7,7 @@
 use bson::spec::ElementType;
 
 use super::collation::Collation;
-use super::key::Draft;
+use super::key::KeyDraft;
 use super::number::Number;
 use super::{Constraint, Key};
 use crate::raw::{Doc, Element, Malformed};
@@ -42,7 +42,7 @@ impl Constraint {
         if self.fields.iter().any(|field| field.path.split('.').any(is_position)) {
             return Some("a query by an array's position also matches a field with a number as its name");
         }
-        let mut roots: Vec<&str> = self.fields.iter().map(|field| root(&field.path)).collect();
+        let mut roots: Vec<&str> = self.fields.iter().map(|field| root_of(&field.path)).collect();
         roots.sort_unstable();
         roots.dedup();
         (roots.len() < self.fields.len())
@@ -51,7 +51,7 @@ impl Constraint {
 
     /// The key that every document matching `query` holds under the simple collation, if the query shows it.
     pub fn key_asked_for(&self, query: Doc<'_>) -> Option<Key> {
-        if self.unroutable().is_some() || !is_routable(query).ok()? {
+        if self.unroutable().is_some() || query.mentions(&UNROUTABLE).ok()? {
             return None;
         }
         let mut equal = Vec::new();
@@ -63,7 +63,7 @@ impl Constraint {
         }
         let value = |path: &str| equal.iter().find(|value| value.name == path.as_bytes()).copied();
         let values: Option<Vec<Element<'_>>> = self.fields.iter().map(|field| value(&field.path)).collect();
-        let draft = Draft::new(self, &mut values?.into_iter()).ok()?;
+        let draft = KeyDraft::new(self, &mut values?.into_iter()).ok()?;
         debug_assert!(matches!(self.collation, Collation::Simple), "checked above");
         Some(draft.finish())
     }
@@ -129,21 +129,8 @@ pub(super) fn is_alone_in_its_kind(kind: ElementType) -> bool {
     )
 }
 
-fn is_routable(query: Doc<'_>) -> Result<bool, Malformed> {
-    let mut left = vec![query];
-    while let Some(conditions) = left.pop() {
-        for condition in conditions.elements() {
-            let condition = condition?;
-            if UNROUTABLE.contains(&condition.name) {
-                return Ok(false);
-            }
-            left.extend(condition.as_document_or_array()?);
-        }
-    }
-    Ok(true)
-}
-
-fn root(path: &str) -> &str {
+/// The top-level field of `path`.
+pub fn root_of(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }
 

@@ -129,7 +129,7 @@ pub(super) const ID_INDEX: &str = "_id_";
 
 /// One field of a key pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Field {
+pub(super) struct KeyField {
     pub(super) path: String,
     pub(super) descending: bool,
 }
@@ -208,7 +208,7 @@ fn default_name(key: &Document) -> String {
 }
 
 /// The fields of a key pattern. They are checked in the server's order, so that the same fault is reported.
-pub(super) fn fields(key: Doc<'_>) -> Result<Vec<Field>, SpecError> {
+pub(super) fn fields(key: Doc<'_>) -> Result<Vec<KeyField>, SpecError> {
     let refused = |message: &str| Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
     if key.bytes().len() > 2048 {
         return refused("Index key pattern too large.");
@@ -222,7 +222,7 @@ pub(super) fn fields(key: Doc<'_>) -> Result<Vec<Field>, SpecError> {
         let path = String::from_utf8_lossy(element.name).into_owned();
         let descending = direction(&element)?;
         check_path(&path)?;
-        fields.push(Field { path, descending });
+        fields.push(KeyField { path, descending });
     }
     if fields.len() > 32 {
         return Err(SpecError::refused(13103, "too many compound keys"));
@@ -287,7 +287,7 @@ mod tests {
 
     use super::*;
 
-    fn check(key: Document) -> Result<Vec<Field>, SpecError> {
+    fn check(key: Document) -> Result<Vec<KeyField>, SpecError> {
         fields(Doc::new(&key.to_vec().unwrap()).unwrap())
     }
 

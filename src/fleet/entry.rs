@@ -7,13 +7,13 @@ use std::time::Duration;
 use bson::oid::ObjectId;
 use bson::{Bson, DateTime, Document, doc};
 
-use super::Terms;
+use super::EntryTerms;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
 /// One Keyward as the register has it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct RegisterEntry {
     /// Names this start of the process.
     pub id: ObjectId,
     /// The host that it runs on.
@@ -29,7 +29,7 @@ pub struct Entry {
     /// Counts its renewals.
     pub beat: i64,
     /// How long it may write after a renewal, and how long what it sent may take after that.
-    pub terms: Terms,
+    pub terms: EntryTerms,
     /// The collections to which it may forward writes.
     pub collections: BTreeSet<String>,
     /// It may forward writes to any collection.
@@ -42,11 +42,11 @@ pub struct Entry {
     pub is_pinned: bool,
 }
 
-impl Entry {
+impl RegisterEntry {
     /// That of this process, which writes nowhere yet.
-    pub fn of_this_process(address: String, terms: Terms) -> Entry {
+    pub fn of_this_process(address: String, terms: EntryTerms) -> RegisterEntry {
         let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
-        Entry {
+        RegisterEntry {
             id: ObjectId::new(),
             host: host.unwrap_or_default(),
             pid: std::process::id(),
@@ -93,16 +93,16 @@ impl Entry {
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none.
-    pub(super) fn read(document: &Document) -> Result<Entry, StoreError> {
-        Entry::parts(document).ok_or(StoreError::Unexpected("an entry in the register of Keywards"))
+    pub(super) fn read(document: &Document) -> Result<RegisterEntry, StoreError> {
+        RegisterEntry::parts(document).ok_or(StoreError::Unexpected("an entry in the register of Keywards"))
     }
 
-    fn parts(document: &Document) -> Option<Entry> {
+    fn parts(document: &Document) -> Option<RegisterEntry> {
         let text = |field| document.get_str(field).ok().map(str::to_owned);
         let flag = |field| document.get_bool(field).ok();
         let array = |field| document.get_array(field).ok();
         let time = |field| Some(Duration::from_millis(document.get_i64(field).ok()?.try_into().ok()?));
-        Some(Entry {
+        Some(RegisterEntry {
             id: document.get_object_id("_id").ok()?,
             host: text("host")?,
             pid: document.get_i64("pid").ok()?.try_into().ok()?,
@@ -110,7 +110,7 @@ impl Entry {
             version: text("version")?,
             started: *document.get_datetime("started").ok()?,
             beat: document.get_i64("beat").ok()?,
-            terms: Terms {
+            terms: EntryTerms {
                 lease: time("leaseMillis")?,
                 aftermath: time("aftermathMillis")?,
             },
@@ -133,9 +133,9 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-impl Display for Entry {
+impl Display for RegisterEntry {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        let Entry { id, host, pid, .. } = self;
+        let RegisterEntry { id, host, pid, .. } = self;
         let started = self.started.try_to_rfc3339_string().unwrap_or_default();
         write!(
             formatter,
@@ -158,19 +158,20 @@ mod tests {
 
     #[test]
     fn an_entry_is_read_as_it_was_written() {
-        let mut entry = Entry::of_this_process("127.0.0.1:1".to_owned(), Terms::of(Duration::from_secs(200)));
+        let mut entry =
+            RegisterEntry::of_this_process("127.0.0.1:1".to_owned(), EntryTerms::of(Duration::from_secs(200)));
         entry.collections.insert("shop.users".to_owned());
         entry.constraints.insert(ObjectId::new());
         entry.is_pinned = true;
-        assert_eq!(Entry::read(&entry.document()).unwrap(), entry);
-        assert!(Entry::read(&doc! { "_id": 1 }).is_err());
+        assert_eq!(RegisterEntry::read(&entry.document()).unwrap(), entry);
+        assert!(RegisterEntry::read(&doc! { "_id": 1 }).is_err());
     }
 
     #[test]
     fn only_who_writes_to_the_collection_can_lack_a_constraint() {
         let (users, orders) = (Namespace::new("shop", "users"), Namespace::new("shop", "orders"));
         let (email, other) = (ObjectId::new(), ObjectId::new());
-        let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::ZERO));
+        let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));
         assert!(!entry.lacks(&users, email));
         entry.collections.insert(users.to_string());
         assert!(entry.lacks(&users, email) && !entry.lacks(&orders, email));

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bson::oid::ObjectId;
 
-use super::{Entry, Membership};
+use super::{Membership, RegisterEntry};
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
-use crate::metrics::{Metrics, constraint_label};
-use crate::prepare::{self, IfClaimed, PrepareError, Standing, State, Waiting};
+use crate::metrics::constraint_label;
+use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing, WaitingConstraint};
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
@@ -87,12 +87,12 @@ async fn look(
     let mut waiting = Vec::new();
     let mut is_any_to_do = false;
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
-        if standing.is_some_and(|standing| standing.state == State::Enforced) {
+        if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
             continue;
         }
-        metrics.set_ready(constraint, false);
+        service.note_enforced(constraint, false);
         match still_waited_for(constraint, standing, &entries, waited_for) {
-            Some(others) => waiting.push(Waiting {
+            Some(others) => waiting.push(WaitingConstraint {
                 constraint: constraint.clone(),
                 others,
             }),
@@ -100,7 +100,7 @@ async fn look(
         }
     }
     if !is_any_to_do {
-        show(&kept.constraints, &waiting, metrics, readiness);
+        show(&kept.constraints, &waiting, service, readiness);
         return Ok(LOOK);
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
@@ -114,7 +114,7 @@ async fn look(
             one.others.iter().map(move |entry| (label.clone(), entry.id))
         })
         .collect();
-    show(&kept.constraints, &waiting, metrics, readiness);
+    show(&kept.constraints, &waiting, service, readiness);
     Ok(LOOK)
 }
 
@@ -123,15 +123,15 @@ async fn look(
 fn still_waited_for(
     constraint: &Constraint,
     standing: Option<Standing>,
-    entries: &[Entry],
+    entries: &[RegisterEntry],
     waited_for: &HashSet<(String, ObjectId)>,
-) -> Option<Vec<Entry>> {
+) -> Option<Vec<RegisterEntry>> {
     let standing = standing?;
     let label = constraint_label(constraint);
     let lacking = entries
         .iter()
         .filter(|entry| entry.lacks(constraint.namespace(), standing.identity));
-    let lacking: Vec<Entry> = lacking.cloned().collect();
+    let lacking: Vec<RegisterEntry> = lacking.cloned().collect();
     let is_known = lacking
         .iter()
         .all(|entry| waited_for.contains(&(label.clone(), entry.id)));
@@ -139,14 +139,14 @@ fn still_waited_for(
 }
 
 /// Shows which of `constraints` are enforced, and which Keywards the others wait for.
-pub fn show(constraints: &[Arc<Constraint>], waiting: &[Waiting], metrics: &Metrics, readiness: &Readiness) {
+pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], service: &Service, readiness: &Readiness) {
     for constraint in constraints {
         let label = constraint_label(constraint);
         match waiting.iter().find(|one| constraint_label(&one.constraint) == label) {
-            None => show_enforced(constraint, metrics, readiness),
-            Some(Waiting { others, .. }) => {
-                metrics.set_ready(constraint, false);
-                metrics.set_waits_for(constraint, others.len());
+            None => show_enforced(constraint, service, readiness),
+            Some(WaitingConstraint { others, .. }) => {
+                service.note_enforced(constraint, false);
+                service.metrics.set_waits_for(constraint, others.len());
                 let others: Vec<String> = others.iter().map(ToString::to_string).collect();
                 readiness.note(
                     &label,
@@ -160,8 +160,8 @@ pub fn show(constraints: &[Arc<Constraint>], waiting: &[Waiting], metrics: &Metr
     }
 }
 
-fn show_enforced(constraint: &Constraint, metrics: &Metrics, readiness: &Readiness) {
-    metrics.set_ready(constraint, true);
-    metrics.set_waits_for(constraint, 0);
+fn show_enforced(constraint: &Constraint, service: &Service, readiness: &Readiness) {
+    service.note_enforced(constraint, true);
+    service.metrics.set_waits_for(constraint, 0);
     readiness.forget_note(&constraint_label(constraint));
 }

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::Membership;
-use crate::classify::{Encrypted, OtherCollation, Protection};
+use crate::classify::{EncryptedField, OtherCollation, Protection};
 use crate::encrypted_fields::EncryptedFields;
 use crate::namespace::Namespace;
 use crate::raw::Element;
@@ -73,7 +73,7 @@ impl<P: Protection> Protection for Guard<'_, P> {
         self.protection.other_collation(database, collection, collation)
     }
 
-    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<Encrypted> {
+    fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField> {
         self.protection.encrypted(database, collection, fields)
     }
 }

@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
 use mongodb::Client;
 
-use super::watch::Watch;
-use super::{COLLECTIONS_MAX, Entry, Permit, Register, Terms};
+use super::watch::EntryWatch;
+use super::{COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::namespace::Namespace;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
@@ -27,14 +27,14 @@ pub struct Membership {
     client: Client,
     register: Register,
     /// The entry, as it is in the register or will be at once; who changes more of it there than its beat holds it.
-    entry: tokio::sync::Mutex<Entry>,
+    entry: tokio::sync::Mutex<RegisterEntry>,
     id: ArcSwap<ObjectId>,
     declared: ArcSwap<Collections>,
     permit: Permit,
-    terms: Terms,
+    terms: EntryTerms,
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
-    watch: Mutex<Watch>,
+    watch: Mutex<EntryWatch>,
     /// Entries of its own that it doesn't go by: of one that nobody renews nobody would know whose it is.
     orphans: Mutex<Vec<ObjectId>>,
 }
@@ -44,8 +44,8 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is registered.
-    pub async fn join(client: &Client, address: String, terms: Terms) -> Result<Membership, StoreError> {
-        let entry = Entry::of_this_process(address, terms);
+    pub async fn join(client: &Client, address: String, terms: EntryTerms) -> Result<Membership, StoreError> {
+        let entry = RegisterEntry::of_this_process(address, terms);
         let membership = Membership {
             client: client.clone(),
             register: Register::of(client),
@@ -77,7 +77,7 @@ impl Membership {
     }
 
     /// How long its entry vouches for it.
-    pub fn terms(&self) -> Terms {
+    pub fn terms(&self) -> EntryTerms {
         self.terms
     }
 
@@ -179,7 +179,7 @@ impl Membership {
         namespace: &Namespace,
         identity: ObjectId,
         is_strict: bool,
-    ) -> Result<Vec<Entry>, StoreError> {
+    ) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut lacking = self.register.current().await?;
         lacking.retain(|entry| entry.lacks(namespace, identity));
         if is_strict {
@@ -194,10 +194,10 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't do as it is asked.
-    pub async fn look(&self) -> Result<Vec<Entry>, StoreError> {
+    pub async fn look(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut entries = self.register.recent().await?;
         let own = **self.id.load();
-        let gone: Vec<Entry> = {
+        let gone: Vec<RegisterEntry> = {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
             let gone = watch.gone(&entries, Instant::now());
             gone.into_iter().filter(|entry| entry.id != own).cloned().collect()
@@ -234,7 +234,7 @@ impl Membership {
     }
 
     /// Registers it anew, under another id; what was called enforced without it isn't any more.
-    async fn rejoin(&self, entry: &mut Entry) -> Result<(), StoreError> {
+    async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();

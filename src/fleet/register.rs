@@ -13,7 +13,7 @@ use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
-use super::Entry;
+use super::RegisterEntry;
 use crate::proxy_collection::{StoreError, answered};
 
 /// The register's database.
@@ -35,7 +35,7 @@ pub enum Forgotten {
     /// There is none.
     Unknown,
     /// It was renewed meanwhile.
-    Lives(Entry),
+    Lives(RegisterEntry),
 }
 
 /// The register.
@@ -56,7 +56,7 @@ impl Register {
     ///
     /// # Errors
     /// [`StoreError`] if they can't be had, or one is none.
-    pub async fn current(&self) -> Result<Vec<Entry>, StoreError> {
+    pub async fn current(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         self.read(ReadConcern::linearizable()).await
     }
 
@@ -64,17 +64,17 @@ impl Register {
     ///
     /// # Errors
     /// The same.
-    pub async fn recent(&self) -> Result<Vec<Entry>, StoreError> {
+    pub async fn recent(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         self.read(ReadConcern::majority()).await
     }
 
-    async fn read(&self, concern: ReadConcern) -> Result<Vec<Entry>, StoreError> {
+    async fn read(&self, concern: ReadConcern) -> Result<Vec<RegisterEntry>, StoreError> {
         let find = self.collection.find(doc! {}).read_concern(concern).max_time(READ_MAX);
         let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
-        found.iter().map(Entry::read).collect()
+        found.iter().map(RegisterEntry::read).collect()
     }
 
-    pub(super) async fn insert(&self, entry: &Entry) -> Result<(), StoreError> {
+    pub(super) async fn insert(&self, entry: &RegisterEntry) -> Result<(), StoreError> {
         answered(self.collection.insert_one(entry.document()).into_future()).await?;
         Ok(())
     }
@@ -161,7 +161,7 @@ impl Register {
     }
 
     /// Takes `entry` away unless it has changed; gives whether it did.
-    pub(super) async fn evict(&self, entry: &Entry) -> Result<bool, StoreError> {
+    pub(super) async fn evict(&self, entry: &RegisterEntry) -> Result<bool, StoreError> {
         let mut filter = doc! { "_id": entry.id, "beat": entry.beat, "left": entry.has_left };
         if !entry.has_left {
             filter.insert("pinned", false);

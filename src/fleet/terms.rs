@@ -15,17 +15,17 @@ const RENEWALS: u32 = 10;
 
 /// The terms of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct EntryTerms {
     /// How long the Keyward may write after a renewal.
     pub lease: Duration,
     /// How long what it has sent may take to be done or undone, once it sends nothing more.
     pub aftermath: Duration,
 }
 
-impl Terms {
+impl EntryTerms {
     /// Those of a Keyward whose reservations have this `lease`: so long may the server be at work on a write that it sent.
-    pub fn of(lease: Duration) -> Terms {
-        Terms {
+    pub fn of(lease: Duration) -> EntryTerms {
+        EntryTerms {
             lease: LEASE,
             aftermath: TRANSACTION_LIFE.max(lease),
         }
@@ -33,8 +33,8 @@ impl Terms {
 
     /// The same terms, shorter if a test asks for it.
     #[must_use]
-    pub fn hastened(self) -> Terms {
-        Terms {
+    pub fn hastened(self) -> EntryTerms {
+        EntryTerms {
             lease: hastened(self.lease, haste::REGISTER),
             aftermath: hastened(self.aftermath, haste::REGISTER),
         }
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn others_wait_until_a_write_with_a_long_lease_is_over_too() {
-        let [short, long] = [1, 600].map(|seconds| Terms::of(Duration::from_secs(seconds)));
+        let [short, long] = [1, 600].map(|seconds| EntryTerms::of(Duration::from_secs(seconds)));
         assert_eq!(short.gone_after(), Duration::from_secs(125));
         assert_eq!(long.gone_after(), Duration::from_secs(630));
         assert_eq!(short.renewal(), Duration::from_secs(3));

@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use bson::oid::ObjectId;
 
-use super::Entry;
+use super::RegisterEntry;
 
 /// Since when each entry is as it is.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct EntryWatch {
     since: HashMap<ObjectId, (i64, bool, Instant)>,
 }
 
-impl Watch {
+impl EntryWatch {
     /// Takes note of `entries`, which were read before `now`; gives those whose Keyward is gone, with all that it sent.
-    pub(super) fn gone<'e>(&mut self, entries: &'e [Entry], now: Instant) -> Vec<&'e Entry> {
+    pub(super) fn gone<'e>(&mut self, entries: &'e [RegisterEntry], now: Instant) -> Vec<&'e RegisterEntry> {
         self.since.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
         let mut gone = Vec::new();
         for entry in entries {
@@ -48,15 +48,15 @@ impl Watch {
 mod tests {
     use std::time::Duration;
 
-    use super::super::Terms;
+    use super::super::EntryTerms;
     use super::*;
 
     #[test]
     fn gone_is_who_was_seen_unchanged_for_its_lease_and_the_aftermath() {
-        let mut watch = Watch::default();
-        let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::from_secs(600)));
+        let mut watch = EntryWatch::default();
+        let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::from_secs(600)));
         let begun = Instant::now();
-        let mut is_gone = |entry: &Entry, after: Duration| {
+        let mut is_gone = |entry: &RegisterEntry, after: Duration| {
             let entries = [entry.clone()];
             !watch.gone(&entries, begun + after).is_empty()
         };

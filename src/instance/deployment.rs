@@ -11,9 +11,9 @@ use super::StartError;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::constraint::Constraint;
-use crate::fleet::{Membership, Terms};
+use crate::fleet::{EntryTerms, Membership};
 use crate::metrics::Metrics;
-use crate::prepare::{self, PrepareError, Waiting};
+use crate::prepare::{self, PrepareError, WaitingConstraint};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::server::certain;
@@ -115,7 +115,7 @@ pub(super) async fn joined(
     readiness: &Readiness,
 ) -> Result<Membership, StartError> {
     loop {
-        let terms = Terms::of(config.lease).hastened();
+        let terms = EntryTerms::of(config.lease).hastened();
         match Membership::join(upstream.client(), config.listen.to_string(), terms).await {
             Ok(membership) => {
                 readiness.unblock(&Obstacle::Upstream);
@@ -135,7 +135,7 @@ pub(super) async fn prepared(
     readiness: &Readiness,
     metrics: &Metrics,
     membership: &Membership,
-) -> Result<(Catalog, Vec<Waiting>), StartError> {
+) -> Result<(Catalog, Vec<WaitingConstraint>), StartError> {
     loop {
         let prepared = async {
             let client = upstream.client();

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
-use crate::reload::{self, ReloadError, Reloads};
+use crate::reload::{self, LastReload, ReloadError};
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -49,7 +49,7 @@ pub struct Instance {
     config: Config,
     service: Arc<Service>,
     readiness: Readiness,
-    reloads: Reloads,
+    reloads: LastReload,
     stage: watch::Sender<Stage>,
     serving: JoinHandle<bool>,
     membership: Arc<Membership>,
@@ -100,7 +100,7 @@ impl Instance {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
-        let reloads = Reloads::default();
+        let reloads = LastReload::default();
         let admin = Admin {
             metrics: metrics.clone(),
             readiness: readiness.clone(),
@@ -126,13 +126,13 @@ impl Instance {
                 return Err(error);
             }
         };
-        fleet::show(&config.constraints, &waiting, &metrics, &readiness);
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.with_users(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
+        fleet::show(&config.constraints, &waiting, &service, &readiness);
         let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));

@@ -10,9 +10,9 @@ use bson::RawDocumentBuf;
 use futures_util::stream::{self, TryStreamExt};
 
 use super::PrepareError;
-use super::backfill_documents::{Outcome, backfill_documents};
+use super::backfill_documents::{BackfillOutcome, backfill_documents};
 use super::batches::in_order;
-use super::position::Position;
+use super::position::BackfillPosition;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
 use crate::namespace::Namespace;
@@ -115,7 +115,7 @@ pub(super) async fn backfill(
     protected: &Protected,
     position: usize,
     lease: Duration,
-    reached: &Position,
+    reached: &BackfillPosition,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
@@ -197,7 +197,7 @@ async fn backfill_batch(
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
     for (candidate, outcome) in backfill_documents(protected, lease, under_way.attempt(), wanted).await? {
-        if let Outcome::Duplicate(other) = outcome {
+        if let BackfillOutcome::Duplicate(other) = outcome {
             duplicates.push((candidate, other));
         }
     }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, owner_of, settle};
+use crate::claims::{Candidate, ConstrainedKey, advance_attempts, owner_of};
 use crate::proxy_collection::{Owner, StoreError};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
@@ -16,7 +16,7 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// The outcome for one key of a document.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum BackfillOutcome {
     /// The key is reserved for the document, which held it when it was read.
     Reserved,
     /// The document no longer holds the key, and another document has it.
@@ -35,20 +35,20 @@ pub async fn backfill_documents<'a>(
     lease: Duration,
     attempt: AttemptId,
     candidates: Vec<Candidate<'a>>,
-) -> Result<Vec<(Candidate<'a>, Outcome)>, StoreError> {
+) -> Result<Vec<(Candidate<'a>, BackfillOutcome)>, StoreError> {
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = settle(protected, lease, &mut pending).await;
+        let awaited = advance_attempts(protected, lease, &mut pending).await;
         let (mut left, mut duplicates) = (Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
                 // The document exists already, so nothing is forwarded.
-                None if candidate.attempt.may_forward() => outcomes.push((candidate, Outcome::Reserved)),
+                None if candidate.attempt.may_forward() => outcomes.push((candidate, BackfillOutcome::Reserved)),
                 None => left.push(candidate),
                 // The key may already be reserved for this very document, for example by an earlier start.
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => match candidate.conflicts_with_itself(key) {
-                    true => outcomes.push((candidate, Outcome::Reserved)),
+                    true => outcomes.push((candidate, BackfillOutcome::Reserved)),
                     false => duplicates.push(candidate),
                 },
                 // The state of the key is unknown. Nothing is forwarded, so the attempt has no other end.
@@ -60,7 +60,7 @@ pub async fn backfill_documents<'a>(
         for (mut candidate, is_held) in duplicates.into_iter().zip(held) {
             let outcome = match is_held {
                 true => duplicate(protected, lease, &candidate).await?,
-                false => Some(Outcome::Gone),
+                false => Some(BackfillOutcome::Gone),
             };
             match outcome {
                 Some(outcome) => outcomes.push((candidate, outcome)),
@@ -102,12 +102,12 @@ async fn duplicate(
     protected: &Protected,
     lease: Duration,
     candidate: &Candidate<'_>,
-) -> Result<Option<Outcome>, StoreError> {
+) -> Result<Option<BackfillOutcome>, StoreError> {
     let Some(conflicting) = candidate.conflicting.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
     if !conflicting.owner.has_same_id_as(&candidate.owner) {
-        return Ok(Some(Outcome::Duplicate(conflicting.owner.clone())));
+        return Ok(Some(BackfillOutcome::Duplicate(conflicting.owner.clone())));
     }
     let ConstrainedKey { constraint, key } = &candidate.keys[0];
     let proxy = &protected.constraints[*constraint];
@@ -125,10 +125,10 @@ async fn duplicate(
     let is_held = owners.contains(&candidate.owner);
     let other = owners.into_iter().find(|holder| *holder != candidate.owner);
     Ok(match other {
-        _ if !is_held => Some(Outcome::Gone),
-        Some(other) => Some(Outcome::Duplicate(other)),
+        _ if !is_held => Some(BackfillOutcome::Gone),
+        Some(other) => Some(BackfillOutcome::Duplicate(other)),
         // A document with the same `_id` may still arrive at the place that the reservation names.
         None if conflicting.may_be_in_flight(lease) => None,
-        None => Some(Outcome::Reserved),
+        None => Some(BackfillOutcome::Reserved),
     })
 }

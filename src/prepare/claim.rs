@@ -23,7 +23,7 @@ const RENEWALS: u32 = 3;
 
 /// The claim to one constraint.
 #[derive(Debug, Clone)]
-struct Claim {
+struct ConstraintClaim {
     definitions: Collection<Document>,
     id: Document,
 }
@@ -33,7 +33,7 @@ struct Claim {
 pub(super) struct Claims {
     client: Client,
     by: ObjectId,
-    held: Mutex<Vec<Claim>>,
+    held: Mutex<Vec<ConstraintClaim>>,
 }
 
 impl Claims {
@@ -49,7 +49,7 @@ impl Claims {
     /// Claims `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let namespace = constraint.namespace();
-        let claim = Claim {
+        let claim = ConstraintClaim {
             definitions: self.client.database(&namespace.database).collection(DEFINITIONS),
             id: definition_id(namespace, constraint.name()),
         };
@@ -96,12 +96,12 @@ impl Claims {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Vec<Claim>> {
+    fn held(&self) -> MutexGuard<'_, Vec<ConstraintClaim>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Claim {
+impl ConstraintClaim {
     async fn update(&self, mut filter: Document, by: ObjectId, term: Duration) -> Result<bool, StoreError> {
         filter.insert("_id", self.id.clone());
         let set = vec![doc! { "$set": { "claim": { "by": by, "until": from_now(term) } } }];

@@ -19,7 +19,7 @@ use crate::proxy_collection::{StoreError, answered};
 
 /// The state of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ConstraintState {
     /// Some documents may exist, or be written, without a reservation.
     Reserving,
     /// Every document was reserved once, by a Keyward that couldn't know whether all writing Keywards reserve.
@@ -28,12 +28,12 @@ pub enum State {
     Enforced,
 }
 
-impl State {
+impl ConstraintState {
     fn name(self) -> &'static str {
         match self {
-            State::Reserving => "reserving",
-            State::Backfilled => "backfilled",
-            State::Enforced => "enforced",
+            ConstraintState::Reserving => "reserving",
+            ConstraintState::Backfilled => "backfilled",
+            ConstraintState::Enforced => "enforced",
         }
     }
 }
@@ -53,7 +53,7 @@ pub(super) struct Registered {
 #[derive(Debug, Clone, Copy)]
 pub struct Standing {
     /// Its state.
-    pub state: State,
+    pub state: ConstraintState,
     /// Its identity in the register of Keywards.
     pub identity: ObjectId,
     /// Whether a Keyward reads its documents now.
@@ -114,7 +114,7 @@ impl Definitions {
         self.check_place(constraint).await?;
         let first = doc! { "$setOnInsert": {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
-            "state": State::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
+            "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
         } };
         let upsert = self.collection.find_one_and_update(id(constraint), first).upsert(true);
         let upsert = upsert.return_document(mongodb::options::ReturnDocument::After);
@@ -130,14 +130,14 @@ impl Definitions {
         let identity = found.get_object_id("identity");
         let identity = identity.map_err(|_| StoreError::Unexpected("the identity of a constraint"))?;
         let was_complete = proxy.is_some() && found.get(PROXY_FIELD.as_str()) == proxy;
-        if state == State::Enforced && !was_complete {
+        if state == ConstraintState::Enforced && !was_complete {
             tracing::warn!(
                 namespace = %constraint.namespace(), constraint = constraint.name(),
                 "the proxy collection isn't the one that was made complete: Keyward backfills every document again"
             );
             self.suspend(constraint).await?;
         }
-        let is_enforced = state == State::Enforced && was_complete;
+        let is_enforced = state == ConstraintState::Enforced && was_complete;
         Ok(Registered {
             identity,
             is_enforced,
@@ -151,7 +151,7 @@ impl Definitions {
         &self,
         constraint: &Constraint,
         strategy: Strategy,
-    ) -> Result<Option<State>, PrepareError> {
+    ) -> Result<Option<ConstraintState>, PrepareError> {
         let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
             return Ok(None);
         };
@@ -213,7 +213,7 @@ impl Definitions {
     pub(super) async fn complete(
         &self,
         constraint: &Constraint,
-        now: State,
+        now: ConstraintState,
         proxy: Option<&Bson>,
         backfill_epoch: Option<&Bson>,
     ) -> Result<bool, PrepareError> {
@@ -222,11 +222,11 @@ impl Definitions {
         // Versions without backfill epochs end a backfill by removing its field `backfill`.
         let or = vec![
             doc! { "backfill": { "$exists": true } },
-            doc! { "state": State::Enforced.name() },
+            doc! { "state": ConstraintState::Enforced.name() },
         ];
         filter.insert("$or", or);
         let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
-        if now == State::Enforced {
+        if now == ConstraintState::Enforced {
             set.insert(ENFORCED_IN, backfill_epoch);
         }
         let update = self
@@ -274,25 +274,25 @@ fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {
 
 fn suspension() -> Document {
     doc! {
-        "$set": { "state": State::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new() },
+        "$set": { "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new() },
         "$unset": { "backfill": 1, ENFORCED_IN: 1 },
     }
 }
 
 /// The state in a constraint's document, if this version knows it.
-fn state_of(found: &Document) -> Option<State> {
-    let is_of_era = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
+fn state_of(found: &Document) -> Option<ConstraintState> {
+    let is_of_epoch = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
     match found.get_str("state").ok()? {
-        name if name == State::Enforced.name() && is_of_era => Some(State::Enforced),
-        name if name == State::Enforced.name() => Some(State::Backfilled),
-        name if name == State::Backfilled.name() => Some(State::Backfilled),
-        name if name == State::Reserving.name() || name == BACKFILLING => Some(State::Reserving),
+        name if name == ConstraintState::Enforced.name() && is_of_epoch => Some(ConstraintState::Enforced),
+        name if name == ConstraintState::Enforced.name() => Some(ConstraintState::Backfilled),
+        name if name == ConstraintState::Backfilled.name() => Some(ConstraintState::Backfilled),
+        name if name == ConstraintState::Reserving.name() || name == BACKFILLING => Some(ConstraintState::Reserving),
         _ => None,
     }
 }
 
 /// The state in a constraint's document, if its definition is the same as here.
-fn state(constraint: &Constraint, found: &Document) -> Result<State, PrepareError> {
+fn state(constraint: &Constraint, found: &Document) -> Result<ConstraintState, PrepareError> {
     let definition = constraint.definition();
     let there = found
         .get_document("definition")

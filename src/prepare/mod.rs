@@ -28,7 +28,7 @@ use bson::{Bson, Document, doc};
 use mongodb::Client;
 
 use crate::catalog::Protected;
-use crate::classify::Encrypted;
+use crate::classify::EncryptedField;
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
 use crate::fleet::Membership;
@@ -38,13 +38,13 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
-pub use backfill_documents::{Outcome, backfill_documents};
+pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
-pub use definition::{DEFINITIONS, Standing, State, definition_id};
+pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
 pub use error::PrepareError;
 use existing::Existing;
 pub use left_out::suspend_lacking;
-pub use reserving::{IfClaimed, Reserving, Waiting};
+pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
 
 /// Prepares all `constraints` in their order. Returns the prepared constraints, and those that can't be called enforced
@@ -59,7 +59,7 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
     membership: Option<&Membership>,
-) -> Result<(Reserving, Vec<Waiting>), PrepareError> {
+) -> Result<(ReservingConstraints, Vec<WaitingConstraint>), PrepareError> {
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
@@ -79,7 +79,7 @@ pub async fn make(
     constraints: &[Arc<Constraint>],
     lease: Duration,
     metrics: &Metrics,
-) -> Result<Reserving, PrepareError> {
+) -> Result<ReservingConstraints, PrepareError> {
     let (deployment, collections) = look(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
     for (index, (protected, _)) in collections.iter().enumerate() {
@@ -107,7 +107,7 @@ pub async fn make(
             }
         }
     }
-    Ok(Reserving {
+    Ok(ReservingConstraints {
         collections,
         unready,
         identities,
@@ -168,8 +168,8 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
     match definitions.look(constraint, protected.strategy()).await? {
-        Some(State::Enforced | State::Backfilled) => Ok(()),
-        Some(State::Reserving) | None => Err(PrepareError::NotEnforced {
+        Some(ConstraintState::Enforced | ConstraintState::Backfilled) => Ok(()),
+        Some(ConstraintState::Reserving) | None => Err(PrepareError::NotEnforced {
             namespace: protected.namespace.clone(),
             name: constraint.name().to_owned(),
         }),
@@ -223,7 +223,7 @@ async fn look_at(
             .filter(|constraint| constraint.namespace() == namespace)
     };
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
-    if let Some(Encrypted { constraint, field }) = encrypted {
+    if let Some(EncryptedField { constraint, field }) = encrypted {
         return Err(PrepareError::Encrypted {
             namespace: namespace.clone(),
             name: constraint,

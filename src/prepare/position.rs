@@ -51,7 +51,7 @@ impl Between {
 }
 
 /// The position of one constraint, as this process knows it.
-pub(super) struct Position {
+pub(super) struct BackfillPosition {
     database: Database,
     definitions: Collection<RawDocumentBuf>,
     constraint: Document,
@@ -67,7 +67,7 @@ pub(super) struct Position {
     pub done: u64,
 }
 
-impl Position {
+impl BackfillPosition {
     /// Takes over from the backfill before. `constraint` is the `_id` of its document. If a collection was replaced
     /// since, as by a drop or a restore, the backfill starts at the beginning. It also does so if this backfill is
     /// guarded and the one before was not.
@@ -76,8 +76,8 @@ impl Position {
         constraint: Document,
         between: Between,
         is_guarded: bool,
-    ) -> Result<Position, StoreError> {
-        let mut position = Position {
+    ) -> Result<BackfillPosition, StoreError> {
+        let mut position = BackfillPosition {
             definitions: database.collection(DEFINITIONS),
             database,
             constraint,

@@ -9,23 +9,23 @@ use mongodb::Client;
 
 use super::backfill::{self, Report, Reports};
 use super::claim::Claims;
-use super::definition::{Definitions, State, definition_id};
+use super::definition::{ConstraintState, Definitions, definition_id};
 use super::existing::Existing;
-use super::position::{Between, Position};
+use super::position::{BackfillPosition, Between};
 use super::{Collection, PrepareError};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
-use crate::fleet::{Entry, Membership};
+use crate::fleet::{Membership, RegisterEntry};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
 /// A constraint that can't be called enforced, because other Keywards may write without it.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitingConstraint {
     /// The constraint.
     pub constraint: Arc<Constraint>,
     /// These Keywards' entries in the register; none if another Keyward reads the documents just now.
-    pub others: Vec<Entry>,
+    pub others: Vec<RegisterEntry>,
 }
 
 /// How to treat documents that another Keyward reads just now.
@@ -42,7 +42,7 @@ const CLAIMED: Duration = Duration::from_secs(1);
 
 /// Constraints whose keys can be reserved, although earlier documents may not be reserved yet.
 #[derive(Debug)]
-pub struct Reserving {
+pub struct ReservingConstraints {
     pub(super) collections: Vec<Collection>,
     /// The constraints that aren't enforced: index of the collection, and of the constraint in it.
     pub(super) unready: Vec<(usize, usize)>,
@@ -50,7 +50,7 @@ pub struct Reserving {
     pub(super) identities: Vec<(Arc<Constraint>, ObjectId)>,
 }
 
-impl Reserving {
+impl ReservingConstraints {
     /// The catalog in which all these constraints reserve.
     pub fn catalog(&self) -> Catalog {
         Catalog::new(
@@ -87,7 +87,7 @@ impl Reserving {
         membership: Option<&Membership>,
         anew: impl Fn(&Constraint) -> bool,
         if_claimed: IfClaimed,
-    ) -> Result<Vec<Waiting>, PrepareError> {
+    ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let mut waiting = Vec::new();
         let mut pending = Vec::new();
         for (index, (protected, uuid)) in self.collections.iter().enumerate() {
@@ -125,7 +125,7 @@ impl Reserving {
 async fn backfill_unclaimed<'a>(
     pending: Vec<Backfilling<'a>>,
     claims: &Claims,
-    waiting: &mut Vec<Waiting>,
+    waiting: &mut Vec<WaitingConstraint>,
 ) -> Result<Vec<Backfilling<'a>>, PrepareError> {
     let (mut reports, mut backfilled, mut left) = (Vec::new(), Vec::new(), Vec::new());
     for one in pending {
@@ -186,7 +186,7 @@ enum Taken {
     /// Some violate the constraint.
     Violated(Report),
     /// These Keywards may write without reserving, so the backfill did not begin.
-    Nothing(Vec<Entry>),
+    Nothing(Vec<RegisterEntry>),
 }
 
 impl<'a> Backfilling<'a> {
@@ -220,15 +220,15 @@ impl<'a> Backfilling<'a> {
         &self.protected.constraints[self.position].constraint
     }
 
-    fn waiting(&self, others: Vec<Entry>) -> Waiting {
-        Waiting {
+    fn waiting(&self, others: Vec<RegisterEntry>) -> WaitingConstraint {
+        WaitingConstraint {
             constraint: self.constraint().clone(),
             others,
         }
     }
 
     /// The Keywards that may write without reserving.
-    async fn lacking(&self) -> Result<Vec<Entry>, StoreError> {
+    async fn lacking(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         match self.guard {
             Some((membership, identity)) => {
                 let is_strict = self.protected.is_strict();
@@ -242,7 +242,7 @@ impl<'a> Backfilling<'a> {
     async fn is_enforced(&self) -> Result<bool, PrepareError> {
         let definitions = Definitions::of(self.client, &self.protected.namespace);
         let state = definitions.look(self.constraint(), self.protected.strategy()).await?;
-        Ok(state == Some(State::Enforced))
+        Ok(state == Some(ConstraintState::Enforced))
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.
@@ -253,7 +253,7 @@ impl<'a> Backfilling<'a> {
         // Read the backfill epoch before the register. A Keyward that begins to write without the constraint registers
         // first, and then ends the epoch. So either this check sees that Keyward, or the epoch read here ends before
         // its first write.
-        let reached = Position::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
+        let reached = BackfillPosition::resume(database, id, self.between.clone(), self.guard.is_some()).await?;
         let others = self.lacking().await?;
         if !others.is_empty() {
             return Ok(Taken::Nothing(others));
@@ -273,8 +273,8 @@ impl<'a> Backfilling<'a> {
         let (proxy, state) = (
             self.between.proxy.as_ref(),
             match self.guard {
-                Some(_) => State::Enforced,
-                None => State::Backfilled,
+                Some(_) => ConstraintState::Enforced,
+                None => ConstraintState::Backfilled,
             },
         );
         while !definitions
@@ -287,7 +287,9 @@ impl<'a> Backfilling<'a> {
             };
         }
         match state {
-            State::Enforced => tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced"),
+            ConstraintState::Enforced => {
+                tracing::info!(%namespace, constraint = constraint.name(), "constraint enforced")
+            }
             _ => tracing::info!(%namespace, constraint = constraint.name(), "constraint backfilled"),
         }
         Ok(Taken::All(backfill_epoch))

@@ -8,7 +8,7 @@
 use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver};
 use crate::constraint::{Key, Strategy};
 use crate::reservation::Scope;
-use crate::traces::{Step, asking};
+use crate::traces::{ProxyRequest, asking};
 
 impl ProxyCollection {
     /// Replaces the reservation of `key` if it still is the `seen` one, which is past its lease and has an absent owner.
@@ -28,7 +28,7 @@ impl ProxyCollection {
             Strategy::Transaction => {
                 let anew = self.reservation(key, owner, version);
                 let settled = self.settle_absent(key, seen, Some(anew));
-                asking(Step::TakeOver, &self.constraint, 1, settled).await
+                asking(ProxyRequest::TakeOver, &self.constraint, 1, settled).await
             }
         }
     }

@@ -7,7 +7,7 @@ use futures_util::future::FutureExt;
 use mongodb::Database;
 
 use super::StoreError;
-use super::queue::Work;
+use super::queue::BatchWork;
 use super::sessions::Sessions;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
 
@@ -21,7 +21,7 @@ pub struct Deleting {
     pub limit: Duration,
 }
 
-impl Work for Deleting {
+impl BatchWork for Deleting {
     type Item = RawDocumentBuf;
     type Answer = Result<(), StoreError>;
 

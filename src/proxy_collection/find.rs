@@ -17,7 +17,7 @@ use crate::reply::Times;
 
 /// Documents, and the latest cluster times of the replies that held them.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct FoundDocuments {
     pub documents: Vec<RawDocumentBuf>,
     pub times: Times,
 }
@@ -41,7 +41,7 @@ impl Finder {
     }
 
     /// Runs `command` (a whole `find` command) and reads its cursor to the end.
-    pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Found, StoreError> {
+    pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<FoundDocuments, StoreError> {
         let mut session = self.sessions.take().await?;
         let found = within(
             self.limit,
@@ -76,11 +76,11 @@ pub(super) async fn find_within(
     session: &mut ClientSession,
     database: &Database,
     command: RawDocumentBuf,
-) -> Result<Found, StoreError> {
+) -> Result<FoundDocuments, StoreError> {
     let cursor = database.run_raw_cursor_command(command).session(&mut *session);
     let mut cursor = cursor.batch().await?;
     let mut batches = cursor.stream(session);
-    let mut found = Found {
+    let mut found = FoundDocuments {
         documents: Vec::new(),
         times: Times::default(),
     };

@@ -34,24 +34,25 @@ use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
 };
+use tokio::time::timeout;
 
 use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
-use crate::traces::{Step, asking};
+use crate::traces::{ProxyRequest, asking};
 use crate::upstream::WIRE_VERSION_MIN;
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
 use find::Finder;
-use queue::{Queue, Work};
+use queue::{BatchWork, Queue};
 pub use reading::find_reservations;
 use reading::{Reading, find_keys, key_of};
 use recent_owners::RecentOwners;
 use reserving::Reserving;
 use sessions::Sessions;
-use watch::Watch;
+use watch::LeaseWatch;
 use writing::{PATIENCE_MS, write};
 
 pub use fitting::Fitting;
@@ -60,11 +61,14 @@ pub use reservation::{Owner, Reservation, ReservationVersion};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
 pub use time_out::answered;
-pub use walk::{Entry, Unreadable, id_of};
+pub use walk::{ProxyDocument, Unreadable, id_of};
 
 /// The maximum number of keys in one command: a document may have thousands, and a command ends at 16 MB and 100,000
 /// statements.
 const KEYS_MAX: usize = 1_000;
+
+/// How long Keyward waits for a key's owner, if it can look on all shards instead.
+const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the cluster gave no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -125,7 +129,7 @@ pub struct ProxyCollection {
     sort_keys: Option<sort_keys::SortKeys>,
     lease: Duration,
     /// Tracks how long reservations have existed.
-    watch: Arc<Watch>,
+    watch: Arc<LeaseWatch>,
     /// How long to wait for the answer to a command.
     limit: Duration,
     finder: Finder,
@@ -153,7 +157,7 @@ impl ProxyCollection {
         let limit = time_out::limit(lease);
         let sessions = Sessions::new(client);
         let finder = Finder::new(sessions.clone(), &database, limit);
-        let watch = Watch::start(finder.clone(), namespace.collection.clone(), lease);
+        let watch = LeaseWatch::start(finder.clone(), namespace.collection.clone(), lease);
         let reserving = Reserving::new(sessions.clone(), database.clone(), namespace.collection.clone(), limit);
         ProxyCollection {
             client: client.clone(),
@@ -249,7 +253,7 @@ impl ProxyCollection {
                 false => Ok(self.reserving.run(documents).await),
             }
         };
-        asking(Step::Reserve, &self.constraint, claims.len(), reserved).await
+        asking(ProxyRequest::Reserve, &self.constraint, claims.len(), reserved).await
     }
 
     /// Reads the reservations of `keys`, in their order. One command carries the reads of several clients.
@@ -267,7 +271,14 @@ impl ProxyCollection {
             }
             Ok(reads)
         };
-        asking(Step::Read, &self.constraint, keys.len(), reads).await
+        asking(ProxyRequest::Read, &self.constraint, keys.len(), reads).await
+    }
+
+    /// The owner of `key`, so that its document is looked for on one shard first. `None` without a reservation, and if no answer
+    /// comes soon: looking on all shards is quicker then.
+    pub async fn reserved_owner(&self, key: &Key) -> Option<Owner> {
+        let reads = timeout(OWNER_PATIENCE, self.read(&[key])).await.ok()?;
+        reads.ok()?.pop()?.map(|reservation| reservation.owner)
     }
 
     /// Notes that the proxy collection was created just now.
@@ -287,7 +298,7 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<Entry>, StoreError> {
+    pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<ProxyDocument>, StoreError> {
         let mut entries = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {
             let found = self
@@ -319,7 +330,7 @@ impl ProxyCollection {
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
         let written = write(&self.sessions, &self.database, command, self.limit);
-        match asking(Step::TakeOver, &self.constraint, 1, written).await {
+        match asking(ProxyRequest::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),
             Err(StoreError::Busy) => Ok(TakenOver::Busy),
@@ -334,16 +345,16 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.
-    pub async fn release(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
+    pub async fn release_by_token(&self, keys: &[(&Key, Token)]) -> Result<(), StoreError> {
         self.release_all(keys.iter().map(|(key, token)| token_filter(key, *token)).collect())
             .await
     }
 
-    /// As [`ProxyCollection::release`], but only reservations of the given generations.
+    /// As [`ProxyCollection::release_by_token`], but only reservations of the given generations.
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.
-    pub async fn release_versions(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
+    pub async fn release_by_version(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
         let filter = |(key, version): &(&Key, ReservationVersion)| {
             let mut filter = token_filter(key, version.token);
             match version.generation {
@@ -370,13 +381,13 @@ impl ProxyCollection {
     /// [`StoreError`] if some may still exist.
     pub async fn sweep_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
         let swept = self.delete(seen_filters(keys));
-        asking(Step::Release, &self.constraint, keys.len(), swept).await
+        asking(ProxyRequest::Release, &self.constraint, keys.len(), swept).await
     }
 
     /// Carries out and counts every release.
     async fn release_all(&self, filters: Vec<RawDocumentBuf>) -> Result<(), StoreError> {
         let count = filters.len();
-        asking(Step::Release, &self.constraint, count, self.delete(filters)).await?;
+        asking(ProxyRequest::Release, &self.constraint, count, self.delete(filters)).await?;
         self.metrics.released.inc_by(count as u64);
         Ok(())
     }
@@ -400,7 +411,7 @@ impl ProxyCollection {
     }
 
     /// Reads as Keyward's own user, and notes the cluster times of the replies.
-    async fn find(&self, command: RawDocumentBuf) -> Result<find::Found, StoreError> {
+    async fn find(&self, command: RawDocumentBuf) -> Result<find::FoundDocuments, StoreError> {
         self.finder.find(command).await
     }
 }

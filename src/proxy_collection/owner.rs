@@ -10,13 +10,13 @@ use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 use super::decided::ALL_AT_ONCE;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
-use crate::constraint::{Key, id_identity};
+use crate::constraint::{Key, id_identity, root_of};
 use crate::raw::Doc;
-use crate::reservation::Scope;
-use crate::traces::{Step, asking};
+use crate::reservation::{Scope, Token};
+use crate::traces::{ProxyRequest, asking};
 
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
-const FENCED_MS_MAX: i32 = 10_000;
+const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 impl ProxyCollection {
     /// Returns for each key whether its own owner holds it.
@@ -47,7 +47,7 @@ impl ProxyCollection {
     /// Reads the documents with the `_id`s of these owners, within `scope`.
     async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let found = self.find_owners(claims, scope);
-        asking(Step::LookForOwner, &self.constraint, claims.len(), found).await
+        asking(ProxyRequest::LookForOwner, &self.constraint, claims.len(), found).await
     }
 
     async fn find_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
@@ -67,7 +67,7 @@ impl ProxyCollection {
         };
         if scope == Scope::Linearizable {
             command.append(cstr!("readConcern"), rawdoc! { "level": "linearizable" });
-            command.append(cstr!("maxTimeMS"), FENCED_MS_MAX);
+            command.append(cstr!("maxTimeMS"), LINEARIZABLE_MS_MAX);
             // Later replies would ignore prepared transactions.
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
         }
@@ -91,14 +91,29 @@ impl ProxyCollection {
         Ok(reservations)
     }
 
+    /// Releases the reservations with these tokens whose owner doesn't hold the key. A deposed primary, which may not know the
+    /// owner yet, can't answer the read that finds out.
+    ///
+    /// # Errors
+    /// [`StoreError`] if some may still exist.
+    pub async fn release_unheld(&self, reserved: &[(&Key, &Owner, Token)]) -> Result<(), StoreError> {
+        if reserved.is_empty() {
+            return Ok(());
+        }
+        let claims: Vec<_> = reserved.iter().map(|(key, owner, _)| (*key, *owner)).collect();
+        let held = self.look_up(&claims, Scope::Linearizable).await?;
+        let unheld = reserved.iter().zip(held).filter(|(_, held)| !held);
+        let unheld: Vec<_> = unheld.map(|((key, _, token), _)| (*key, *token)).collect();
+        self.release_by_token(&unheld).await
+    }
+
     /// Projects the top-level fields of the constraint and of `more`, so that large documents aren't sent whole.
     pub(super) fn projection(&self, more: &[String]) -> Result<RawDocumentBuf, StoreError> {
-        let root = |path: &str| path.split('.').next().unwrap_or(path).to_owned();
         let mut fields: Document = self
             .constraint
             .paths()
             .chain(more.iter().map(String::as_str))
-            .map(|path| (root(path), Bson::Int32(1)))
+            .map(|path| (root_of(path).to_owned(), Bson::Int32(1)))
             .collect();
         fields.insert("_id", 1);
         RawDocumentBuf::try_from(&fields).map_err(|_| StoreError::Unexpected("a projection"))

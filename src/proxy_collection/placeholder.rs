@@ -25,7 +25,7 @@ use crate::constraint::Key;
 use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::driver::{error_code, first_write_error};
-use crate::upstream::Sharding;
+use crate::upstream::CollectionSharding;
 
 /// The outcome of a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,8 +131,8 @@ impl ProxyCollection {
     }
 
     /// How the protected collection is sharded now.
-    async fn sharding(&self) -> Result<Sharding, StoreError> {
-        Ok(Sharding::of(&self.client, self.constraint.namespace()).await?)
+    async fn sharding(&self) -> Result<CollectionSharding, StoreError> {
+        Ok(CollectionSharding::of(&self.client, self.constraint.namespace()).await?)
     }
 
     async fn in_one_transaction(

@@ -16,7 +16,7 @@ const BATCH: usize = 1_000;
 const BATCH_BYTES: usize = 16 << 20;
 
 /// Work that one command can do for many items.
-pub trait Work: Send + Sync + 'static {
+pub trait BatchWork: Send + Sync + 'static {
     /// One thing to do.
     type Item: Send + 'static;
     /// The outcome of an item.
@@ -32,12 +32,12 @@ pub trait Work: Send + Sync + 'static {
     fn run(&self, items: Vec<Self::Item>) -> impl Future<Output = Vec<Self::Answer>> + Send;
 }
 
-struct Request<W: Work> {
+struct QueuedRequest<W: BatchWork> {
     items: Vec<W::Item>,
     answer: oneshot::Sender<Vec<W::Answer>>,
 }
 
-impl<W: Work> Request<W> {
+impl<W: BatchWork> QueuedRequest<W> {
     fn bytes(&self) -> usize {
         self.items.iter().map(W::bytes).sum()
     }
@@ -45,13 +45,13 @@ impl<W: Work> Request<W> {
 
 /// A handle to a queue.
 #[derive(Debug)]
-pub struct Queue<W: Work> {
+pub struct Queue<W: BatchWork> {
     work: Arc<W>,
     under_way: Arc<Semaphore>,
-    sender: mpsc::UnboundedSender<Request<W>>,
+    sender: mpsc::UnboundedSender<QueuedRequest<W>>,
 }
 
-impl<W: Work> Clone for Queue<W> {
+impl<W: BatchWork> Clone for Queue<W> {
     fn clone(&self) -> Self {
         Queue {
             work: self.work.clone(),
@@ -61,7 +61,7 @@ impl<W: Work> Clone for Queue<W> {
     }
 }
 
-impl<W: Work> Queue<W> {
+impl<W: BatchWork> Queue<W> {
     /// Starts the task that runs `work`; it ends when the last `Queue` is dropped. Needs a tokio runtime.
     pub fn start(work: W) -> Queue<W> {
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -89,13 +89,17 @@ impl<W: Work> Queue<W> {
         }
         let (answer, outcome) = oneshot::channel();
         self.sender
-            .send(Request { items, answer })
+            .send(QueuedRequest { items, answer })
             .map_err(|_| StoreError::Closed)?;
         outcome.await.map_err(|_| StoreError::Closed)
     }
 }
 
-async fn run<W: Work>(work: Arc<W>, under_way: Arc<Semaphore>, mut receiver: mpsc::UnboundedReceiver<Request<W>>) {
+async fn run<W: BatchWork>(
+    work: Arc<W>,
+    under_way: Arc<Semaphore>,
+    mut receiver: mpsc::UnboundedReceiver<QueuedRequest<W>>,
+) {
     while let Some(first) = receiver.recv().await {
         // Requests that arrive during this wait join the batch.
         let Ok(permit) = under_way.clone().acquire_owned().await else {
@@ -119,7 +123,7 @@ async fn run<W: Work>(work: Arc<W>, under_way: Arc<Semaphore>, mut receiver: mps
 }
 
 /// Runs one batch, and sends each request its part of the outcome.
-async fn serve<W: Work>(work: &W, requests: Vec<Request<W>>) {
+async fn serve<W: BatchWork>(work: &W, requests: Vec<QueuedRequest<W>>) {
     let mut batch = Vec::new();
     let mut waiting = Vec::with_capacity(requests.len());
     for request in requests {
@@ -148,7 +152,7 @@ mod tests {
         batches: Arc<Mutex<Vec<Vec<u32>>>>,
     }
 
-    impl Work for Echo {
+    impl BatchWork for Echo {
         type Item = u32;
         type Answer = u32;
 

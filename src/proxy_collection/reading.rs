@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocument, RawDocumentBuf};
 
-use super::find::{Finder, Found};
-use super::queue::Work;
+use super::find::{Finder, FoundDocuments};
+use super::queue::BatchWork;
 use super::{Reservation, StoreError};
 use crate::constraint::{Constraint, Key};
 use crate::raw::Builder;
@@ -21,7 +21,7 @@ pub struct Reading {
     pub constraint: Arc<Constraint>,
 }
 
-impl Work for Reading {
+impl BatchWork for Reading {
     type Item = Key;
     type Answer = Result<Option<Reservation>, StoreError>;
 
@@ -45,7 +45,7 @@ impl Work for Reading {
 }
 
 impl Reading {
-    fn by_key(&self, found: &Found) -> Result<HashMap<Key, Result<Reservation, StoreError>>, StoreError> {
+    fn by_key(&self, found: &FoundDocuments) -> Result<HashMap<Key, Result<Reservation, StoreError>>, StoreError> {
         let mut by_key = HashMap::with_capacity(found.documents.len());
         for document in &found.documents {
             let unexpected = |_| StoreError::Unexpected("a reservation's _id");

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::StoreError;
 use super::fitting::Fitting;
-use super::queue::Work;
+use super::queue::BatchWork;
 use super::sessions::Sessions;
 use super::time_out::within;
 use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
@@ -60,7 +60,7 @@ pub struct Reserving {
     busy: Arc<Mutex<HashMap<Vec<u8>, Instant>>>,
 }
 
-impl Work for Reserving {
+impl BatchWork for Reserving {
     type Item = RawDocumentBuf;
     type Answer = Reserved;
 

@@ -12,7 +12,7 @@ use mongodb::options::{ReadConcern, WriteConcern};
 
 use super::find::find_within;
 use super::owner::owner_filter;
-use super::walk::Entry;
+use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError, find_keys};
 use crate::constraint::Key;
 use crate::raw::Doc;
@@ -29,7 +29,7 @@ pub struct Moment {
     /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
     pub owners: Vec<Owner>,
     /// The document in the place of its reservation.
-    pub entry: Option<Entry>,
+    pub entry: Option<ProxyDocument>,
 }
 
 impl ProxyCollection {
@@ -96,9 +96,9 @@ impl ProxyCollection {
         )
         .await?;
         let entries = found.documents.iter().map(|document| self.entry(document));
-        let entries: Vec<Entry> = entries.collect::<Result<_, _>>()?;
+        let entries: Vec<ProxyDocument> = entries.collect::<Result<_, _>>()?;
         let reserved = |key: &Key| {
-            let of_key = |entry: &&Entry| match &entry.read {
+            let of_key = |entry: &&ProxyDocument| match &entry.read {
                 Ok((other, _)) => other == key,
                 Err(_) => entry.id.as_document().is_some_and(|id| *id == *key.reservation_id()),
             };

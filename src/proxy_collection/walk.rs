@@ -14,7 +14,7 @@ use crate::constraint::Key;
 
 /// A document of a proxy collection.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ProxyDocument {
     /// Its `_id`.
     pub id: RawBson,
     /// Its key and reservation; or the reason why it isn't a reservation.
@@ -37,7 +37,7 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<Entry>, StoreError> {
+    pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<ProxyDocument>, StoreError> {
         let Some(command) = page(self.reservations.name(), after, limit) else {
             return Ok(Vec::new());
         };
@@ -45,14 +45,14 @@ impl ProxyCollection {
         found.documents.iter().map(|document| self.entry(document)).collect()
     }
 
-    pub(super) fn entry(&self, document: &RawDocument) -> Result<Entry, StoreError> {
+    pub(super) fn entry(&self, document: &RawDocument) -> Result<ProxyDocument, StoreError> {
         let read = match (Reservation::from_document(document), key_of(&self.constraint, document)) {
             (_, Err(reason)) => Err(Unreadable::Key(reason)),
             (None, _) => Err(Unreadable::Fields),
             (Some(reservation), Ok(key)) => Ok((key, reservation)),
         };
         let id = id_of(document)?;
-        Ok(Entry { id, read })
+        Ok(ProxyDocument { id, read })
     }
 
     /// Reads the document at `id` in the proxy collection; returns why it isn't a reservation, if it still isn't one.

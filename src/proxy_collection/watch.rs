@@ -34,25 +34,25 @@ const COMMENT: &str = "keyward: how old reservations are";
 
 /// The marks of one proxy collection. Keyward makes marks as long as this lives.
 #[derive(Debug)]
-pub struct Watch {
+pub struct LeaseWatch {
     marks: Arc<Mutex<Marks>>,
     task: AbortHandle,
 }
 
-impl Watch {
+impl LeaseWatch {
     /// Starts to make marks. Needs a tokio runtime.
-    pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> Watch {
+    pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> LeaseWatch {
         let marks: Arc<Mutex<Marks>> = Arc::default();
         let pause = (lease / LOOKS).max(PAUSE_MIN);
         let task = tokio::spawn(make(marks.clone(), finder, collection, pause)).abort_handle();
-        Watch { marks, task }
+        LeaseWatch { marks, task }
     }
 
     /// Forgets all marks: the collection was created just now, so earlier reads read nothing.
     pub fn begin_anew(&self) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.noted.clear();
-        marks.beginning += 1;
+        marks.starts += 1;
     }
 
     /// Whether a write `at` this cluster time is known to be older than `span`.
@@ -67,7 +67,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LeaseWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -79,7 +79,7 @@ struct Marks {
     /// Ordered by cluster time and by moment alike.
     noted: Vec<(Timestamp, Instant)>,
     /// How often the marks were forgotten: a look that began before that makes no mark after it.
-    beginning: u32,
+    starts: u32,
 }
 
 impl Marks {
@@ -117,11 +117,11 @@ impl Marks {
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
     let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let (beginning, operation_time) = (marks().beginning, finder.times().operation);
+        let (starts, operation_time) = (marks().starts, finder.times().operation);
         match (finder.find(look(&collection, operation_time)).await, operation_time) {
             (Ok(_), Some(operation_time)) => {
                 let (now, mut marks) = (Instant::now(), marks());
-                if marks.beginning == beginning {
+                if marks.starts == starts {
                     marks.note(operation_time, now);
                 }
             }

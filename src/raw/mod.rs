@@ -128,6 +128,24 @@ impl<'a> Doc<'a> {
         Ok(self.get(name)?.and_then(|element| element.as_whole_number()))
     }
 
+    /// Whether a field of the document, or of any document or array in it, has one of these names.
+    ///
+    /// # Errors
+    /// [`Malformed`] if a part that was read isn't BSON.
+    pub fn mentions(self, names: &[&[u8]]) -> Result<bool, Malformed> {
+        let mut left = vec![self];
+        while let Some(document) = left.pop() {
+            for element in document.elements() {
+                let element = element?;
+                if names.contains(&element.name) {
+                    return Ok(true);
+                }
+                left.extend(element.as_document_or_array()?);
+            }
+        }
+        Ok(false)
+    }
+
     /// Checks all nested documents, as the server does for received messages.
     ///
     /// # Errors

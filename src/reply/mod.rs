@@ -11,6 +11,6 @@ mod write_reply;
 
 pub use bulk::{BulkFault, BulkKind, BulkReply};
 pub use dropped::dropped_database;
-pub use refusal::Refusal;
+pub use refusal::WriteRefusal;
 pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

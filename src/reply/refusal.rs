@@ -11,7 +11,7 @@ use crate::server::reply::append_label;
 
 /// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum WriteRefusal {
     /// A part of the message that must be BSON isn't.
     #[error("{0}")]
     Malformed(Malformed),
@@ -118,10 +118,10 @@ pub enum Refusal {
     TimeLimit,
 }
 
-impl Refusal {
+impl WriteRefusal {
     /// The refusal of a part that Keyward no longer sends: it waited so long that this Keyward may not write any more.
-    pub fn outlasted(is_retryable: bool) -> Refusal {
-        Refusal::Unregistered {
+    pub fn outlasted(is_retryable: bool) -> WriteRefusal {
+        WriteRefusal::Unregistered {
             reason: "its entry couldn't be renewed while this write waited".to_owned(),
             label: is_retryable.then_some("RetryableWriteError"),
         }
@@ -129,22 +129,24 @@ impl Refusal {
 
     fn code(&self) -> (i32, &'static str) {
         match self {
-            Refusal::Malformed(_) => (code::INVALID_BSON, "InvalidBSON"),
-            Refusal::MissingField { .. } => (code::MISSING_FIELD, "Location40414"),
-            Refusal::WrongType(_) => (code::TYPE_MISMATCH, "TypeMismatch"),
-            Refusal::Unasked => (9, "FailedToParse"),
-            Refusal::MaxTime(_) => (2, "BadValue"),
-            Refusal::BatchSize(_) | Refusal::StatementNumbers { .. } => (code::INVALID_LENGTH, "InvalidLength"),
-            Refusal::Bulk(fault) => fault.code(),
+            WriteRefusal::Malformed(_) => (code::INVALID_BSON, "InvalidBSON"),
+            WriteRefusal::MissingField { .. } => (code::MISSING_FIELD, "Location40414"),
+            WriteRefusal::WrongType(_) => (code::TYPE_MISMATCH, "TypeMismatch"),
+            WriteRefusal::Unasked => (9, "FailedToParse"),
+            WriteRefusal::MaxTime(_) => (2, "BadValue"),
+            WriteRefusal::BatchSize(_) | WriteRefusal::StatementNumbers { .. } => {
+                (code::INVALID_LENGTH, "InvalidLength")
+            }
+            WriteRefusal::Bulk(fault) => fault.code(),
             // The error of a mongos that can't reach a shard: drivers retry.
-            Refusal::Unsure { .. } | Refusal::Unregistered { .. } => (6, "HostUnreachable"),
-            Refusal::TooMany { .. } => (code::EXCEEDED_MEMORY_LIMIT, "ExceededMemoryLimit"),
-            Refusal::TooLarge { .. } => (code::BSON_OBJECT_TOO_LARGE, "BSONObjectTooLarge"),
-            Refusal::Committed => (code::TRANSACTION_COMMITTED, "TransactionCommitted"),
-            Refusal::NoSuchTransaction { .. } => (code::NO_SUCH_TRANSACTION, "NoSuchTransaction"),
-            Refusal::WriteConcernInTransaction => (code::INVALID_OPTIONS, "InvalidOptions"),
-            Refusal::Conflict => (code::WRITE_CONFLICT, "WriteConflict"),
-            Refusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
+            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } => (6, "HostUnreachable"),
+            WriteRefusal::TooMany { .. } => (code::EXCEEDED_MEMORY_LIMIT, "ExceededMemoryLimit"),
+            WriteRefusal::TooLarge { .. } => (code::BSON_OBJECT_TOO_LARGE, "BSONObjectTooLarge"),
+            WriteRefusal::Committed => (code::TRANSACTION_COMMITTED, "TransactionCommitted"),
+            WriteRefusal::NoSuchTransaction { .. } => (code::NO_SUCH_TRANSACTION, "NoSuchTransaction"),
+            WriteRefusal::WriteConcernInTransaction => (code::INVALID_OPTIONS, "InvalidOptions"),
+            WriteRefusal::Conflict => (code::WRITE_CONFLICT, "WriteConflict"),
+            WriteRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
         }
     }
 
@@ -155,9 +157,9 @@ impl Refusal {
         reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
         reply.int32("code", code).string("codeName", code_name.as_bytes());
         let label = match self {
-            Refusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
-            Refusal::Conflict | Refusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
-            Refusal::Unregistered { label, .. } => *label,
+            WriteRefusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
+            WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
+            WriteRefusal::Unregistered { label, .. } => *label,
             _ => None,
         };
         if let Some(label) = label {

@@ -15,7 +15,7 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attempt {
     token: Token,
-    pace: Pace,
+    pace: ClaimPace,
     /// The keys that the attempt took over, or tried to, from an earlier try of the same operation. They include its
     /// own keys that it took over after it might have been forwarded.
     ///
@@ -28,7 +28,7 @@ pub struct Attempt {
     /// A key without a sure answer from the cluster, perhaps to a release. Such a release may still arrive, and would
     /// delete a newer reservation under the same token. So the attempt doesn't begin again.
     failed: Option<usize>,
-    state: State,
+    state: AttemptState,
 }
 
 /// How an attempt ended.
@@ -54,7 +54,7 @@ pub enum NotHeld {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Pace {
+enum ClaimPace {
     /// Reserve every key in one go.
     AllAtOnce,
     /// Reserve a key once every key before it is held.
@@ -63,7 +63,7 @@ enum Pace {
 
 /// The points at which an attempt waits, one variant each.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum State {
+enum AttemptState {
     /// A crash leaves reservations without an owner; they are taken over after their lease.
     Claiming(Vec<Claim>),
     /// As above, for the keys before the contested one; usually none.
@@ -117,9 +117,9 @@ impl Attempt {
     /// If the attempt has ended, it begins again only if it ended with a duplicate. If an effect failed, it gives up.
     pub fn begin_again(self, keys: usize) -> (Attempt, Vec<Effect>) {
         match self.state {
-            State::Ended(Ended::NotHeld(NotHeld::Duplicate(_))) => {}
-            State::Ended(_) => return (self, Vec::new()),
-            State::Claiming(_) | State::Waiting(_) | State::Forwarding(_) => {}
+            AttemptState::Ended(Ended::NotHeld(NotHeld::Duplicate(_))) => {}
+            AttemptState::Ended(_) => return (self, Vec::new()),
+            AttemptState::Claiming(_) | AttemptState::Waiting(_) | AttemptState::Forwarding(_) => {}
         }
         if let Some(key) = self.failed {
             return self.give_up(NotHeld::Unsure(key));
@@ -137,11 +137,11 @@ impl Attempt {
     fn claiming(token: Token, inherited: BTreeSet<usize>, claims: Vec<Claim>) -> Attempt {
         Attempt {
             token,
-            pace: Pace::AllAtOnce,
+            pace: ClaimPace::AllAtOnce,
             inherited,
             let_through: false,
             failed: None,
-            state: State::Claiming(claims),
+            state: AttemptState::Claiming(claims),
         }
     }
 
@@ -152,23 +152,23 @@ impl Attempt {
 
     /// Whether every key is held and the write may be forwarded.
     pub fn may_forward(&self) -> bool {
-        matches!(self.state, State::Forwarding(_))
+        matches!(self.state, AttemptState::Forwarding(_))
     }
 
     /// Whether it waits for the outcome of a conflicting reservation.
     pub fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Waiting(_))
+        matches!(self.state, AttemptState::Waiting(_))
     }
 
     /// Whether it waits for the outcome of a conflicting reservation, and holds no key that others may wait for.
     pub fn waits_with_nothing(&self) -> bool {
-        matches!(&self.state, State::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
+        matches!(&self.state, AttemptState::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
     }
 
     /// How it ended; `None` if it hasn't.
     pub fn ended(&self) -> Option<Ended> {
         match self.state {
-            State::Ended(ended) => Some(ended),
+            AttemptState::Ended(ended) => Some(ended),
             _ => None,
         }
     }
@@ -176,8 +176,10 @@ impl Attempt {
     /// Releases every key of an attempt that hasn't been forwarded yet, as when an ordered batch fails before it.
     pub fn withdraw(self) -> Vec<Effect> {
         match &self.state {
-            State::Claiming(claims) | State::Waiting(claims) | State::Forwarding(claims) => self.releases(claims),
-            State::Ended(_) => Vec::new(),
+            AttemptState::Claiming(claims) | AttemptState::Waiting(claims) | AttemptState::Forwarding(claims) => {
+                self.releases(claims)
+            }
+            AttemptState::Ended(_) => Vec::new(),
         }
     }
 
@@ -187,32 +189,38 @@ impl Attempt {
             self.failed = Some(*key);
         }
         match (&self.state, event) {
-            (State::Claiming(_), _) => self.step_claim(event),
-            (State::Waiting(claims), Event::WaitOver) => {
+            (AttemptState::Claiming(_), _) => self.step_claim(event),
+            (AttemptState::Waiting(claims), Event::WaitOver) => {
                 let claims = claims.clone();
-                self.with(State::Claiming(claims)).settled()
+                self.with(AttemptState::Claiming(claims)).settled()
             }
-            (State::Waiting(claims), Event::Failed(key)) if *key < claims.len() => self.give_up(NotHeld::Unsure(*key)),
-            (State::Forwarding(_), Event::Applied) => (self.with(State::Ended(Ended::Applied)), Vec::new()),
-            (State::Forwarding(claims), Event::NotApplied) => {
+            (AttemptState::Waiting(claims), Event::Failed(key)) if *key < claims.len() => {
+                self.give_up(NotHeld::Unsure(*key))
+            }
+            (AttemptState::Forwarding(_), Event::Applied) => {
+                (self.with(AttemptState::Ended(Ended::Applied)), Vec::new())
+            }
+            (AttemptState::Forwarding(claims), Event::NotApplied) => {
                 let releases = self.releases(claims);
-                (self.with(State::Ended(Ended::NotApplied)), releases)
+                (self.with(AttemptState::Ended(Ended::NotApplied)), releases)
             }
-            (State::Forwarding(_), Event::InDoubt) => (self.with(State::Ended(Ended::InDoubt)), Vec::new()),
-            (State::Forwarding(claims), Event::Lost) => {
+            (AttemptState::Forwarding(_), Event::InDoubt) => {
+                (self.with(AttemptState::Ended(Ended::InDoubt)), Vec::new())
+            }
+            (AttemptState::Forwarding(claims), Event::Superseded) => {
                 let keys = claims.len();
                 self.begin_again(keys)
             }
-            (State::Waiting(_) | State::Forwarding(_) | State::Ended(_), _) => (self, Vec::new()),
+            (AttemptState::Waiting(_) | AttemptState::Forwarding(_) | AttemptState::Ended(_), _) => (self, Vec::new()),
         }
     }
 
-    fn with(self, state: State) -> Attempt {
+    fn with(self, state: AttemptState) -> Attempt {
         Attempt { state, ..self }
     }
 
     fn step_claim(mut self, event: &Event) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(claims) = &mut self.state else {
+        let AttemptState::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };
         let Some(key) = event.key().filter(|key| *key < claims.len()) else {
@@ -237,7 +245,7 @@ impl Attempt {
 
     /// Decides the next effects once no claim is busy any more.
     fn settled(mut self) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(claims) = &mut self.state else {
+        let AttemptState::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };
         if claims.iter().any(|claim| claim.is_busy()) {
@@ -264,18 +272,18 @@ impl Attempt {
 
     fn give_up(self, why: NotHeld) -> (Attempt, Vec<Effect>) {
         let releases = self.clone().withdraw();
-        (self.with(State::Ended(Ended::NotHeld(why))), releases)
+        (self.with(AttemptState::Ended(Ended::NotHeld(why))), releases)
     }
 
     /// Waits for `conflicting`. The first time, the attempt releases all its keys. After that it claims keys one by
     /// one: the keys that it holds sort before the contested key, and it keeps them.
     fn wait_for(self, conflicting: Token) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(claims) = &self.state else {
+        let AttemptState::Claiming(claims) = &self.state else {
             return (self, Vec::new());
         };
         let (mut effects, mut claims) = match self.pace {
-            Pace::AllAtOnce => (self.releases(claims), vec![Claim::Unclaimed; claims.len()]),
-            Pace::OneByOne => (Vec::new(), claims.clone()),
+            ClaimPace::AllAtOnce => (self.releases(claims), vec![Claim::Unclaimed; claims.len()]),
+            ClaimPace::OneByOne => (Vec::new(), claims.clone()),
         };
         for claim in &mut claims {
             if matches!(claim, Claim::Contested { .. }) {
@@ -284,8 +292,8 @@ impl Attempt {
         }
         effects.push(Effect::Wait { conflicting });
         let waiting = Attempt {
-            pace: Pace::OneByOne,
-            state: State::Waiting(claims),
+            pace: ClaimPace::OneByOne,
+            state: AttemptState::Waiting(claims),
             ..self
         };
         (waiting, effects)
@@ -293,12 +301,12 @@ impl Attempt {
 
     /// Reserves keys that aren't claimed yet, or lets the write through.
     fn claim_more(mut self) -> (Attempt, Vec<Effect>) {
-        let State::Claiming(claims) = &mut self.state else {
+        let AttemptState::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };
         let most = match self.pace {
-            Pace::AllAtOnce => claims.len(),
-            Pace::OneByOne => 1,
+            ClaimPace::AllAtOnce => claims.len(),
+            ClaimPace::OneByOne => 1,
         };
         let mut effects = Vec::new();
         for (key, claim) in claims.iter_mut().enumerate() {
@@ -315,7 +323,7 @@ impl Attempt {
                 "a write goes on without one of its keys: {claims:?}"
             );
             self.let_through = true;
-            return (self.with(State::Forwarding(claims)), vec![Effect::Forward]);
+            return (self.with(AttemptState::Forwarding(claims)), vec![Effect::Forward]);
         }
         (self, effects)
     }
@@ -346,7 +354,7 @@ impl Event {
             | Event::Changed(key)
             | Event::Busy(key)
             | Event::Failed(key) => Some(*key),
-            Event::WaitOver | Event::Lost | Event::Applied | Event::NotApplied | Event::InDoubt => None,
+            Event::WaitOver | Event::Superseded | Event::Applied | Event::NotApplied | Event::InDoubt => None,
         }
     }
 }

@@ -10,7 +10,7 @@
 //! 3. One of these strategies:
 //!    - Compensating: a forwarded write ends before the lease, which began with the reservation.
 //!    - Strict, without assumptions about time. A forwarded write takes effect only if, at that moment, every key's
-//!      reservation has the attempt's token; otherwise the executor reports [`Event::Lost`]. A takeover from an absent
+//!      reservation has the attempt's token; otherwise the executor reports [`Event::Superseded`]. A takeover from an absent
 //!      owner takes effect only if the owner is absent at that moment. Otherwise the executor reports
 //!      [`Event::OwnerHolds`], or [`Event::Busy`] while the owner's write is under way.
 
@@ -59,7 +59,7 @@ pub enum Effect {
         conflicting: Token,
     },
     /// Every key is held: forward the write, then [`Event::Applied`], [`Event::NotApplied`], [`Event::InDoubt`] or
-    /// [`Event::Lost`].
+    /// [`Event::Superseded`].
     Forward,
 }
 
@@ -90,7 +90,7 @@ pub enum Event {
     /// The outcome of the conflicting reservation may be known now.
     WaitOver,
     /// The write didn't take effect and never will, because a key's reservation wasn't the attempt's any more.
-    Lost,
+    Superseded,
     /// The write took effect.
     Applied,
     /// The write didn't take effect and never will.

@@ -45,7 +45,7 @@ const STAGES: [&[u8]; 13] = [
 
 /// The kind of a command that reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ReadKind {
     Find,
     Count,
     Distinct,
@@ -68,7 +68,7 @@ pub struct ReadByKey<'m> {
     pub asked: AskedFor,
     /// Whether the client wants the plan, not the documents.
     pub is_explained: bool,
-    kind: Kind,
+    kind: ReadKind,
     body: Doc<'m>,
     /// The command itself: the body, or what the body explains.
     read: Doc<'m>,
@@ -82,19 +82,19 @@ impl<'m> ReadTarget<'m> {
             b"explain" => first.as_document_or_array().ok()??.elements().next()?.ok()?,
             _ => *first,
         };
-        Kind::of(named.name)?;
+        ReadKind::of(named.name)?;
         let collection = named.as_string_bytes().filter(|_| named.kind == ElementType::String)?;
         Some(ReadTarget { database, collection })
     }
 }
 
-impl Kind {
-    fn of(name: &[u8]) -> Option<Kind> {
+impl ReadKind {
+    fn of(name: &[u8]) -> Option<ReadKind> {
         Some(match name {
-            b"find" => Kind::Find,
-            b"count" => Kind::Count,
-            b"distinct" => Kind::Distinct,
-            b"aggregate" => Kind::Aggregate,
+            b"find" => ReadKind::Find,
+            b"count" => ReadKind::Count,
+            b"distinct" => ReadKind::Distinct,
+            b"aggregate" => ReadKind::Aggregate,
             _ => return None,
         })
     }
@@ -103,28 +103,28 @@ impl Kind {
     fn allows(self, field: &Element<'_>) -> Result<bool, Malformed> {
         let is_number = |least: i64| field.as_whole_number().is_some_and(|number| number >= least);
         Ok(match (self, field.name) {
-            (Kind::Find, b"find" | b"filter" | b"let" | b"allowDiskUse") => true,
-            (Kind::Find, b"singleBatch") => field.kind == ElementType::Boolean,
-            (Kind::Find, b"sort") => is_plain_sort(field)?,
-            (Kind::Find, b"projection") => is_plain_projection(field)?,
-            (Kind::Find, b"limit") => is_number(0),
+            (ReadKind::Find, b"find" | b"filter" | b"let" | b"allowDiskUse") => true,
+            (ReadKind::Find, b"singleBatch") => field.kind == ElementType::Boolean,
+            (ReadKind::Find, b"sort") => is_plain_sort(field)?,
+            (ReadKind::Find, b"projection") => is_plain_projection(field)?,
+            (ReadKind::Find, b"limit") => is_number(0),
             // An empty first batch wouldn't show whether there is a document.
-            (Kind::Find, b"batchSize") => is_number(1),
-            (Kind::Count, b"count" | b"query") => true,
-            (Kind::Count, b"limit") => is_number(0),
-            (Kind::Distinct, b"distinct" | b"key" | b"query") => true,
-            (Kind::Aggregate, b"aggregate" | b"let" | b"allowDiskUse") => true,
-            (Kind::Aggregate, b"pipeline") => is_plain_pipeline(field)?,
-            (Kind::Aggregate, b"cursor") => is_plain_cursor(field)?,
+            (ReadKind::Find, b"batchSize") => is_number(1),
+            (ReadKind::Count, b"count" | b"query") => true,
+            (ReadKind::Count, b"limit") => is_number(0),
+            (ReadKind::Distinct, b"distinct" | b"key" | b"query") => true,
+            (ReadKind::Aggregate, b"aggregate" | b"let" | b"allowDiskUse") => true,
+            (ReadKind::Aggregate, b"pipeline") => is_plain_pipeline(field)?,
+            (ReadKind::Aggregate, b"cursor") => is_plain_cursor(field)?,
             _ => false,
         })
     }
 
     fn query(self, read: Doc<'_>) -> Result<Option<Doc<'_>>, Malformed> {
         let query = match self {
-            Kind::Find => read.get("filter")?,
-            Kind::Count | Kind::Distinct => read.get("query")?,
-            Kind::Aggregate => {
+            ReadKind::Find => read.get("filter")?,
+            ReadKind::Count | ReadKind::Distinct => read.get("query")?,
+            ReadKind::Aggregate => {
                 let first = read.nested("pipeline")?.and_then(|stages| stages.elements().next());
                 let stage = first
                     .transpose()?
@@ -158,7 +158,7 @@ impl<'m> ReadByKey<'m> {
             false => body,
         };
         let named = read.elements().next().transpose()?;
-        let Some(kind) = named.and_then(|named| Kind::of(named.name)) else {
+        let Some(kind) = named.and_then(|named| ReadKind::of(named.name)) else {
             return Ok(None);
         };
         if is_explained && !are_allowed(body, |field| Ok(matches!(field.name, b"explain" | b"verbosity")))?
@@ -209,10 +209,10 @@ impl<'m> ReadByKey<'m> {
         for field in self.read.elements() {
             let field = field?;
             match (self.kind, field.name) {
-                (Kind::Find, b"filter") | (Kind::Count | Kind::Distinct, b"query") => {
+                (ReadKind::Find, b"filter") | (ReadKind::Count | ReadKind::Distinct, b"query") => {
                     command.append(ElementType::EmbeddedDocument, field.name, query);
                 }
-                (Kind::Aggregate, b"pipeline") => {
+                (ReadKind::Aggregate, b"pipeline") => {
                     command.open(ElementType::Array, b"pipeline");
                     for (position, stage) in field
                         .as_document_or_array()?
@@ -294,7 +294,7 @@ const OF_PLAN: [&[u8]; 3] = [b"$meta", b"$rand", b"$function"];
 /// Whether a projection shows nothing of the plan, and no position that the query has matched.
 fn is_plain_projection(field: &Element<'_>) -> Result<bool, Malformed> {
     let has_no_position = all_of(field, |part| !part.name.ends_with(b".$"))?;
-    Ok(has_no_position && !mentions(Doc::new(field.value)?, &OF_PLAN)?)
+    Ok(has_no_position && !Doc::new(field.value)?.mentions(&OF_PLAN)?)
 }
 
 fn is_plain_pipeline(field: &Element<'_>) -> Result<bool, Malformed> {
@@ -306,7 +306,7 @@ fn is_plain_pipeline(field: &Element<'_>) -> Result<bool, Malformed> {
             Some(name) => STAGES.contains(&name.name) && names.next().is_none(),
             None => false,
         };
-        Ok::<_, Malformed>(are_plain && is_plain && !mentions(stage, &OF_PLAN)?)
+        Ok::<_, Malformed>(are_plain && is_plain && !stage.mentions(&OF_PLAN)?)
     })?;
     Ok(field.kind == ElementType::Array && is_plain)
 }
@@ -315,20 +315,6 @@ fn is_plain_cursor(field: &Element<'_>) -> Result<bool, Malformed> {
     all_of(field, |part| {
         part.name == b"batchSize" && part.as_whole_number().is_some_and(|size| size > 0)
     })
-}
-
-fn mentions(document: Doc<'_>, operators: &[&[u8]]) -> Result<bool, Malformed> {
-    let mut left = vec![document];
-    while let Some(document) = left.pop() {
-        for part in document.elements() {
-            let part = part?;
-            if operators.contains(&part.name) {
-                return Ok(true);
-            }
-            left.extend(part.as_document_or_array()?);
-        }
-    }
-    Ok(false)
 }
 
 /// Whether the field is a document all of whose parts pass.

@@ -17,7 +17,7 @@ use crate::proxy_collection::Owner;
 use crate::raw::{Doc, Malformed};
 
 pub use command::{ReadByKey, ReadTarget};
-pub use reply::{Found, found};
+pub use reply::{RoutedReply, found};
 pub use statement::{needs_routing, nowhere};
 
 /// The key that a query asks for.

@@ -6,7 +6,7 @@ use crate::server::{cursor, reply};
 
 /// What a reply shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum RoutedReply {
     /// The document: the reply is complete.
     Document {
         /// Whether the reply leaves a cursor open.
@@ -25,19 +25,19 @@ pub enum Found {
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn found(answer: Doc<'_>) -> Result<Found, Malformed> {
+pub fn found(answer: Doc<'_>) -> Result<RoutedReply, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or_default();
         return Ok(match code {
-            MAX_TIME_MS_EXPIRED | EXCEEDED_TIME_LIMIT | INTERRUPTED => Found::Ended,
-            _ => Found::Nothing { cursor: None },
+            MAX_TIME_MS_EXPIRED | EXCEEDED_TIME_LIMIT | INTERRUPTED => RoutedReply::Ended,
+            _ => RoutedReply::Nothing { cursor: None },
         });
     }
     if answer.nested("cursor")?.is_some() {
         let cursor = cursor::more(answer)?;
         return Ok(match cursor::batch(answer)?.is_empty() {
-            true => Found::Nothing { cursor },
-            false => Found::Document {
+            true => RoutedReply::Nothing { cursor },
+            false => RoutedReply::Document {
                 leaves_cursor: cursor.is_some(),
             },
         });
@@ -45,8 +45,8 @@ pub fn found(answer: Doc<'_>) -> Result<Found, Malformed> {
     let is_counted = answer.whole_number("n")?.is_some_and(|number| number > 0);
     let has_values = answer.nested("values")?.is_some_and(|values| !values.is_empty());
     Ok(match is_counted || has_values {
-        true => Found::Document { leaves_cursor: false },
-        false => Found::Nothing { cursor: None },
+        true => RoutedReply::Document { leaves_cursor: false },
+        false => RoutedReply::Nothing { cursor: None },
     })
 }
 
@@ -56,14 +56,14 @@ mod tests {
 
     use super::*;
 
-    fn of(reply: Document) -> Found {
+    fn of(reply: Document) -> RoutedReply {
         found(Doc::new(&reply.to_vec().unwrap()).unwrap()).unwrap()
     }
 
     #[test]
     fn only_a_document_completes_a_reply() {
-        let document = |leaves_cursor| Found::Document { leaves_cursor };
-        let nothing = |cursor| Found::Nothing { cursor };
+        let document = |leaves_cursor| RoutedReply::Document { leaves_cursor };
+        let nothing = |cursor| RoutedReply::Nothing { cursor };
         let batch = |id: i64, batch: Vec<Document>| doc! { "cursor": { "firstBatch": batch, "id": id }, "ok": 1 };
         assert_eq!(of(batch(0, vec![doc! {}])), document(false));
         assert_eq!(of(batch(7, vec![doc! {}])), document(true));
@@ -74,6 +74,6 @@ mod tests {
         assert_eq!(of(doc! { "values": ["a"], "ok": 1 }), document(false));
         assert_eq!(of(doc! { "values": [], "ok": 1 }), nothing(None));
         assert_eq!(of(doc! { "ok": 0, "code": 13 }), nothing(None));
-        assert_eq!(of(doc! { "ok": 0, "code": 50 }), Found::Ended);
+        assert_eq!(of(doc! { "ok": 0, "code": 50 }), RoutedReply::Ended);
     }
 }

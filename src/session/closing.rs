@@ -16,8 +16,8 @@ use crate::write::CatalogEpoch;
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Takes notice.
-    pub(super) fn note(&mut self, notice: Notice, timer: &mut Timer) -> Option<End> {
+    /// Notes what `notice` says.
+    pub(super) fn on_notice(&mut self, notice: Notice, timer: &mut Timer) -> Option<End> {
         match notice {
             Notice::Draining(None) => return Some(End::Stopping),
             Notice::Draining(Some(drain)) => {
@@ -30,13 +30,13 @@ impl Session {
         None
     }
 
-    /// Whether there is anything of which notice was taken.
-    pub(super) fn has_business(&self) -> bool {
+    /// Whether a notice is yet to be acted on.
+    pub(super) fn has_notices(&self) -> bool {
         self.drain.is_some() || self.is_deposed || self.next_epoch.is_some()
     }
 
-    /// Does what can be done about it here and now.
-    pub(super) async fn attend(&mut self) -> Option<End> {
+    /// Acts on the notices as far as the connection is ready for them.
+    pub(super) async fn act_on_notices(&mut self) -> Option<End> {
         if let Err(end) = self.advance_epoch().await {
             return Some(end);
         }
@@ -102,7 +102,7 @@ pub(super) async fn send(envelope: &Envelope, body: &[u8], reply_id: i32, client
 }
 
 /// Sends the client the reason of `end`, if a reply can carry it.
-pub(super) async fn part(end: End, client_in: &mut Incoming, client_out: &mut Outgoing) -> End {
+pub(super) async fn close(end: End, client_in: &mut Incoming, client_out: &mut Outgoing) -> End {
     if let End::TooLong(header, max) = &end {
         let envelope = Envelope {
             request_id: header.request_id,

@@ -19,7 +19,7 @@ pub struct CursorId {
 
 /// The result of reading a reply's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum CursorState {
     /// Whether a cursor is open.
     Open(bool),
     /// The bytes from here on must stay until there are more of them.
@@ -33,15 +33,15 @@ impl CursorId {
     }
 
     /// Looks at what there is of the reply, from what hasn't been passed on; `is_all` if nothing more will come.
-    pub fn look(&mut self, there: &[u8], is_all: bool) -> Found {
+    pub fn look(&mut self, there: &[u8], is_all: bool) -> CursorState {
         let later = |at: usize| match is_all {
-            true => Found::Open(false),
-            false => Found::Later(at.min(there.len())),
+            true => CursorState::Open(false),
+            false => CursorState::Later(at.min(there.len())),
         };
         let mut at = match self.next {
             Some(next) => next,
             None if there.len() < FIRST => return later(0),
-            None if !is_cursor(there) => return Found::Open(false),
+            None if !is_cursor(there) => return CursorState::Open(false),
             None => FIRST,
         };
         loop {
@@ -50,12 +50,12 @@ impl CursorId {
                 return later(at);
             };
             match element(rest) {
-                Some((b"id", 0x12, value)) => return Found::Open(value.iter().take(8).any(|byte| *byte != 0)),
+                Some((b"id", 0x12, value)) => return CursorState::Open(value.iter().take(8).any(|byte| *byte != 0)),
                 Some((name, kind, value)) => match size(kind, value) {
                     Some(size) => at += 1 + name.len() + 1 + size,
-                    None => return Found::Open(false),
+                    None => return CursorState::Open(false),
                 },
-                None => return Found::Open(false),
+                None => return CursorState::Open(false),
             }
         }
     }
@@ -121,8 +121,8 @@ mod tests {
         loop {
             arrived = (arrived + step).min(message.len());
             match search.look(&message[passed..arrived], arrived == message.len()) {
-                Found::Open(open) => return open,
-                Found::Later(up_to) => {
+                CursorState::Open(open) => return open,
+                CursorState::Later(up_to) => {
                     search.pass(up_to);
                     passed += up_to;
                 }

@@ -34,7 +34,7 @@ pub enum End {
     NotTls,
     /// The client's privileges couldn't be read.
     #[error("the client's rights can't be found out: {0}")]
-    Rights(#[from] authorization::Error),
+    Rights(#[from] authorization::RightsError),
     /// No upstream connection came about; the client got an error.
     #[error(transparent)]
     NoUpstream(#[from] upstream::NoConnection),
@@ -46,7 +46,7 @@ pub enum End {
     Upstream(io::Error),
     /// A command of Keyward's own on this connection failed on the way.
     #[error("a command on the upstream connection failed: {0}")]
-    Command(#[from] upstream::Error),
+    Command(#[from] upstream::ConnectionError),
     /// A write's parts could not be followed to their end.
     #[error("a write could not be followed to its end: {0}")]
     Write(#[from] write::ForwardError),

@@ -25,8 +25,8 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 /// Between two tries: the connections of Keyward's own client may be lost, too.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether it was said that sessions can't be ended.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// Whether the log says already that sessions can't be ended.
+static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the transaction that the lost `connection` may have left open. Keyward doesn't wait for a slow end.
 pub(super) async fn end(connection: &mut Connection, upstream: &Upstream) {
@@ -54,7 +54,7 @@ async fn end_session(client: Client, command: Document) {
             Err(_) => break format!("no answer within {}", humantime::format_duration(TIME_MAX)),
         }
     };
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    if !WARNED.swap(true, Ordering::Relaxed) {
         warn!(
             reason,
             "a transaction whose connection was lost can't be ended; the servers end such after transactionLifetimeLimitSeconds"

@@ -37,7 +37,8 @@ pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::authorization::Rights;
-use crate::fleet::Membership;
+use crate::constraint::Constraint;
+use crate::fleet::{Enforced, Membership};
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
 use crate::stream::{Incoming, Outgoing};
@@ -65,6 +66,7 @@ pub struct Service {
     pub writes: write::Context,
     /// The metrics.
     pub metrics: Metrics,
+    enforced: Enforced,
     /// The limits for clients; read once for each connection.
     limits: ArcSwap<Limits>,
     /// The memory for their messages.
@@ -88,6 +90,7 @@ impl Service {
             memory: Memory::new(limits.max_buffered_bytes, metrics.buffered_bytes.clone()),
             limits: ArcSwap::from_pointee(limits),
             metrics,
+            enforced: Enforced::default(),
             unpacking: Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))),
             process: ObjectId::new(),
             tls: None,
@@ -113,6 +116,18 @@ impl Service {
     /// Whether nobody can take this Keyward for gone.
     fn may_write(&self) -> bool {
         self.membership.as_ref().is_none_or(|membership| membership.may_write())
+    }
+
+    /// Notes whether `constraint` is enforced, and shows it.
+    pub fn note_enforced(&self, constraint: &Constraint, is_enforced: bool) {
+        self.enforced.note(constraint, is_enforced);
+        self.metrics.set_ready(constraint, is_enforced);
+    }
+
+    /// Forgets a constraint that no longer holds.
+    pub fn forget(&self, constraint: &Constraint) {
+        self.enforced.note(constraint, false);
+        self.metrics.forget(constraint);
     }
 
     /// The limits that hold now.
@@ -218,7 +233,7 @@ async fn greet(
     };
     match greeted {
         Ok(upstream) => Ok((client_in, client_out, upstream)),
-        Err(end) => Err(closing::part(end, &mut client_in, &mut client_out).await),
+        Err(end) => Err(closing::close(end, &mut client_in, &mut client_out).await),
     }
 }
 
@@ -274,7 +289,7 @@ impl Session {
                 Ok(Stepped::On) => None,
                 Ok(Stepped::Noticed(notice, notices)) => {
                     noticing.set(notices.next());
-                    self.note(notice, &mut timer)
+                    self.on_notice(notice, &mut timer)
                 }
                 Ok(Stepped::Rang) => self.rang(&mut timer),
                 Err(End::ClientClosed) => {
@@ -285,17 +300,17 @@ impl Session {
                 Err(end) => Some(end),
             };
             let ended = match ended {
-                None if self.has_business() => self.attend().await,
+                None if self.has_notices() => self.act_on_notices().await,
                 ended => ended,
             };
             if let Some(end) = ended {
                 if end.may_have_lost_upstream() {
                     left_open::end(&mut self.upstream, &self.service.upstream).await;
                 }
-                let end = closing::part(end, &mut self.client_in, &mut self.client_out).await;
+                let end = closing::close(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
                     if end.may_have_lost_upstream() {
-                        self.service.writes.note_lost();
+                        self.service.writes.note_in_doubt();
                     }
                     tokio::spawn(closing::leave_at_work(self.upstream, self.epoch));
                 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::End;
-use super::cursor_id::{CursorId, Found};
+use super::cursor_id::{CursorId, CursorState};
 use crate::hello;
 use crate::raw::Doc;
 use crate::server::reply::is_ok;
@@ -178,8 +178,8 @@ impl Replies {
                 let mut there = upstream.inbox.bytes().len().min(*left);
                 if let Some(search) = &mut self.search {
                     match search.look(&upstream.inbox.bytes()[..there], there == *left) {
-                        Found::Later(up_to) => there = up_to,
-                        Found::Open(is_open) => {
+                        CursorState::Later(up_to) => there = up_to,
+                        CursorState::Open(is_open) => {
                             self.has_cursor = is_open;
                             self.search = None;
                         }

@@ -4,23 +4,18 @@
 //! its reply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bson::spec::ElementType;
-use tokio::time::timeout;
 
 use super::{End, Service};
 use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
-use crate::proxy_collection::Owner;
+use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc};
-use crate::route::{Found, ReadByKey, ReadTarget, found};
+use crate::route::{ReadByKey, ReadTarget, RoutedReply, found};
 use crate::server::reply::is_ok;
 use crate::upstream::Connection;
 use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
-
-/// How long Keyward waits for a reservation. Then the read goes on unchanged.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The reply that replaces that of the client's own command.
 pub(super) struct Routed {
@@ -76,22 +71,22 @@ impl<'m> RoutableRead<'m> {
         let proxy = &protected.constraints[read.asked.constraint];
         let metrics = &proxy.metrics;
         // While documents without reservations may exist, two documents may hold the key.
-        if !service.metrics.is_ready(&proxy.constraint)
+        if !service.enforced.has(&proxy.constraint)
             || !rights.may_find(&protected.namespace, message.body, upstream).await?
         {
             return Ok(None);
         }
-        let owner = owner(protected, read).await;
+        let owner = proxy.reserved_owner(&read.asked.key).await;
         let Some(command) = owner.and_then(|owner| read.pinned(&owner, protected).ok().flatten()) else {
             metrics.routed_misses.inc();
             return Ok(None);
         };
         let reply = upstream.request(&Draft::of_body(&command)).await?;
         let leaves_cursor = match found(reply.body()).map_err(Rejection::from)? {
-            Found::Document { leaves_cursor } => leaves_cursor,
-            Found::Ended => false,
-            Found::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
-            Found::Nothing { cursor } => {
+            RoutedReply::Document { leaves_cursor } => leaves_cursor,
+            RoutedReply::Ended => false,
+            RoutedReply::Nothing { .. } if read.is_explained && is_ok(reply.body()).unwrap_or(false) => false,
+            RoutedReply::Nothing { cursor } => {
                 metrics.routed_fell_back.inc();
                 if let Some(cursor) = cursor {
                     close(cursor, protected, message.body, upstream).await?;
@@ -107,13 +102,6 @@ impl<'m> RoutableRead<'m> {
     }
 }
 
-/// The owner of the key, by its reservation.
-async fn owner(protected: &Protected, read: &ReadByKey<'_>) -> Option<Owner> {
-    let proxy = &protected.constraints[read.asked.constraint];
-    let reads = timeout(PATIENCE, proxy.read(&[&read.asked.key])).await.ok()?;
-    Some(reads.ok()?.into_iter().next()??.owner)
-}
-
 /// Closes the cursor of a routed read that has found nothing so far.
 async fn close(cursor: i64, protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<(), End> {
     let mut command = Builder::new();
@@ -121,11 +109,8 @@ async fn close(cursor: i64, protected: &Protected, body: Doc<'_>, upstream: &mut
     command.open(ElementType::Array, b"cursors");
     command.append(ElementType::Int64, b"0", &cursor.to_le_bytes());
     command.close();
-    for field in body.elements().flatten() {
-        if let b"lsid" | b"$db" | b"apiVersion" | b"apiStrict" | b"apiDeprecationErrors" = field.name {
-            command.element(&field);
-        }
-    }
+    append_fields(&mut command, body, &["lsid", "$db"]).map_err(Rejection::from)?;
+    append_fields(&mut command, body, &API).map_err(Rejection::from)?;
     upstream.run(&command.finish()).await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write};
 use crate::namespace::Namespace;
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
@@ -22,7 +22,7 @@ use crate::write::plan::Plan;
 use crate::write::{self, Served};
 
 /// The action once the message has been judged, and served if it must be.
-enum Outcome {
+enum Action {
     /// The client gets this message.
     Answer(Vec<u8>),
     /// The client gets this message, and reads a cursor.
@@ -45,7 +45,7 @@ impl Session {
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.finish(Outcome::Silence, length);
+                self.finish(Action::Silence, length);
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -62,11 +62,11 @@ impl Session {
             Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
             _ => CommandSpan::default(),
         };
-        let outcome = if goes_on {
-            Outcome::Forward(judged.pending())
+        let action = if goes_on {
+            Action::Forward(judged.pending())
         } else if self.replies.is_settled() {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
-            // Of an earlier message, whose client knows that the outcome is open.
+            // Of an earlier message, whose client knows that the action is open.
             self.upstream.take_open_transaction();
             let server = Server {
                 service: &self.service,
@@ -76,33 +76,33 @@ impl Session {
                 rights: &mut self.rights,
                 upstream: &mut self.upstream,
             };
-            let outcome = span.around(server.serve(judged, self.last_reply_id)).await?;
+            let action = span.around(server.serve(judged, self.last_reply_id)).await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
-            outcome
+            action
         } else {
             self.unpacked_by = judged.request.envelope.compressor;
             self.waiting = span;
             self.requests = Requests::Waiting;
             return Ok(());
         };
-        if context.may_change_user && matches!(outcome, Outcome::Forward(_)) {
+        if context.may_change_user && matches!(action, Action::Forward(_)) {
             self.rights.forget();
         }
-        let outcome = match outcome {
-            Outcome::Forward(Some(reply)) => Outcome::Forward(Some(PendingReply { span, ..reply })),
-            outcome => outcome,
+        let action = match action {
+            Action::Forward(Some(reply)) => Action::Forward(Some(PendingReply { span, ..reply })),
+            action => action,
         };
-        self.finish(outcome, length);
+        self.finish(action, length);
         Ok(())
     }
 
     /// Ends the handling of the first message in the inbox, which has `length` bytes.
-    fn finish(&mut self, outcome: Outcome, length: usize) {
+    fn finish(&mut self, action: Action, length: usize) {
         self.forget_unpacked();
-        match outcome {
-            Outcome::Forward(reply) => {
+        match action {
+            Action::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
                     Some(reply) => self.replies.expect(reply),
@@ -111,10 +111,10 @@ impl Session {
                 self.requests = Requests::Sending { left: length };
                 return;
             }
-            Outcome::Silence => {}
+            Action::Silence => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
-            Outcome::Answer(reply) => self.replies.answer(reply),
-            Outcome::AnswerWithCursor(reply) => {
+            Action::Answer(reply) => self.replies.answer(reply),
+            Action::AnswerWithCursor(reply) => {
                 self.replies.answer(reply);
                 self.replies.note_cursor();
             }
@@ -147,7 +147,7 @@ struct Server<'s> {
 
 impl Server<'_> {
     /// Serves one message that doesn't go on at once; `reply_id` is the reply's own number.
-    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Outcome, End> {
+    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
             reply_id,
@@ -190,7 +190,7 @@ impl Server<'_> {
                 };
                 match self.protected_write(write, judged.affects_no_key, &message).await? {
                     Served::Reply(body) => reply_to.answer(&body),
-                    Served::Untouched => Ok(Outcome::Forward(judged.pending())),
+                    Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
             }
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
@@ -199,18 +199,18 @@ impl Server<'_> {
     }
 
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
-    async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Outcome, End> {
+    async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
         if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.is_known)
             && let Some(routed) = by_key
                 .route(&judged.request, self.service, self.rights, self.upstream)
                 .await?
         {
             return Ok(match (reply_to.answer(&routed.body)?, routed.leaves_cursor) {
-                (Outcome::Answer(reply), true) => Outcome::AnswerWithCursor(reply),
-                (outcome, _) => outcome,
+                (Action::Answer(reply), true) => Action::AnswerWithCursor(reply),
+                (action, _) => action,
             });
         }
-        Ok(Outcome::Forward(judged.pending()))
+        Ok(Action::Forward(judged.pending()))
     }
 
     /// Makes sure that a command which may write does so with the knowledge of the other Keywards.
@@ -219,11 +219,11 @@ impl Server<'_> {
         undeclared: Vec<Namespace>,
         asks_to_write: bool,
         context: &RequestContext,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), WriteRefusal> {
         let Some(membership) = &self.service.membership else {
             return Ok(());
         };
-        let unregistered = |reason: String| Refusal::Unregistered {
+        let unregistered = |reason: String| WriteRefusal::Unregistered {
             reason,
             label: context.label(),
         };
@@ -280,24 +280,24 @@ struct ReplyTo {
 }
 
 impl ReplyTo {
-    fn answer(self, body: &[u8]) -> Result<Outcome, End> {
+    fn answer(self, body: &[u8]) -> Result<Action, End> {
         note_outcome(body);
         if !self.envelope.wants_reply() {
-            return Ok(Outcome::Silence);
+            return Ok(Action::Silence);
         }
         let reply = self.envelope.reply(body, self.reply_id).map_err(Rejection::from)?;
-        Ok(Outcome::Answer(reply))
+        Ok(Action::Answer(reply))
     }
 
     /// Does with a message that is turned down what the server does.
-    fn turn_down(self, rejection: &Rejection) -> Result<Outcome, End> {
+    fn turn_down(self, rejection: &Rejection) -> Result<Action, End> {
         match rejection.treatment() {
             Treatment::Close => Err(rejection.clone().into()),
             Treatment::Answer(error) if self.envelope.wants_reply() => {
                 let reply = self.envelope.error(rejection, &error, self.reply_id);
-                Ok(Outcome::Answer(reply))
+                Ok(Action::Answer(reply))
             }
-            Treatment::Answer(_) | Treatment::Ignore => Ok(Outcome::Silence),
+            Treatment::Answer(_) | Treatment::Ignore => Ok(Action::Silence),
         }
     }
 }

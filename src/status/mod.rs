@@ -187,7 +187,7 @@ mod tests {
             metrics: Metrics::new(&[]),
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
-            reloads: crate::reload::Reloads::default(),
+            reloads: crate::reload::LastReload::default(),
         };
         admin.readiness.block(Obstacle::Upstream, "<b>gone</b>");
         let status = Status::of(&admin);

@@ -18,7 +18,7 @@ use crate::constraint::Key;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
-use turn::Turn;
+use turn::SweepTurn;
 
 /// The number of reservations that are checked together.
 const PAGE: i32 = 200;
@@ -55,7 +55,7 @@ async fn sweep(
     pause: Duration,
 ) -> Result<(), StoreError> {
     let namespace = proxy.constraint.namespace();
-    let Some(mut turn) = Turn::take(client, namespace, proxy.constraint.name(), sweeper).await? else {
+    let Some(mut turn) = SweepTurn::take(client, namespace, proxy.constraint.name(), sweeper).await? else {
         return Ok(());
     };
     loop {

@@ -19,24 +19,24 @@ use crate::proxy_collection::{StoreError, answered};
 const TURN: Duration = Duration::from_secs(30);
 
 /// A turn that is this Keyward's.
-pub(super) struct Turn<'a> {
+pub(super) struct SweepTurn<'a> {
     definitions: Collection<Document>,
     id: Document,
     sweeper: &'a str,
     after: Option<RawBson>,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> SweepTurn<'a> {
     /// Takes the turn unless another Keyward has it, or a sweep has ended only lately.
     pub(super) async fn take(
         client: &Client,
         namespace: &Namespace,
         constraint: &str,
         sweeper: &'a str,
-    ) -> Result<Option<Turn<'a>>, StoreError> {
+    ) -> Result<Option<SweepTurn<'a>>, StoreError> {
         let definitions = client.database(&namespace.database).collection(DEFINITIONS);
         let id = definition_id(namespace, constraint);
-        let mut turn = Turn {
+        let mut turn = SweepTurn {
             definitions,
             id,
             sweeper,

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::files::{Files, TlsError};
-use super::{Mode, Settings};
+use super::{Mode, TlsSettings};
 
 /// The number of bytes that distinguish a handshake from a message.
 const TELLING: usize = 12;
@@ -40,13 +40,13 @@ pub struct Acceptor {
 }
 
 struct Current {
-    settings: Settings,
+    settings: TlsSettings,
     fingerprint: u128,
     config: Arc<ServerConfig>,
 }
 
 impl Current {
-    fn load(settings: Settings) -> Result<Current, TlsError> {
+    fn load(settings: TlsSettings) -> Result<Current, TlsError> {
         let files = Files::read(&settings)?;
         Ok(Current {
             config: Arc::new(files.server_config(&settings)?),
@@ -61,7 +61,7 @@ impl Prepared {
     ///
     /// # Errors
     /// [`TlsError`] if they can't be used.
-    pub fn load(settings: Settings) -> Result<Prepared, TlsError> {
+    pub fn load(settings: TlsSettings) -> Result<Prepared, TlsError> {
         Current::load(settings).map(Prepared)
     }
 }
@@ -71,14 +71,14 @@ impl Acceptor {
     ///
     /// # Errors
     /// [`TlsError`] if they can't be used.
-    pub fn new(settings: Settings) -> Result<Acceptor, TlsError> {
+    pub fn new(settings: TlsSettings) -> Result<Acceptor, TlsError> {
         Ok(Acceptor {
             current: ArcSwap::from_pointee(Current::load(settings)?),
         })
     }
 
     /// The current settings.
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> TlsSettings {
         self.current.load().settings.clone()
     }
 

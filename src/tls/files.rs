@@ -11,7 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{ClientCertificate, Settings};
+use super::{ClientCertificate, TlsSettings};
 
 /// Why certificates can't be used; never quotes a key.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ impl Files {
     ///
     /// # Errors
     /// [`TlsError::Unreadable`].
-    pub fn read(settings: &Settings) -> Result<Files, TlsError> {
+    pub fn read(settings: &TlsSettings) -> Result<Files, TlsError> {
         Ok(Files {
             certificate: read(&settings.certificate)?,
             key: read(&settings.key)?,
@@ -72,7 +72,7 @@ impl Files {
     ///
     /// # Errors
     /// [`TlsError`] if a file doesn't hold the expected content, or if key and certificate don't match.
-    pub fn server_config(&self, settings: &Settings) -> Result<ServerConfig, TlsError> {
+    pub fn server_config(&self, settings: &TlsSettings) -> Result<ServerConfig, TlsError> {
         let unusable = |path: &Path, reason: String| TlsError::Unusable {
             path: path.to_owned(),
             reason,

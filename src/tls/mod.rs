@@ -17,7 +17,7 @@ pub use follow::follow;
 
 /// How clients' connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct TlsSettings {
     /// Whether clients may connect without encryption.
     pub mode: Mode,
     /// The certificate that Keyward shows, with the chain to its authority; PEM.

@@ -25,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use collector::Collector;
 pub use command::{CommandSpan, REPLY_BYTES_MAX, note_outcome};
-pub use step::{Step, Upstream, asking, waiting_for_group};
+pub use step::{ProxyRequest, UpstreamSpan, asking, waiting_for_group};
 
 /// Marks the spans that are traces: the log shows none of them, and nothing else is traced. No module's path, which is what
 /// marks an event of the log.
@@ -37,7 +37,7 @@ const DELIVERY: Duration = Duration::from_secs(5);
 
 /// Where traces go, and how many.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct TraceSettings {
     /// The collector's URL for OTLP over HTTP.
     pub endpoint: String,
     /// The share of commands that are traced, 0 to 1.
@@ -57,7 +57,7 @@ impl Traces {
     ///
     /// # Errors
     /// [`ExporterBuildError`] if an environment variable of OpenTelemetry's is wrong.
-    pub fn start(settings: &Settings) -> Result<Traces, ExporterBuildError> {
+    pub fn start(settings: &TraceSettings) -> Result<Traces, ExporterBuildError> {
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(Collector::new(DELIVERY))

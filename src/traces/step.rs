@@ -12,7 +12,7 @@ use crate::raw::Doc;
 
 /// The kinds of requests to the proxy collection of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum ProxyRequest {
     /// To hold keys.
     Reserve,
     /// Reads the holders of keys.
@@ -25,21 +25,21 @@ pub enum Step {
     Release,
 }
 
-impl Step {
+impl ProxyRequest {
     fn name(self) -> &'static str {
         match self {
-            Step::Reserve => "reserve",
-            Step::Read => "read reservation",
-            Step::LookForOwner => "look for owner",
-            Step::TakeOver => "take over",
-            Step::Release => "release",
+            ProxyRequest::Reserve => "reserve",
+            ProxyRequest::Read => "read reservation",
+            ProxyRequest::LookForOwner => "look for owner",
+            ProxyRequest::TakeOver => "take over",
+            ProxyRequest::Release => "release",
         }
     }
 }
 
 /// Waits for the answer to `asked`, which is about `count` keys of `constraint`. Outside of commands nothing is traced.
 pub async fn asking<T, E>(
-    step: Step,
+    step: ProxyRequest,
     constraint: &Arc<Constraint>,
     count: usize,
     asked: impl Future<Output = Result<T, E>>,
@@ -76,19 +76,19 @@ pub async fn waiting_for_group<T>(waited: impl Future<Output = T>) -> T {
 
 /// A command on the client's own connection that serves the client's.
 #[derive(Debug)]
-pub struct Upstream(Span);
+pub struct UpstreamSpan(Span);
 
-impl Upstream {
+impl UpstreamSpan {
     /// Begins with the command that has this `body`.
-    pub fn asking(body: &[u8]) -> Upstream {
+    pub fn asking(body: &[u8]) -> UpstreamSpan {
         if !is_in_command() {
-            return Upstream(Span::none());
+            return UpstreamSpan(Span::none());
         }
         let first = Doc::new(body).ok().and_then(|body| body.elements().next()?.ok());
         let name = first
             .and_then(|first| std::str::from_utf8(first.name).ok())
             .unwrap_or_default();
-        Upstream(info_span!(
+        UpstreamSpan(info_span!(
             target: TARGET,
             "upstream",
             otel.name = format!("upstream {name}"),

@@ -21,7 +21,7 @@ const AHEAD: i64 = 60_000_000;
 
 /// Why a command of ours has no reply.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ConnectionError {
     /// The command is too long to send; nothing was sent.
     #[error(transparent)]
     TooLong(#[from] TooLong),
@@ -68,7 +68,7 @@ pub struct Connection {
     address: ServerAddress,
     last_id: i32,
     /// Commands sent and not answered, oldest first: their numbers, and what is traced of them.
-    unanswered: Vec<(i32, traces::Upstream)>,
+    unanswered: Vec<(i32, traces::UpstreamSpan)>,
     /// The session of Keyward's own transactions here. One for a connection's life: the server remembers each session for
     /// half an hour, and not more than a million.
     session: [u8; 16],
@@ -186,8 +186,8 @@ impl Connection {
     /// - Cancel: leaves the connection out of step, and the session closes it.
     ///
     /// # Errors
-    /// [`Error`]; all but `TooLong` mean that the connection is done for.
-    pub async fn request(&mut self, command: &Draft<'_>) -> Result<Reply, Error> {
+    /// [`ConnectionError`]; all but `TooLong` mean that the connection is done for.
+    pub async fn request(&mut self, command: &Draft<'_>) -> Result<Reply, ConnectionError> {
         self.send(command).await?;
         self.receive().await
     }
@@ -196,7 +196,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Connection::request`].
-    pub async fn run(&mut self, body: &[u8]) -> Result<Vec<u8>, Error> {
+    pub async fn run(&mut self, body: &[u8]) -> Result<Vec<u8>, ConnectionError> {
         let reply = self.request(&Draft::of_body(body)).await?;
         Ok(reply.body().bytes().to_vec())
     }
@@ -205,13 +205,13 @@ impl Connection {
     /// [`Flags::MORE_TO_COME`] there will be none.
     ///
     /// # Errors
-    /// [`Error`]; all but `TooLong` mean that the connection is done for.
-    pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), Error> {
+    /// [`ConnectionError`]; all but `TooLong` mean that the connection is done for.
+    pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), ConnectionError> {
         self.last_id = self.last_id.wrapping_add(1);
         let frame = command.frame(self.last_id, 0)?;
         // Noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
         self.unanswered
-            .push((self.last_id, traces::Upstream::asking(command.body)));
+            .push((self.last_id, traces::UpstreamSpan::asking(command.body)));
         self.outgoing.write_pieces(frame.pieces()).await?;
         if command.flags.has(Flags::MORE_TO_COME) {
             self.unanswered.pop();
@@ -222,8 +222,8 @@ impl Connection {
     /// Waits for the reply to the oldest command that has none yet.
     ///
     /// # Errors
-    /// [`Error`]; the connection is done for.
-    pub async fn receive(&mut self) -> Result<Reply, Error> {
+    /// [`ConnectionError`]; the connection is done for.
+    pub async fn receive(&mut self) -> Result<Reply, ConnectionError> {
         let header = loop {
             let inbox = &self.incoming.inbox;
             let wanted = match inbox.header()? {
@@ -232,12 +232,12 @@ impl Connection {
                 None => Header::SIZE,
             };
             if self.incoming.fill(wanted).await? == 0 {
-                return Err(Error::Closed);
+                return Err(ConnectionError::Closed);
             }
         };
         let expected = self.unanswered.first().map(|(id, _)| *id).unwrap_or_default();
         if header.response_to != expected {
-            return Err(Error::OutOfStep {
+            return Err(ConnectionError::OutOfStep {
                 expected,
                 got: header.response_to,
             });

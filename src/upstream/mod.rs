@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use connection::{Connection, Error, Reply};
-pub use shard_keys::{Sharding, shard_keys, sharded_collection};
+pub use connection::{Connection, ConnectionError, Reply};
+pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
 pub use topology::{Targets, WIRE_VERSION_MIN};
 
 use crate::stream;

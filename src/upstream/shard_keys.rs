@@ -37,24 +37,24 @@ pub async fn sharded_collection(client: &Client, namespace: &Namespace) -> Resul
 /// How a collection is sharded at one moment. Dropped and made again, sharded anew or by a longer key, it is another one; moved
 /// chunks change nothing about it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sharding {
+pub struct CollectionSharding {
     /// The paths of its shard key; empty where it isn't sharded.
     pub key: Vec<String>,
     identity: Vec<Option<Bson>>,
 }
 
-impl Sharding {
+impl CollectionSharding {
     /// As a majority of the config server has it now.
     ///
     /// # Errors
     /// [`Error`] if the deployment doesn't say.
-    pub async fn of(client: &Client, namespace: &Namespace) -> Result<Sharding, Error> {
+    pub async fn of(client: &Client, namespace: &Namespace) -> Result<CollectionSharding, Error> {
         let collections = client.database("config").collection::<Document>("collections");
         let found = collections.find_one(sharded(&[namespace.to_string()]));
         let entry = found.read_concern(ReadConcern::majority()).await?.unwrap_or_default();
         let key = entry.get_document("key").map(|key| key.keys().cloned().collect());
         let identity = ["uuid", "lastmodEpoch", "timestamp"].map(|field| entry.get(field).cloned());
-        Ok(Sharding {
+        Ok(CollectionSharding {
             key: key.unwrap_or_default(),
             identity: identity.to_vec(),
         })

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::finding::value_as_json;
 use super::repair::Repaired;
-use super::{Finding, KEYS_REMEMBERED, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, FindingKind, KEYS_REMEMBERED, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
@@ -30,7 +30,7 @@ pub(super) enum Fault {
 }
 
 /// The suspects that wait for their second look.
-struct Suspects {
+struct SuspectDocuments {
     keys: Vec<Suspect>,
     unindexable: Vec<Owner>,
     /// When the last of them was seen.
@@ -42,7 +42,7 @@ impl Verification<'_> {
     pub(super) async fn documents(&mut self) -> Result<(), StoreError> {
         let (proxy, protected) = (self.proxy, self.protected);
         let mut all = proxy.all_documents(None, PAGE, &protected.shard_key);
-        let mut suspects = Suspects {
+        let mut suspects = SuspectDocuments {
             keys: Vec::new(),
             unindexable: Vec::new(),
             since: Instant::now(),
@@ -59,7 +59,7 @@ impl Verification<'_> {
     }
 
     /// Adds those of a page that are wrong at one and the same moment, too.
-    async fn suspect(&self, page: &[RawDocumentBuf], suspects: &mut Suspects) -> Result<(), StoreError> {
+    async fn suspect(&self, page: &[RawDocumentBuf], suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
         let mut wanted = Vec::new();
         for document in page {
             let malformed = |_| StoreError::Unexpected("a document");
@@ -93,7 +93,7 @@ impl Verification<'_> {
     }
 
     /// Looks at all suspects once more, a lease after they were found, and reports what is wrong still.
-    async fn settle(&mut self, suspects: &mut Suspects) -> Result<(), StoreError> {
+    async fn settle(&mut self, suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
         if suspects.keys.is_empty() && suspects.unindexable.is_empty() {
             return Ok(());
         }
@@ -199,13 +199,13 @@ impl Verification<'_> {
         let constraint = &self.proxy.constraint;
         let finding = |kind| Finding::new(kind, constraint, Some(key)).about([owner]);
         let mut found = match &fault {
-            Fault::Missing => finding(Kind::Missing),
+            Fault::Missing => finding(FindingKind::Missing),
             Fault::Foreign(reservation) => Finding {
                 reservation: Some(value_as_json(&reservation.owner.id)),
-                ..finding(Kind::Foreign)
+                ..finding(FindingKind::Foreign)
             },
-            Fault::Misrouted(_) => finding(Kind::Misrouted),
-            Fault::Duplicate(others, _) => finding(Kind::Duplicate).about(others),
+            Fault::Misrouted(_) => finding(FindingKind::Misrouted),
+            Fault::Duplicate(others, _) => finding(FindingKind::Duplicate).about(others),
         };
         if self.unreserved.len() < KEYS_REMEMBERED {
             self.unreserved.insert(key.clone(), owner.clone());
@@ -214,7 +214,7 @@ impl Verification<'_> {
             match self.repair(key, owner, &fault).await {
                 Ok(Repaired::Yes) => found.repaired = true,
                 Ok(Repaired::No) => {}
-                Ok(Repaired::Duplicate(other)) => found = finding(Kind::Duplicate).about([&other]),
+                Ok(Repaired::Duplicate(other)) => found = finding(FindingKind::Duplicate).about([&other]),
                 // One that can't be repaired is in the way of no other.
                 Err(error) => found.reason = Some(format!("not repaired: {error}")),
             }
@@ -234,7 +234,7 @@ impl Verification<'_> {
             if let Err(error) = self.proxy.constraint.keys(document) {
                 let found = Finding {
                     reason: Some(error.to_string()),
-                    ..Finding::new(Kind::Unindexable, &self.proxy.constraint, None).about([owner])
+                    ..Finding::new(FindingKind::Unindexable, &self.proxy.constraint, None).about([owner])
                 };
                 self.note(&found);
             }

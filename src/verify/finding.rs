@@ -10,7 +10,7 @@ use crate::proxy_collection::Owner;
 
 /// In which way documents and reservations contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum FindingKind {
     /// A document's key isn't reserved.
     Missing,
     /// A document's key is reserved for another document, which doesn't hold it.
@@ -27,17 +27,17 @@ pub enum Kind {
     Unreadable,
 }
 
-impl Kind {
+impl FindingKind {
     /// As it is written in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Missing => "missing",
-            Kind::Foreign => "foreign",
-            Kind::Misrouted => "misrouted",
-            Kind::Duplicate => "duplicate",
-            Kind::Unindexable => "unindexable",
-            Kind::Abandoned => "abandoned",
-            Kind::Unreadable => "unreadable",
+            FindingKind::Missing => "missing",
+            FindingKind::Foreign => "foreign",
+            FindingKind::Misrouted => "misrouted",
+            FindingKind::Duplicate => "duplicate",
+            FindingKind::Unindexable => "unindexable",
+            FindingKind::Abandoned => "abandoned",
+            FindingKind::Unreadable => "unreadable",
         }
     }
 }
@@ -46,7 +46,7 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub struct Finding {
     /// In which way.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// `database.collection` of the documents.
     pub namespace: String,
     /// The constraint's name.
@@ -65,7 +65,7 @@ pub struct Finding {
 
 impl Finding {
     /// One about `key` of a constraint, and nothing else yet.
-    pub(super) fn new(kind: Kind, constraint: &Constraint, key: Option<&Key>) -> Finding {
+    pub(super) fn new(kind: FindingKind, constraint: &Constraint, key: Option<&Key>) -> Finding {
         Finding {
             kind,
             namespace: constraint.namespace().to_string(),
@@ -116,22 +116,22 @@ impl fmt::Display for Finding {
             self.kind.name()
         )?;
         match self.kind {
-            Kind::Missing => write!(formatter, "_id {documents} holds {key}, which isn't reserved"),
-            Kind::Foreign => write!(
+            FindingKind::Missing => write!(formatter, "_id {documents} holds {key}, which isn't reserved"),
+            FindingKind::Foreign => write!(
                 formatter,
                 "_id {documents} holds {key}, which is reserved for _id {reservation}, which doesn't hold it"
             ),
-            Kind::Misrouted => write!(
+            FindingKind::Misrouted => write!(
                 formatter,
                 "_id {documents} holds {key}, but lies elsewhere than its reservation says"
             ),
-            Kind::Duplicate => write!(formatter, "_id {documents} hold {key}"),
-            Kind::Unindexable => write!(formatter, "_id {documents} can't be indexed"),
-            Kind::Abandoned => write!(
+            FindingKind::Duplicate => write!(formatter, "_id {documents} hold {key}"),
+            FindingKind::Unindexable => write!(formatter, "_id {documents} can't be indexed"),
+            FindingKind::Abandoned => write!(
                 formatter,
                 "{key} is reserved for _id {reservation}, which doesn't hold it"
             ),
-            Kind::Unreadable => write!(formatter, "_id {reservation} is no reservation"),
+            FindingKind::Unreadable => write!(formatter, "_id {reservation} is no reservation"),
         }?;
         if let Some(reason) = &self.reason {
             write!(formatter, " ({reason})")?;

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::proxy_collection::{Owner, ProxyCollection, StoreError};
 use crate::raw::Doc;
 
-pub use finding::{Finding, Kind};
+pub use finding::{Finding, FindingKind};
 
 /// So many documents, or reservations, are read together.
 const PAGE: i32 = 1_000;
@@ -36,7 +36,7 @@ const KEYS_REMEMBERED: usize = 100_000;
 
 /// How to go about it.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct VerifySettings {
     /// How long a reservation may be in flight, at least.
     pub lease: Duration,
     /// How many documents, or reservations, to read in a second.
@@ -53,7 +53,7 @@ pub struct Tally {
     /// Reservations read.
     pub reservations: u64,
     /// Findings of each kind, and how many of them are repaired.
-    pub findings: BTreeMap<Kind, (u64, u64)>,
+    pub findings: BTreeMap<FindingKind, (u64, u64)>,
 }
 
 impl Tally {
@@ -80,7 +80,7 @@ impl Tally {
 pub async fn verify(
     protected: &Protected,
     position: usize,
-    settings: Settings,
+    settings: VerifySettings,
     tally: &mut Tally,
     report: &mut dyn FnMut(&Finding),
 ) -> Result<(), StoreError> {
@@ -92,7 +92,7 @@ pub async fn verify(
         position,
         proxy,
         settings,
-        pace: Pace::start(settings.rate),
+        pace: Throttle::start(settings.rate),
         progress: Progress::start("verifying", what, 0, documents + reservations),
         unreserved: HashMap::new(),
         tally,
@@ -107,8 +107,8 @@ struct Verification<'a> {
     protected: &'a Protected,
     position: usize,
     proxy: &'a ProxyCollection,
-    settings: Settings,
-    pace: Pace,
+    settings: VerifySettings,
+    pace: Throttle,
     progress: Progress,
     /// Keys that were found without a reservation of their own, with a document that holds them.
     unreserved: HashMap<Key, Owner>,
@@ -171,15 +171,15 @@ impl Looks {
 
 /// Keeps to a rate.
 #[derive(Debug)]
-struct Pace {
+struct Throttle {
     rate: u32,
     next: Instant,
 }
 
-impl Pace {
-    fn start(rate: u32) -> Pace {
+impl Throttle {
+    fn start(rate: u32) -> Throttle {
         let next = Instant::now();
-        Pace { rate, next }
+        Throttle { rate, next }
     }
 
     /// Waits until so many more documents may be read. An unused part of the rate is lost.

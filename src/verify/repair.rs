@@ -6,7 +6,7 @@ use super::Verification;
 use super::documents::Fault;
 use crate::claims::{Candidate, ConstrainedKey, InFlight};
 use crate::constraint::Key;
-use crate::prepare::{Outcome, backfill_documents};
+use crate::prepare::{BackfillOutcome, backfill_documents};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
 use crate::reservation::{Scope, Token};
 
@@ -49,8 +49,8 @@ impl Verification<'_> {
         let candidate = Candidate::of_held_key(Token::of(attempt), owner.clone(), key);
         let outcomes = backfill_documents(self.protected, self.settings.lease, attempt, vec![candidate]).await?;
         match outcomes.into_iter().next() {
-            Some((_, Outcome::Reserved | Outcome::Gone)) => Ok(Repaired::Yes),
-            Some((_, Outcome::Duplicate(other))) => Ok(Repaired::Duplicate(other)),
+            Some((_, BackfillOutcome::Reserved | BackfillOutcome::Gone)) => Ok(Repaired::Yes),
+            Some((_, BackfillOutcome::Duplicate(other))) => Ok(Repaired::Duplicate(other)),
             None => Err(StoreError::Unexpected("an attempt at a key")),
         }
     }
@@ -77,7 +77,7 @@ impl Verification<'_> {
         // It may have gone meanwhile, and with it only the reservation that it had.
         let there = self.proxy.look_up(&[(key, owner)], Scope::Everywhere).await?;
         if there != [true] {
-            self.proxy.release(&[(key, token)]).await?;
+            self.proxy.release_by_token(&[(key, token)]).await?;
         }
         Ok(Repaired::Yes)
     }

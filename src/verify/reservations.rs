@@ -4,13 +4,13 @@ use bson::RawBson;
 use tokio::time::Instant;
 
 use super::finding::value_as_json;
-use super::{Finding, Kind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, FindingKind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::constraint::Key;
 use crate::proxy_collection::{Reservation, StoreError};
 use crate::reservation::Scope;
 
 /// The suspects that wait for their second look.
-struct Suspects {
+struct SuspectReservations {
     reservations: Vec<(Key, Reservation)>,
     unreadable: Vec<RawBson>,
     /// When they will have settled.
@@ -21,7 +21,7 @@ impl Verification<'_> {
     /// Walks the reservations.
     pub(super) async fn reservations(&mut self) -> Result<(), StoreError> {
         let mut after = None;
-        let mut suspects = Suspects {
+        let mut suspects = SuspectReservations {
             reservations: Vec::new(),
             unreadable: Vec::new(),
             settled: Instant::now(),
@@ -52,7 +52,7 @@ impl Verification<'_> {
     async fn suspect_reservations(
         &self,
         reservations: Vec<(Key, Reservation)>,
-        suspects: &mut Suspects,
+        suspects: &mut SuspectReservations,
     ) -> Result<(), StoreError> {
         let claims: Vec<_> = reservations
             .iter()
@@ -95,7 +95,7 @@ impl Verification<'_> {
     }
 
     /// Looks at all suspects once more, after their leases, and reports what is wrong still.
-    async fn settle_reservations(&mut self, suspects: &mut Suspects) -> Result<(), StoreError> {
+    async fn settle_reservations(&mut self, suspects: &mut SuspectReservations) -> Result<(), StoreError> {
         let mut looks = Looks::until(suspects.settled);
         while !suspects.reservations.is_empty() && looks.next().await {
             suspects.reservations = self.abandoned(std::mem::take(&mut suspects.reservations)).await?;
@@ -105,7 +105,7 @@ impl Verification<'_> {
                 let found = Finding {
                     reservation: Some(value_as_json(&id)),
                     reason: Some(reason.to_string()),
-                    ..Finding::new(Kind::Unreadable, &self.proxy.constraint, None)
+                    ..Finding::new(FindingKind::Unreadable, &self.proxy.constraint, None)
                 };
                 self.note(&found);
             }
@@ -139,7 +139,7 @@ impl Verification<'_> {
             let found = Finding {
                 reservation: Some(value_as_json(&reservation.owner.id)),
                 repaired,
-                ..Finding::new(Kind::Abandoned, &self.proxy.constraint, Some(key))
+                ..Finding::new(FindingKind::Abandoned, &self.proxy.constraint, Some(key))
             };
             self.note(&found);
         }

@@ -100,11 +100,11 @@ impl OutSequence<'_> {
 #[derive(Debug, Clone, Default)]
 pub struct Frame<'a> {
     copied: Vec<u8>,
-    parts: Vec<Part<'a>>,
+    parts: Vec<FramePart<'a>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Part<'a> {
+enum FramePart<'a> {
     /// Up to this position of `copied`, from where the last such part ended.
     CopiedUpTo(usize),
     Borrowed(&'a [u8]),
@@ -115,12 +115,12 @@ impl<'a> Frame<'a> {
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let mut start = 0;
         self.parts.iter().map(move |part| match *part {
-            Part::CopiedUpTo(end) => {
+            FramePart::CopiedUpTo(end) => {
                 let piece = &self.copied[start..end];
                 start = end;
                 piece
             }
-            Part::Borrowed(bytes) => bytes,
+            FramePart::Borrowed(bytes) => bytes,
         })
     }
 
@@ -137,7 +137,7 @@ impl<'a> Frame<'a> {
     fn append(&mut self, bytes: &'a [u8]) {
         match bytes.len() < BORROW_BYTES_MIN {
             true => self.copy(bytes),
-            false => self.parts.push(Part::Borrowed(bytes)),
+            false => self.parts.push(FramePart::Borrowed(bytes)),
         }
     }
 
@@ -145,8 +145,8 @@ impl<'a> Frame<'a> {
         self.copied.extend_from_slice(bytes);
         let end = self.copied.len();
         match self.parts.last_mut() {
-            Some(Part::CopiedUpTo(last)) => *last = end,
-            _ => self.parts.push(Part::CopiedUpTo(end)),
+            Some(FramePart::CopiedUpTo(last)) => *last = end,
+            _ => self.parts.push(FramePart::CopiedUpTo(end)),
         }
     }
 }

@@ -7,15 +7,16 @@
 
 use std::ops::Range;
 
-use bson::spec::ElementType;
 use tokio::time::Instant;
 
+use super::forward::Acknowledged;
 use super::plan::Plan;
 use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
+use crate::command::batch::must_be_stated;
 use crate::command::bulk::BulkWrite;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{BulkKind, BulkReply, Refusal, Times};
+use crate::reply::{BulkKind, BulkReply, Times, WriteRefusal};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
@@ -35,13 +36,13 @@ pub async fn bulk_write(
     while next < bulk.operations.len() {
         let time_ms = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_millis());
         if time_ms == Some(0) {
-            return Ok(Refusal::TimeLimit.body(&Times::default()));
+            return Ok(WriteRefusal::TimeLimit.body(&Times::default()));
         }
         let run = next..bulk.end_of_run(next);
         let kind = bulk.operations[next].kind;
         // In a client's transaction only the commit counts.
         if !bulk.in_transaction && !upstream.may_write() {
-            return Ok(Refusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
+            return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
         let body = body(bulk, run.clone(), time_ms)?;
         let part = part(context, bulk, run.clone(), &body, upstream).await?;
@@ -77,8 +78,8 @@ async fn part(
         sequences: vec![sequence],
         ..Draft::of_body(body)
     };
-    let bytes = draft.frame(0, 0).map_err(upstream::Error::from)?.to_vec();
-    let message = OpMsg::parse(&bytes).map_err(upstream::Error::from)?;
+    let bytes = draft.frame(0, 0).map_err(upstream::ConnectionError::from)?.to_vec();
+    let message = OpMsg::parse(&bytes).map_err(upstream::ConnectionError::from)?;
     // A part is classified like any client's command: no part gets through that would be refused alone.
     let catalog = context.catalog();
     let served = match classify(&Message::Msg(message), &**catalog)? {
@@ -97,8 +98,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
     let first = &bulk.operations[run.start];
     let namespace = &bulk.namespaces[first.namespace];
     let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
-    // By default the server numbers the statements of a command from zero.
-    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
+    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
     let mut body = Builder::new();
     body.string(name(first.kind), namespace.collection);
     for element in bulk.body.elements().skip(1) {
@@ -113,9 +113,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
             b"apiStrict" if numbers.is_some() => {}
             // Keyward must learn whether an operation failed, so that it attempts none after it.
             b"writeConcern" if bulk.unacknowledged => {
-                body.open(ElementType::EmbeddedDocument, b"writeConcern")
-                    .int32("w", 1)
-                    .close();
+                Acknowledged::ByPrimary.append_concern(&mut body);
             }
             _ => {
                 body.element(&element);

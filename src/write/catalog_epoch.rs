@@ -47,7 +47,7 @@ pub(super) struct CatalogEpochs {
     /// `begun`, plus one.
     pub(super) unseen_at: AtomicU64,
     /// When a write's reply was last lost, in the same unit.
-    pub(super) lost_at: AtomicU64,
+    pub(super) in_doubt_at: AtomicU64,
 }
 
 impl CatalogEpochs {
@@ -59,7 +59,7 @@ impl CatalogEpochs {
             begun: Instant::now(),
             life: hastened(TRANSACTION_LIFE, haste::TRANSACTIONS).max(lease),
             unseen_at: AtomicU64::new(0),
-            lost_at: AtomicU64::new(0),
+            in_doubt_at: AtomicU64::new(0),
         }
     }
 

@@ -96,10 +96,10 @@ impl Context {
     /// Notes a write of unknown outcome: the connection broke before its reply arrived, or the reply leaves the outcome open.
     /// The server may execute the write for as long as a transaction may live, or for a lease if that is longer. Forwarded
     /// replies are not inspected.
-    pub fn note_lost(&self) {
+    pub fn note_in_doubt(&self) {
         let now = self.epochs.now();
         self.epochs.unseen_at.store(now, Ordering::Relaxed);
-        self.epochs.lost_at.store(now, Ordering::Relaxed);
+        self.epochs.in_doubt_at.store(now, Ordering::Relaxed);
     }
 
     /// The time by which every forwarded client transaction and every write of unknown outcome must have ended.
@@ -108,8 +108,8 @@ impl Context {
     }
 
     /// The time by which every write of unknown outcome must have ended.
-    pub fn lost_end(&self) -> Option<Instant> {
-        self.epochs.end_of(&self.epochs.lost_at)
+    pub fn in_doubt_end(&self) -> Option<Instant> {
+        self.epochs.end_of(&self.epochs.in_doubt_at)
     }
 
     /// From now on, refuses the commit of clients' transactions that began before the last change of the catalog. They can't be
@@ -177,8 +177,8 @@ mod tests {
         let lease = 4 * TRANSACTION_LIFE;
         let context = context_with(lease);
         let before = Instant::now();
-        context.note_lost();
+        context.note_in_doubt();
         let slack = Duration::from_millis(1);
-        assert!(context.lost_end().unwrap() + slack >= before + lease);
+        assert!(context.in_doubt_end().unwrap() + slack >= before + lease);
     }
 }

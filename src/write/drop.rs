@@ -21,7 +21,7 @@ use futures_util::future::join_all;
 
 use super::context::Context;
 use super::forward::ForwardError;
-use super::txn::{Failure, Refused};
+use super::txn::{ErrorReply, Failure};
 use crate::authorization::{self, Rights};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields};
@@ -118,7 +118,7 @@ async fn drop_all(
         match code(Doc::new(&reply)?)? {
             // Another client dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
-            Some(_) => return Err(Failure::Refused(Refused { body: reply })),
+            Some(_) => return Err(Failure::Refused(ErrorReply { body: reply })),
         }
     }
     // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
@@ -144,7 +144,7 @@ async fn names(
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
         if answer.nested("cursor")?.is_none() {
-            return Err(Failure::Refused(Refused { body: reply }));
+            return Err(Failure::Refused(ErrorReply { body: reply }));
         }
         for entry in cursor::batch(answer)? {
             let name = entry.get("name")?.and_then(|name| name.as_string_bytes());
@@ -184,9 +184,9 @@ async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> 
     }
     match Rights::ask(body, upstream).await {
         Ok(rights) => Ok(rights),
-        Err(authorization::Error::Unanswered { .. }) => Ok(Rights::unknown()),
-        Err(authorization::Error::Upstream(error)) => Err(error.into()),
-        Err(authorization::Error::Malformed(malformed)) => Err(malformed.into()),
+        Err(authorization::RightsError::Unanswered { .. }) => Ok(Rights::unknown()),
+        Err(authorization::RightsError::Upstream(error)) => Err(error.into()),
+        Err(authorization::RightsError::Malformed(malformed)) => Err(malformed.into()),
     }
 }
 

@@ -11,10 +11,10 @@ use bson::spec::ElementType;
 use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::txn::gossip;
-use crate::command::batch::BatchCommand;
+use crate::command::batch::{BatchCommand, must_be_stated};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::server::certain::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
@@ -25,11 +25,11 @@ use crate::wire::{Draft, OutSequence};
 pub enum ForwardError {
     /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.
     #[error(transparent)]
-    Lost(#[from] upstream::Error),
+    ConnectionLost(#[from] upstream::ConnectionError),
     /// Another client's connection is gone that also carried this client's insert. The insert is in doubt, as if this client's
     /// own connection were gone.
     #[error("the connection that inserted for several clients is gone")]
-    LostTogether,
+    GroupConnectionLost,
     /// The reply isn't BSON.
     #[error("the server's reply: {0}")]
     Malformed(#[from] Malformed),
@@ -43,7 +43,7 @@ pub async fn within<T>(
     lease: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::Lost(upstream::Error::Late(lease));
+    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(lease));
     tokio::time::timeout(lease, reply).await.map_err(late)?
 }
 
@@ -82,7 +82,7 @@ pub async fn statements(
 
 /// Why a statement about one document isn't known to have taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum UnappliedReason {
     /// No document matches.
     NoMatch,
     /// The server's error concerns the statement, in a reply to its batch.
@@ -95,7 +95,7 @@ pub enum Reason {
 #[derive(Debug)]
 pub struct Sent {
     /// Its outcome.
-    pub outcome: Outcome<Reason>,
+    pub outcome: Outcome<UnappliedReason>,
     /// Whether a majority has the statement's effect, so that no step-down can undo it.
     pub by_majority: bool,
     /// The reply's body.
@@ -112,8 +112,15 @@ pub enum Acknowledged {
 }
 
 impl Acknowledged {
+    /// Appends a write concern.
+    pub fn append_concern(self, command: &mut Builder) {
+        command.open(ElementType::EmbeddedDocument, b"writeConcern");
+        self.append_w(command);
+        command.close();
+    }
+
     /// Appends the `w` of a write concern.
-    pub fn append_to(self, concern: &mut Builder) {
+    fn append_w(self, concern: &mut Builder) {
         match self {
             Acknowledged::ByPrimary => concern.int32("w", 1),
             Acknowledged::ByMajority => concern.string("w", b"majority"),
@@ -135,7 +142,7 @@ pub async fn statement(
     let command = op.command;
     if !op.upstream.may_write() {
         return Ok(Sent {
-            outcome: Outcome::NotApplied(Reason::Command),
+            outcome: Outcome::NotApplied(UnappliedReason::Command),
             by_majority: false,
             body: withheld(command),
         });
@@ -166,25 +173,25 @@ pub async fn statement(
 
 /// The reply to a write that Keyward withholds: other Keywards may presume this one gone by now.
 pub fn withheld(command: &BatchCommand<'_>) -> Vec<u8> {
-    Refusal::outlasted(command.retry.is_some()).body(&Times::default())
+    WriteRefusal::outlasted(command.retry.is_some()).body(&Times::default())
 }
 
-fn outcome(answer: Doc<'_>) -> Result<Outcome<Reason>, Malformed> {
+fn outcome(answer: Doc<'_>) -> Result<Outcome<UnappliedReason>, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or(0);
         return Ok(match refused_before_execution(code) || refused_document(code) {
-            true => Outcome::NotApplied(Reason::Command),
-            false => Outcome::InDoubt(Reason::Command),
+            true => Outcome::NotApplied(UnappliedReason::Command),
+            false => Outcome::InDoubt(UnappliedReason::Command),
         });
     }
     if let Some(error) = reply::write_errors(answer)?.first() {
         return Ok(match refused_document(error.code) {
-            true => Outcome::NotApplied(Reason::Statement),
-            false => Outcome::InDoubt(Reason::Statement),
+            true => Outcome::NotApplied(UnappliedReason::Statement),
+            false => Outcome::InDoubt(UnappliedReason::Statement),
         });
     }
     Ok(match reply::documents_affected(answer)? {
-        0 => Outcome::NotApplied(Reason::NoMatch),
+        0 => Outcome::NotApplied(UnappliedReason::NoMatch),
         _ => Outcome::Applied,
     })
 }
@@ -202,8 +209,7 @@ pub fn part_of_body(
             .map(|position| retry.operation(position).statement)
             .collect::<Vec<_>>()
     });
-    // By default the server numbers the statements of a command from zero.
-    let numbers = numbers.filter(|numbers| !numbers.iter().copied().eq(0..i32::try_from(numbers.len()).unwrap_or(0)));
+    let numbers = numbers.filter(|numbers| must_be_stated(numbers));
     let mut part = Builder::new();
     for element in command.body.elements() {
         let element = element?;
@@ -217,9 +223,7 @@ pub fn part_of_body(
             b"apiStrict" if numbers.is_some() => {}
             // Keyward must learn whether a document was refused, to release its keys.
             b"writeConcern" if command.unacknowledged => {
-                part.open(ElementType::EmbeddedDocument, b"writeConcern")
-                    .int32("w", 1)
-                    .close();
+                Acknowledged::ByPrimary.append_concern(&mut part);
             }
             _ => {
                 part.element(&element);
@@ -250,7 +254,7 @@ fn concerned(
         }
     }
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
-    acknowledged.append_to(&mut with);
+    acknowledged.append_w(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
     // The client's `wtimeout` applies only to the `w` that the client asked for.
     let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));

@@ -23,7 +23,7 @@ mod update;
 
 use crate::command::statement::StatementKind;
 use crate::raw::Doc;
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
@@ -32,7 +32,7 @@ pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward::ForwardError;
 use operation::WriteOp;
-use plan::{CommandPlan, Plan, Work};
+use plan::{CommandPlan, CommandWork, Plan};
 use txn::Transaction;
 pub use txn::client_transactions::{Commit, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};
@@ -67,7 +67,7 @@ pub async fn serve(
     if let Some(concern) = message.body.nested("writeConcern")?
         && concern.elements().next().is_some()
     {
-        let refusal = Refusal::WriteConcernInTransaction;
+        let refusal = WriteRefusal::WriteConcernInTransaction;
         return Ok(Served::Reply(refusal.body(&Times::default())));
     }
     let under_way = match context.transactions.enter(transaction) {
@@ -109,7 +109,7 @@ pub async fn refuse_commit(
             // committed, with any answer.
             ask_to_end(commit, upstream).await?;
             let number = commit.whole_number("txnNumber")?.unwrap_or_default();
-            Some(Refusal::NoSuchTransaction { number }.body(&Times::default()))
+            Some(WriteRefusal::NoSuchTransaction { number }.body(&Times::default()))
         }
     })
 }
@@ -144,15 +144,15 @@ async fn carry_out_command(
         return Ok(reply);
     }
     match &plan.work {
-        Work::Refused(refusal) => Ok(refusal.body(&Times::default())),
-        Work::Insert(command, strategy) => {
+        CommandWork::Refused(refusal) => Ok(refusal.body(&Times::default())),
+        CommandWork::Insert(command, strategy) => {
             let op = WriteOp::new(context, &plan.protected, command, upstream);
             match Transaction::of_client(op.protected, command.body, op.upstream)? {
                 Some(transaction) => insert::insert_within(op, transaction).await,
                 None => insert::insert(op, *strategy).await,
             }
         }
-        Work::Statements(command, kind, statements) => {
+        CommandWork::Statements(command, kind, statements) => {
             let mut op = WriteOp::new(context, &plan.protected, command, upstream);
             match (kind, statements.as_slice()) {
                 (StatementKind::FindAndModify, [statement]) => update::find_and_modify(&mut op, statement).await,

@@ -7,10 +7,10 @@ use super::context::TIME_MAX;
 use super::reserve::{Claimed, reserve};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey, release_open};
+use crate::claims::{Candidate, ConstrainedKey, run_releases};
 use crate::command::batch::BatchCommand;
 use crate::raw::Malformed;
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 
 /// A client's command under way on the client's own upstream connection.
@@ -22,7 +22,7 @@ pub struct WriteOp<'a> {
     /// The command.
     pub command: &'a BatchCommand<'a>,
     /// The client's own time limit.
-    pub deadline: Option<Instant>,
+    pub client_deadline: Option<Instant>,
     /// The moment when Keyward gives up: the client's own limit, or [`TIME_MAX`] from the start.
     pub give_up: Instant,
     /// The client's upstream connection; nothing else uses it meanwhile.
@@ -38,13 +38,13 @@ impl<'a> WriteOp<'a> {
         upstream: &'a mut Connection,
     ) -> WriteOp<'a> {
         let now = Instant::now();
-        let deadline = command.max_time.map(|limit| now + limit);
+        let client_deadline = command.max_time.map(|limit| now + limit);
         WriteOp {
             context,
             protected,
             command,
-            deadline,
-            give_up: deadline.unwrap_or(now + TIME_MAX),
+            client_deadline,
+            give_up: client_deadline.unwrap_or(now + TIME_MAX),
             upstream,
         }
     }
@@ -83,19 +83,19 @@ impl<'a> WriteOp<'a> {
 
     /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
-        release_open(self.protected, self.context.lease, candidates).await;
+        run_releases(self.protected, self.context.lease, candidates).await;
     }
 
     /// Notes a write of unknown outcome: its reservations stay, because it may still take effect.
     pub fn note_in_doubt(&self, candidate: &Candidate<'_>) {
-        self.context.note_lost();
+        self.context.note_in_doubt();
         for ConstrainedKey { constraint, .. } in &candidate.keys {
             self.protected.constraints[*constraint].metrics.in_doubt.inc();
         }
     }
 
     /// The refusal if the cluster gave no sure answer about a key of the constraint at this position.
-    pub fn unsure(&self, constraint: usize) -> Refusal {
+    pub fn unsure(&self, constraint: usize) -> WriteRefusal {
         self.protected.unsure(constraint, self.is_retryable())
     }
 }

@@ -16,7 +16,7 @@ use crate::command::shape::Form;
 use crate::command::statement::{Statement, StatementKind};
 use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::route::needs_routing;
 use crate::wire::OpMsg;
 
@@ -28,7 +28,7 @@ pub enum Plan<'m> {
     /// The documents or statements of one command on one protected collection.
     Command(Box<CommandPlan<'m>>),
     /// A `bulkWrite`, whose parts are planned as commands of their own; or the refusal of its shape.
-    Bulk(Result<BulkWrite<'m>, Refusal>),
+    Bulk(Result<BulkWrite<'m>, WriteRefusal>),
     /// A `drop` of the protected collection.
     Drop(Arc<Protected>),
     /// A `dropDatabase`.
@@ -47,18 +47,18 @@ pub struct CommandPlan<'m> {
     /// Whether a driver may have sent it. If not, Keyward first probes the server for objections.
     pub is_usual: bool,
     /// The work.
-    pub work: Work<'m>,
+    pub work: CommandWork<'m>,
 }
 
 /// The work that a command on a protected collection asks for.
 #[derive(Debug)]
-pub enum Work<'m> {
+pub enum CommandWork<'m> {
     /// Inserts documents with their reservations.
     Insert(BatchCommand<'m>, Strategy),
     /// Statements of an `update` or a `delete`, or the single statement of a `findAndModify`.
     Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
     /// No work: Keyward refuses the command.
-    Refused(Refusal),
+    Refused(WriteRefusal),
 }
 
 /// One statement.
@@ -111,7 +111,7 @@ impl<'m> Plan<'m> {
         let Some(protected) = protected(target) else {
             return Plan::Forward;
         };
-        let work = work(form, message, &protected).unwrap_or_else(Work::Refused);
+        let work = work(form, message, &protected).unwrap_or_else(CommandWork::Refused);
         Plan::Command(Box::new(CommandPlan {
             is_usual: form.is_usual(message).unwrap_or(false),
             protected,
@@ -121,17 +121,17 @@ impl<'m> Plan<'m> {
     }
 }
 
-fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Work<'m>, Refusal> {
+fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<CommandWork<'m>, WriteRefusal> {
     let command = match form.list() {
         Some(list) => BatchCommand::parse(message, list)?,
         None => BatchCommand::single(message.body)?,
     };
     let Form::Changes(kind) = form else {
-        return Ok(Work::Insert(command, protected.strategy()));
+        return Ok(CommandWork::Insert(command, protected.strategy()));
     };
     for own in &command.documents {
-        if !kind.can_read_query(*own).map_err(Refusal::Malformed)? {
-            return Err(Refusal::WrongType(kind.query_name()));
+        if !kind.can_read_query(*own).map_err(WriteRefusal::Malformed)? {
+            return Err(WriteRefusal::WrongType(kind.query_name()));
         }
     }
     let plans = command
@@ -139,8 +139,8 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Wo
         .iter()
         .map(|own| StatementPlan::of(kind, *own, &command, protected));
     let plans: Result<Vec<_>, _> = plans.collect();
-    let plans = plans.map_err(Refusal::Malformed)?;
-    Ok(Work::Statements(command, kind, plans))
+    let plans = plans.map_err(WriteRefusal::Malformed)?;
+    Ok(CommandWork::Statements(command, kind, plans))
 }
 
 impl<'m> StatementPlan<'m> {

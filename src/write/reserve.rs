@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::back_off::BackOff;
 use super::context::Context;
 use crate::catalog::Protected;
-use crate::claims::{Candidate, settle};
+use crate::claims::{Candidate, advance_attempts};
 use crate::reservation::{Ended, Event, NotHeld};
 
 /// The result of a candidate's attempt at its keys. A key is given by its position in the candidate.
@@ -21,16 +21,16 @@ pub enum Claimed {
     TimeLimit,
 }
 
-/// Reserves the candidate's keys, and waits for other attempts at them until `deadline`. On failure no key is held.
+/// Reserves the candidate's keys, and waits for other attempts at them until `give_up`. On failure no key is held.
 pub async fn reserve(
     context: &Context,
     protected: &Protected,
     candidate: &mut Candidate<'_>,
-    deadline: Instant,
+    give_up: Instant,
 ) -> Claimed {
     let mut back_off = BackOff::default();
     loop {
-        let awaited = settle(protected, context.lease, std::slice::from_mut(candidate)).await;
+        let awaited = advance_attempts(protected, context.lease, std::slice::from_mut(candidate)).await;
         match candidate.attempt.ended() {
             Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return Claimed::Duplicate(key),
             Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Claimed::Unsure(key),
@@ -39,7 +39,7 @@ pub async fn reserve(
         let Some(conflicting) = awaited.first() else {
             return Claimed::Held;
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = give_up.saturating_duration_since(Instant::now());
         if left.is_zero() {
             candidate.withdraw();
             return Claimed::TimeLimit;

@@ -11,7 +11,7 @@ use crate::command::filter_rewriting::nothing;
 use crate::command::shape::{Form, inside, is_of_documents, is_transaction_number};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::server::reply::{errmsg, is_ok};
 use crate::upstream::Connection;
 use crate::wire::{BODY_BYTES_MAX, Batch, OpMsg};
@@ -39,7 +39,7 @@ pub async fn server_objection(
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let command = never_accepted(form, message)?;
     if command.len() > BODY_BYTES_MAX {
-        return Ok(Some(Refusal::Unasked.body(&Times::default())));
+        return Ok(Some(WriteRefusal::Unasked.body(&Times::default())));
     }
     let reply = upstream.run(&command).await?;
     let text = errmsg(Doc::new(&reply)?)?;

@@ -12,7 +12,7 @@ use keyward::admin::Admin;
 use keyward::config::Config;
 use keyward::metrics::Metrics;
 use keyward::readiness::{Obstacle, Readiness};
-use keyward::reload::Reloads;
+use keyward::reload::LastReload;
 use keyward::status::About;
 use serde::Deserialize;
 use testkit::scripts::output;
@@ -65,7 +65,7 @@ async fn pages() -> (String, Admin) {
         metrics,
         readiness,
         about: About::new(&config.upstream),
-        reloads: Reloads::default(),
+        reloads: LastReload::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -305,7 +305,7 @@ async fn abandon(cluster: &Cluster, database: &str, id: i32) {
 }
 
 #[tokio::test]
-async fn a_reservation_whose_document_never_came_is_taken_over_by_its_namesake() {
+async fn a_reservation_without_its_document_is_taken_over_by_another_with_the_same_id() {
     let database = "id_abandoned";
     let cluster = things(database);
     let keyward = Keyward::start_with_lease(&cluster.uri(), "5s", &ID.replace("DB", database));

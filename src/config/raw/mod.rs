@@ -14,7 +14,7 @@ use bson::Document;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_yaml::Value;
 
-use super::problem::{Position, SettingPath, Step};
+use super::problem::{FilePosition, PathStep, SettingPath};
 
 /// The top of the file.
 #[derive(Debug, Default, Deserialize)]
@@ -152,7 +152,7 @@ pub enum RawStrategy {
 /// Text that isn't a YAML document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SyntaxError {
-    pub position: Option<Position>,
+    pub position: Option<FilePosition>,
     pub reason: String,
 }
 
@@ -206,19 +206,19 @@ fn add_once(problems: &mut Vec<(SettingPath, String)>, path: SettingPath, reason
 
 /// Removes the value at `steps` for the next try: empties it, or removes it with its name if it is empty already (then
 /// the name was refused). Each call makes the document smaller, so the tries come to an end.
-fn set_aside(value: &mut Value, steps: &[Step]) -> bool {
+fn set_aside(value: &mut Value, steps: &[PathStep]) -> bool {
     match (steps, value) {
         ([], value) if !value.is_null() => {
             *value = Value::Null;
             true
         }
-        ([Step::Field(name)], Value::Mapping(fields)) if fields.get(name).is_some_and(Value::is_null) => {
+        ([PathStep::Field(name)], Value::Mapping(fields)) if fields.get(name).is_some_and(Value::is_null) => {
             fields.shift_remove(name).is_some()
         }
-        ([Step::Field(name), rest @ ..], Value::Mapping(fields)) => {
+        ([PathStep::Field(name), rest @ ..], Value::Mapping(fields)) => {
             fields.get_mut(name).is_some_and(|field| set_aside(field, rest))
         }
-        ([Step::Item(index), rest @ ..], Value::Sequence(items)) => {
+        ([PathStep::Item(index), rest @ ..], Value::Sequence(items)) => {
             items.get_mut(*index).is_some_and(|item| set_aside(item, rest))
         }
         _ => false,
@@ -254,8 +254,8 @@ fn setting_path(path: &serde_path_to_error::Path) -> SettingPath {
     use serde_path_to_error::Segment;
     path.iter()
         .map_while(|segment| match segment {
-            Segment::Seq { index } => Some(Step::Item(*index)),
-            Segment::Map { key } => Some(Step::Field(key.clone())),
+            Segment::Seq { index } => Some(PathStep::Item(*index)),
+            Segment::Map { key } => Some(PathStep::Field(key.clone())),
             Segment::Enum { .. } | Segment::Unknown => None,
         })
         .collect()
@@ -263,7 +263,7 @@ fn setting_path(path: &serde_path_to_error::Path) -> SettingPath {
 
 fn syntax_error(error: serde_yaml::Error) -> SyntaxError {
     SyntaxError {
-        position: error.location().map(|location| Position {
+        position: error.location().map(|location| FilePosition {
             line: location.line(),
             column: location.column(),
         }),

@@ -16,7 +16,7 @@ use bson::{Document, RawDocumentBuf};
 use icu_collator::{CollatorBorrowed, CollatorPreferences, options, preferences};
 use icu_locale_core::Locale;
 
-use self::settings::{CaseFirst, Settings};
+use self::settings::{CaseFirst, CollationSettings};
 use super::SpecError;
 
 pub use self::icu_57::Uncollatable;
@@ -48,7 +48,7 @@ pub(super) struct Icu {
 /// [`SpecError`] if the server refuses it, or if Keyward doesn't know it and so can't compare it with another
 /// collation.
 pub fn resolved_collation(specification: Option<&Document>) -> Result<Option<RawDocumentBuf>, SpecError> {
-    let settings = specification.map(Settings::of).transpose()?.flatten();
+    let settings = specification.map(CollationSettings::of).transpose()?.flatten();
     settings.map(|settings| settings.to_raw()).transpose()
 }
 
@@ -58,7 +58,7 @@ impl Collation {
     /// # Errors
     /// [`SpecError`], with the server's code and text if the server also refuses it.
     pub(super) fn new(specification: Option<&Document>) -> Result<Self, SpecError> {
-        let Some(settings) = specification.map(Settings::of).transpose()?.flatten() else {
+        let Some(settings) = specification.map(CollationSettings::of).transpose()?.flatten() else {
             return Ok(Collation::Simple);
         };
         let unsupported = || SpecError::CollationUnsupported {
@@ -93,7 +93,7 @@ impl Collation {
     }
 }
 
-impl Settings {
+impl CollationSettings {
     fn to_raw(&self) -> Result<RawDocumentBuf, SpecError> {
         RawDocumentBuf::try_from(&self.resolved()).map_err(|error| SpecError::refused(2, error.to_string()))
     }

@@ -22,7 +22,7 @@ pub(super) enum CaseFirst {
 
 /// A collation that isn't simple, with all its defaults.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
+pub(super) struct CollationSettings {
     pub(super) locale: &'static Locale,
     /// From 1 to 5.
     pub(super) strength: i32,
@@ -52,9 +52,9 @@ struct Written {
     version: Option<String>,
 }
 
-impl Settings {
+impl CollationSettings {
     /// The settings that `specification` asks for; `None` for the simple collation.
-    pub(super) fn of(specification: &Document) -> Result<Option<Settings>, SpecError> {
+    pub(super) fn of(specification: &Document) -> Result<Option<CollationSettings>, SpecError> {
         if specification.is_empty() {
             let message = "The field 'collation' cannot be an empty object.";
             return Err(SpecError::refused(BAD_VALUE, message));
@@ -87,7 +87,7 @@ impl Settings {
             );
             return Err(SpecError::refused(161, message));
         }
-        let settings = Settings {
+        let settings = CollationSettings {
             locale,
             strength: written.strength.unwrap_or(3),
             case_level: written.case_level.unwrap_or(false),

@@ -225,7 +225,7 @@ fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
 #[test]
 fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
     let (attempt, _) = run(2, &[Event::Reserved(0), Event::Reserved(1)]);
-    let (attempt, effects) = attempt.step(&Event::Lost);
+    let (attempt, effects) = attempt.step(&Event::Superseded);
     let expected = [
         Effect::Release(0),
         Effect::Release(1),
@@ -281,7 +281,7 @@ fn an_inherited_reservation_is_never_released_however_often_it_begins_anew() {
         ..conflicting(Age::InLease)
     };
     // The attempt might have been forwarded before.
-    let (lost, _) = run(1, &[Event::Reserved(0), Event::Lost]);
+    let (lost, _) = run(1, &[Event::Reserved(0), Event::Superseded]);
     let found = [Event::Taken(0), Event::Found(0, own), Event::TookOver(0)];
     let inherited = found.iter().fold(lost, |attempt, event| attempt.step(event).0);
     let (anew, effects) = inherited.clone().begin_again(1);
@@ -289,7 +289,7 @@ fn an_inherited_reservation_is_never_released_however_often_it_begins_anew() {
     // The reservation without an answer may be the new one or the inherited one, so it isn't released.
     assert_eq!(anew.clone().step(&Event::Failed(0)).1, []);
     assert_eq!(anew.step(&Event::Reserved(0)).0.withdraw(), []);
-    let (anew, effects) = inherited.step(&Event::Lost);
+    let (anew, effects) = inherited.step(&Event::Superseded);
     assert_eq!(effects, [Effect::Reserve(0)]);
     assert_eq!(anew.step(&Event::Failed(0)).1, []);
 }
@@ -422,7 +422,7 @@ fn answers(effect: &Effect) -> Vec<Event> {
         Effect::LookUp { key, .. } => vec![Event::OwnerHolds(key), Event::OwnerAbsent(key), Event::Failed(key)],
         Effect::TakeOver { key, .. } => vec![Event::TookOver(key), Event::Changed(key), Event::Failed(key)],
         Effect::Wait { .. } => vec![Event::WaitOver],
-        Effect::Forward => vec![Event::Lost],
+        Effect::Forward => vec![Event::Superseded],
         Effect::Release(_) => vec![],
     }
 }

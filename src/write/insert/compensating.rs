@@ -6,7 +6,7 @@
 use super::part::{DocumentOutcome, Part};
 use crate::claims::Candidate;
 use crate::raw::Doc;
-use crate::reply::{Refusal, Times, WriteError};
+use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::certain::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::{Draft, OutSequence};
@@ -24,11 +24,15 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
     WriteOp::assert_held(ready.iter().copied());
     let lease = op.context.lease;
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
-    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.deadline) else {
-        return Ok(Part::refused(&Refusal::TimeLimit, &op.protected.times(), ready.len()));
+    let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.client_deadline) else {
+        return Ok(Part::refused(
+            &WriteRefusal::TimeLimit,
+            &op.protected.times(),
+            ready.len(),
+        ));
     };
     if !op.upstream.may_write() {
-        let refusal = Refusal::outlasted(op.is_retryable());
+        let refusal = WriteRefusal::outlasted(op.is_retryable());
         return Ok(Part::refused(&refusal, &Times::default(), ready.len()));
     }
     let positions = ready.iter().map(|candidate| candidate.position);

@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
-use crate::command::batch::BatchCommand;
-use crate::command::running::{append_fields, is_about_running};
+use crate::command::running::append_fields;
 use crate::constraint::KeyError;
-use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, WriteError, WriteReply};
+use crate::raw::{Doc, Malformed};
+use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
@@ -47,36 +46,36 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     let (protected, command) = (op.protected, op.command);
     let token = Token::of(AttemptId(rand::random()));
     let mut documents = Vec::with_capacity(command.documents.len());
-    let mut images = Vec::with_capacity(command.documents.len());
+    let mut new_documents = Vec::with_capacity(command.documents.len());
     for document in &command.documents {
         let document = with_id(document.bytes(), token)?;
         let doc = Doc::new(&document)?;
-        images.push(DocumentKeys {
+        new_documents.push(DocumentKeys {
             id: Vec::new(),
             owner: owner_of(protected, doc)?,
             keys: keys_of_new(protected, doc),
         });
         documents.push(document);
     }
-    let keys: Vec<&ConstrainedKey> = images.iter().flat_map(|image| image.keys.iter().flatten()).collect();
+    let keys: Vec<&ConstrainedKey> = new_documents.iter().flat_map(|new| new.keys.iter().flatten()).collect();
     let existing_reservations = existing_reservations(protected, &keys, transaction, op.upstream).await?;
-    let refused = first_refused(&images, &existing_reservations);
-    let accepted = refused.as_ref().map_or(images.len(), |(position, _)| *position);
+    let refused = first_refused(&new_documents, &existing_reservations);
+    let accepted = refused.as_ref().map_or(new_documents.len(), |(position, _)| *position);
     let conflict = match &refused {
-        Some((_, Reason::ReservationConflict(conflict))) => Some(conflict.clone()),
+        Some((_, InsertObstacle::ReservationConflict(conflict))) => Some(conflict.clone()),
         _ => {
             // No two of these documents hold one key, and each can be indexed.
-            let diff = ReservationDiff::between(&[], &images[..accepted]).unwrap_or_default();
+            let diff = ReservationDiff::between(&[], &new_documents[..accepted]).unwrap_or_default();
             diff.run(protected, token, transaction, op.upstream).await?
         }
     };
     if let Some(conflict) = conflict {
         transaction.abort(op.upstream).await?;
-        let holds = |image: &DocumentKeys| image.owner == conflict.owner;
-        let position = images.iter().position(holds).unwrap_or(accepted);
+        let holds = |new: &DocumentKeys| new.owner == conflict.owner;
+        let position = new_documents.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(op, &conflict).await {
             Claimed::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
-            _ => Refusal::Conflict.body(&protected.times()),
+            _ => WriteRefusal::Conflict.body(&protected.times()),
         });
     }
     // Keyward sends the refused document, too: without Keyward, the server's own reasons to refuse it come first.
@@ -94,8 +93,8 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
     }
     transaction.abort(op.upstream).await?;
     let error = match &reason {
-        Reason::Unindexable(error) => WriteError::unindexable(error),
-        Reason::Duplicate(key) | Reason::ReservationConflict(ReservationConflict { key, .. }) => {
+        InsertObstacle::Unindexable(error) => WriteError::unindexable(error),
+        InsertObstacle::Duplicate(key) | InsertObstacle::ReservationConflict(ReservationConflict { key, .. }) => {
             duplicate(protected, key).await
         }
     };
@@ -103,7 +102,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
 }
 
 /// Why the server can't insert a document.
-enum Reason {
+enum InsertObstacle {
     Unindexable(KeyError),
     Duplicate(ConstrainedKey),
     /// A reservation is in the way, and the transaction sees no document that holds the key.
@@ -112,25 +111,25 @@ enum Reason {
 
 /// The first document that can't be inserted, and the reason.
 fn first_refused(
-    images: &[DocumentKeys],
+    new_documents: &[DocumentKeys],
     existing_reservations: &BTreeMap<ConstrainedKey, ExistingReservation>,
-) -> Option<(usize, Reason)> {
+) -> Option<(usize, InsertObstacle)> {
     let mut taken = BTreeSet::new();
-    for (position, image) in images.iter().enumerate() {
-        let keys = match &image.keys {
+    for (position, new) in new_documents.iter().enumerate() {
+        let keys = match &new.keys {
             Ok(keys) => keys,
-            Err(error) => return Some((position, Reason::Unindexable(error.clone()))),
+            Err(error) => return Some((position, InsertObstacle::Unindexable(error.clone()))),
         };
         for key in keys {
             let reason = match existing_reservations.get(key) {
-                Some(existing_reservations) if existing_reservations.holder.is_none() => {
-                    Reason::ReservationConflict(ReservationConflict {
+                Some(existing) if existing.holder.is_none() => {
+                    InsertObstacle::ReservationConflict(ReservationConflict {
                         key: key.clone(),
-                        owner: image.owner.clone(),
+                        owner: new.owner.clone(),
                     })
                 }
                 None if taken.insert(key) => continue,
-                _ => Reason::Duplicate(key.clone()),
+                _ => InsertObstacle::Duplicate(key.clone()),
             };
             return Some((position, reason));
         }
@@ -143,7 +142,7 @@ async fn insert(
     documents: Vec<&[u8]>,
     transaction: &mut Transaction,
 ) -> Result<Vec<u8>, Failure> {
-    let mut body = insert_body(op.command)?;
+    let mut body = op.command.insert_body()?;
     append_fields(&mut body, op.command.body, &["maxTimeMS"])?;
     let sequence = OutSequence {
         name: b"documents",
@@ -152,22 +151,6 @@ async fn insert(
     transaction
         .run(op.upstream, &op.protected.namespace.database, body, Some(sequence))
         .await
-}
-
-/// The client's body as a command of a transaction, without documents, time limit and cluster time.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn insert_body(command: &BatchCommand<'_>) -> Result<Builder, Malformed> {
-    let mut body = Builder::new();
-    for element in command.body.elements() {
-        let element = element?;
-        let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
-        if !is_set_anew {
-            body.element(&element);
-        }
-    }
-    Ok(body)
 }
 
 async fn duplicate(protected: &Protected, key: &ConstrainedKey) -> WriteError {

@@ -22,11 +22,11 @@ use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use super::txn::Failure;
-use crate::claims::{Candidate, ConstrainedKey, UnderWay, anticipate, settle};
+use crate::claims::{AttemptUnderWay, Candidate, ConstrainedKey, advance_attempts, anticipate};
 use crate::constraint::{KeyError, Strategy};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Refusal, WriteError, WriteReply};
+use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_within;
@@ -45,7 +45,7 @@ const RESTARTS_MAX: u32 = 3;
 struct Insert<'a> {
     op: WriteOp<'a>,
     strategy: Strategy,
-    attempt: UnderWay,
+    attempt: AttemptUnderWay,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -91,13 +91,13 @@ impl<'a> Insert<'a> {
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
-            let awaited = settle(self.op.protected, self.op.context.lease, &mut pending).await;
-            if let Err(error) = self.take_out_what_was_done_before(&mut pending, &way).await {
+            let awaited = advance_attempts(self.op.protected, self.op.context.lease, &mut pending).await;
+            if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
                 pending.iter_mut().for_each(Candidate::withdraw);
                 self.op.release(&mut pending).await;
                 return Err(error);
             }
-            self.restart_what_is_late(&way, &mut pending);
+            self.restart_late(&way, &mut pending);
             let rest = self.try_ready(&way, &mut pending).await?;
             if self.stopped.is_some() {
                 return Ok(());
@@ -127,18 +127,18 @@ impl<'a> Insert<'a> {
     ) -> Result<Vec<Candidate<'a>>, ForwardError> {
         let is_ordered = self.op.command.ordered;
         let mut rest = match is_ordered {
-            true => after_first_unready(pending),
+            true => split_off_after_first_unready(pending),
             false => Vec::new(),
         };
         let forwarded = self.forward_ready(way, pending).await;
         if is_ordered {
             // In a transaction a candidate may have lost its keys again. The candidates behind it are not refused before it is
             // inserted.
-            rest.splice(0..0, after_first_undecided(pending));
+            rest.splice(0..0, split_off_after_first_undecided(pending));
         }
         // An ordered command that has just failed attempts no further documents.
         if self.stopped.is_none() {
-            self.note_what_is_not_held(pending).await;
+            self.report_not_held(pending).await;
         }
         if forwarded.is_err() || self.stopped.is_some() {
             pending.append(&mut rest);
@@ -174,7 +174,7 @@ impl<'a> Insert<'a> {
         for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
             // Either the document and its reservations exist, or none of them.
             if let Some(Outcome::InDoubt(_)) = outcome {
-                self.op.context.note_lost();
+                self.op.context.note_in_doubt();
                 continue;
             }
             for key in &candidate.keys {
@@ -200,7 +200,7 @@ impl<'a> Insert<'a> {
                     continue;
                 }
                 Err(KeyError::Malformed(error)) => {
-                    self.refuse(&Refusal::Malformed(error));
+                    self.refuse(&WriteRefusal::Malformed(error));
                     continue;
                 }
                 Err(error) => WriteError::unindexable(&error),
@@ -214,7 +214,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Removes the duplicates that an earlier try of the command inserted itself.
-    async fn take_out_what_was_done_before(
+    async fn remove_first_tries(
         &mut self,
         pending: &mut Vec<Candidate<'_>>,
         way: &InsertWay,
@@ -246,7 +246,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Claims the keys anew of candidates that have too little of their lease left.
-    fn restart_what_is_late(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
+    fn restart_late(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
         let op = &self.op;
         let mut late = pending
             .iter_mut()
@@ -276,7 +276,7 @@ impl<'a> Insert<'a> {
             Ok(part) => {
                 let body = part.body.clone();
                 self.take_part(part, ready)?;
-                self.settle_what_was_done_before(pending, &body).await
+                self.release_moved_keys(pending, &body).await
             }
             Err(error) => {
                 ready.for_each(|candidate| {
@@ -290,7 +290,7 @@ impl<'a> Insert<'a> {
 
     /// Releases keys that a document doesn't hold any more: the server may have inserted it before, and it may have changed
     /// since.
-    async fn settle_what_was_done_before(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
+    async fn release_moved_keys(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
         let done = positions_done_before(self.op.command, forwarded.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
@@ -310,13 +310,13 @@ impl<'a> Insert<'a> {
                 Some(Outcome::Applied) => (Event::Applied, None),
                 Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
                 Some(Outcome::InDoubt(error)) => (Event::InDoubt, error),
-                Some(Outcome::Superseded) => (Event::Lost, None),
+                Some(Outcome::Superseded) => (Event::Superseded, None),
                 None => continue,
             };
             candidate.step(&event);
             match event {
                 Event::InDoubt => self.op.note_in_doubt(candidate),
-                Event::Lost => candidate.since = None,
+                Event::Superseded => candidate.since = None,
                 _ => {}
             }
             if let Some(error) = error {
@@ -331,7 +331,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
-    async fn note_what_is_not_held(&mut self, pending: &mut [Candidate<'_>]) {
+    async fn report_not_held(&mut self, pending: &mut [Candidate<'_>]) {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
@@ -363,10 +363,10 @@ impl<'a> Insert<'a> {
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
             let left = self
                 .op
-                .deadline
+                .client_deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                self.refuse(&Refusal::TimeLimit);
+                self.refuse(&WriteRefusal::TimeLimit);
             }
             let at_most = back_off.next();
             self.op
@@ -389,7 +389,7 @@ impl<'a> Insert<'a> {
     }
 
     /// Fails the command as a whole, unless it is ordered and has met its first error already.
-    fn refuse(&mut self, refusal: &Refusal) {
+    fn refuse(&mut self, refusal: &WriteRefusal) {
         if self.stopped.is_none() {
             self.stopped = Some(Stopped::Whole(refusal.body(&self.op.protected.times())));
         }
@@ -429,16 +429,19 @@ fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
 }
 
 /// Removes the candidates behind the first one that isn't ready: an ordered command may not attempt them before that one.
-fn after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    after_first(pending, |candidate| !candidate.attempt.may_forward())
+fn split_off_after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
+    split_off_after_first(pending, |candidate| !candidate.attempt.may_forward())
 }
 
 /// Removes the candidates behind the first undecided one: an ordered command may not report them before that one.
-fn after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    after_first(pending, |candidate| candidate.attempt.ended().is_none())
+fn split_off_after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
+    split_off_after_first(pending, |candidate| candidate.attempt.ended().is_none())
 }
 
-fn after_first<'a>(pending: &mut Vec<Candidate<'a>>, is_it: impl Fn(&Candidate<'a>) -> bool) -> Vec<Candidate<'a>> {
+fn split_off_after_first<'a>(
+    pending: &mut Vec<Candidate<'a>>,
+    is_it: impl Fn(&Candidate<'a>) -> bool,
+) -> Vec<Candidate<'a>> {
     match pending.iter().position(is_it) {
         Some(first) => pending.split_off(first + 1),
         None => Vec::new(),

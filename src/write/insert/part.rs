@@ -1,6 +1,6 @@
 //! Defines the outcome of documents that were sent in one command, with any strategy.
 
-use crate::reply::{Refusal, Times, WriteError};
+use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::write::outcome::Outcome;
 
 /// The outcome of one document, with the server's error for it. Without an error, an earlier document's error may have stopped
@@ -21,7 +21,7 @@ pub struct Part {
 
 impl Part {
     /// The part of a refused command: none of the `count` documents was sent.
-    pub fn refused(refusal: &Refusal, times: &Times, count: usize) -> Part {
+    pub fn refused(refusal: &WriteRefusal, times: &Times, count: usize) -> Part {
         Part {
             outcomes: vec![Some(Outcome::NotApplied(None)); count],
             body: refusal.body(times),

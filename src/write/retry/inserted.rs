@@ -20,8 +20,8 @@ use crate::server::reply::write_errors;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::txn::pipeline::{self, Step};
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::pipeline::{self, PipelinedCommand};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// How often Keyward tries to end the transactions that an earlier try left open.
 const ENDS_MAX: u32 = 3;
@@ -83,7 +83,7 @@ pub enum Added {
 }
 
 /// Reads the record of `note`.
-fn find<'p>(protected: &'p Protected, note: &Note) -> Step<'p> {
+fn find<'p>(protected: &'p Protected, note: &Note) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command.string("find", results::COLLECTION.as_bytes());
     command
@@ -95,7 +95,7 @@ fn find<'p>(protected: &'p Protected, note: &Note) -> Step<'p> {
 }
 
 /// Adds `notes` to their records.
-pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> Step<'p> {
+pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command.string("update", results::COLLECTION.as_bytes());
     command.documents("updates", notes.iter().map(Note::update));
@@ -130,8 +130,8 @@ fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
     Ok(statements)
 }
 
-fn step(protected: &Protected, command: Builder) -> Step<'_> {
-    Step {
+fn step(protected: &Protected, command: Builder) -> PipelinedCommand<'_> {
+    PipelinedCommand {
         database: &protected.namespace.database,
         command,
         sequence: None,
@@ -170,7 +170,7 @@ pub async fn inserted_by_majority(
 }
 
 async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction) -> Result<BTreeSet<i32>, Failure> {
-    let Step { database, command, .. } = find(op.protected, record);
+    let PipelinedCommand { database, command, .. } = find(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
     match done.is_empty() {
@@ -204,7 +204,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
         // A transaction number that is too low, for example, ends nothing.
         if !replies
             .iter()
-            .any(|reply| reply.as_ref().is_err_and(Refused::is_transient))
+            .any(|reply| reply.as_ref().is_err_and(ErrorReply::is_transient))
         {
             break;
         }
@@ -213,7 +213,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(),
 }
 
 /// A read that reaches every shard with documents of `collection`.
-fn on_all_shards<'p>(protected: &'p Protected, collection: &str) -> Step<'p> {
+fn on_all_shards<'p>(protected: &'p Protected, collection: &str) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command
         .string("find", collection.as_bytes())

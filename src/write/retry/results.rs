@@ -21,7 +21,7 @@ use crate::reservation::Operation;
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";
@@ -164,12 +164,12 @@ impl<'a> Recorded<'a> {
         let mut body = Builder::new();
         body.double("ok", 0.0);
         append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
-        Err(Failure::Refused(Refused { body: body.finish() }))
+        Err(Failure::Refused(ErrorReply { body: body.finish() }))
     }
 }
 
-/// The error if a part of the reply is missing, as the server has it for an image that it no longer has.
-fn incomplete() -> Refused {
+/// The error if a part of the reply is missing, as the server has it for a pre-image or post-image that it no longer has.
+fn incomplete() -> ErrorReply {
     let mut body = Builder::new();
     body.double("ok", 0.0).string(
         "errmsg",
@@ -177,7 +177,7 @@ fn incomplete() -> Refused {
     );
     body.int32("code", INCOMPLETE_TRANSACTION_HISTORY)
         .string("codeName", b"IncompleteTransactionHistory");
-    Refused { body: body.finish() }
+    ErrorReply { body: body.finish() }
 }
 
 /// The `_id` of an operation's record.

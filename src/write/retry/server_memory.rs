@@ -18,14 +18,13 @@ use crate::command::key_update::names_shard;
 use crate::command::running::append_fields;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Scope;
 use crate::server::code;
 use crate::server::reply::{self, retried_statements};
-use crate::write::forward::{self, Acknowledged, ForwardError, Reason};
+use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
-use crate::write::update::in_transaction::StatementRun;
 use crate::write::update::result::StatementResult;
+use crate::write::update::statement_run::StatementRun;
 
 /// Those of `candidates`, statements of a retryable insert, that the server carried out before; by position.
 ///
@@ -76,30 +75,16 @@ pub fn positions_done_before<'c, 'd: 'c>(
 /// Releases the keys of `candidates` whose documents were inserted before and no longer hold them.
 pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
-        let of_candidate = |candidate: &'_ &Candidate<'_>| {
-            let keys = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.map(|key| key.key.clone()).collect::<Vec<_>>()
-        };
-        let keys: Vec<_> = candidates.iter().map(of_candidate).collect();
-        let reserved: Vec<_> = candidates
-            .iter()
-            .zip(&keys)
-            .flat_map(|(candidate, keys)| keys.iter().map(move |key| (key, *candidate)))
-            .collect();
-        let claims: Vec<_> = reserved
-            .iter()
-            .map(|(key, candidate)| (*key, &candidate.owner))
-            .collect();
-        let released = async {
-            // A deposed primary, which may not know the document yet, can't answer this read.
-            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
-            let moved = reserved.iter().zip(held).filter(|(_, held)| !held);
-            let moved: Vec<_> = moved
-                .map(|((key, candidate), _)| (*key, candidate.attempt.token()))
-                .collect();
-            proxy.release(&moved).await
-        };
-        proxy.or_left_behind(released).await;
+        let mut reserved = Vec::new();
+        for candidate in candidates {
+            let token = candidate.attempt.token();
+            reserved.extend(
+                candidate
+                    .keys_under(constraint)
+                    .map(|key| (key, &candidate.owner, token)),
+            );
+        }
+        proxy.or_left_behind(proxy.release_unheld(&reserved)).await;
     }
 }
 
@@ -112,28 +97,26 @@ fn question(
     let mut question = Builder::new();
     question.string("delete", protected.namespace.collection.as_bytes());
     question.open(ElementType::Array, b"deletes");
-    for (place, candidate) in candidates.iter().enumerate() {
-        question.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+    for (index, candidate) in candidates.iter().enumerate() {
+        question.open(ElementType::EmbeddedDocument, index.to_string().as_bytes());
         // The query names the place of the document: the shard that inserted it remembers it.
-        let mut place = Builder::new();
+        let mut query = Builder::new();
         if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
-            append_equal(&mut place, b"_id", &id);
+            append_equal(&mut query, b"_id", &id);
         }
         if let Some(route) = &candidate.owner.route {
             for value in Doc::new(route.as_bytes())?.elements() {
                 let value = value?;
                 if value.name != b"_id" {
-                    append_equal(&mut place, value.name, &value);
+                    append_equal(&mut query, value.name, &value);
                 }
             }
         }
-        let never = nothing(Doc::new(&place.finish())?)?;
+        let never = nothing(Doc::new(&query.finish())?)?;
         question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);
-    question.open(ElementType::EmbeddedDocument, b"writeConcern");
-    acknowledged.append_to(&mut question);
-    question.close();
+    acknowledged.append_concern(&mut question);
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
         let statement = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;
@@ -151,7 +134,7 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
         return Ok(None);
     }
     let said = without_match(run).await?;
-    Ok((said.outcome != Outcome::NotApplied(Reason::NoMatch)).then(|| said.into()))
+    Ok((said.outcome != Outcome::NotApplied(UnappliedReason::NoMatch)).then(|| said.into()))
 }
 
 /// A shard's answer to the first try of a retryable statement that doesn't name its shard.
@@ -169,7 +152,7 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
         return Ok(None);
     }
     match ask_about_statement(run, Acknowledged::ByPrimary).await?.outcome {
-        Outcome::NotApplied(Reason::NoMatch) => Ok(None),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => Ok(None),
         // The answer counts after a majority has the effect.
         _ => first_try(run).await,
     }

@@ -18,10 +18,10 @@ use bson::spec::ElementType;
 use dashmap::DashMap;
 use tokio::time::Instant;
 
-use super::Refused;
+use super::ErrorReply;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::server::{code, reply};
 use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
@@ -98,7 +98,7 @@ struct SeenTransaction {
     /// The number of statements that were started and not finished: in progress, or interrupted.
     unfinished: usize,
     /// Whether the transaction must never be committed.
-    is_lost: bool,
+    is_doomed: bool,
     /// Whether its commit came before its start.
     is_unseen: bool,
     is_committed: bool,
@@ -112,7 +112,7 @@ impl SeenTransaction {
         SeenTransaction {
             number,
             unfinished: 0,
-            is_lost: false,
+            is_doomed: false,
             is_unseen: false,
             is_committed: false,
             changes,
@@ -124,7 +124,7 @@ impl SeenTransaction {
 /// A statement in progress in a client's transaction. Unless it is finished, the transaction must not be committed.
 #[must_use]
 #[derive(Debug)]
-pub struct UnderWay<'t> {
+pub struct StatementUnderWay<'t> {
     transactions: &'t ClientTransactions,
     id: TransactionId,
 }
@@ -171,20 +171,20 @@ impl ClientTransactions {
     /// Notes that a statement on protected documents begins.
     ///
     /// # Errors
-    /// [`Refusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
+    /// [`WriteRefusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
     /// Also if this process hasn't seen its start, like a `mongos`, which knows its own transactions only.
-    pub fn enter(&self, id: TransactionId) -> Result<UnderWay<'_>, Refusal> {
-        let no_such = Refusal::NoSuchTransaction { number: id.number };
+    pub fn enter(&self, id: TransactionId) -> Result<StatementUnderWay<'_>, WriteRefusal> {
+        let no_such = WriteRefusal::NoSuchTransaction { number: id.number };
         let seen = self.by_session.get_mut(&id.session);
         let mut seen = seen.filter(|seen| seen.number == id.number).ok_or(no_such.clone())?;
         if seen.is_committed {
-            return Err(Refusal::Committed);
+            return Err(WriteRefusal::Committed);
         }
-        if seen.is_lost || seen.is_unseen || self.is_older(&seen) {
+        if seen.is_doomed || seen.is_unseen || self.is_older(&seen) {
             return Err(no_such);
         }
         seen.unfinished += 1;
-        Ok(UnderWay { transactions: self, id })
+        Ok(StatementUnderWay { transactions: self, id })
     }
 
     /// Decides on a commit. If Keyward forwards it, nothing more is written in the transaction; if Keyward refuses it, it
@@ -193,8 +193,8 @@ impl ClientTransactions {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
                 // Only the server knows the outcome of a commit that was forwarded.
-                if !seen.is_committed && (seen.is_lost || seen.unfinished > 0 || self.is_older(&seen)) {
-                    seen.is_lost = true;
+                if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
+                    seen.is_doomed = true;
                     return Commit::Refused;
                 }
                 seen.is_committed = true;
@@ -230,7 +230,7 @@ impl ClientTransactions {
     }
 }
 
-impl UnderWay<'_> {
+impl StatementUnderWay<'_> {
     /// The statement has ended: with its reservations, or with the whole transaction.
     pub fn finish(self) {
         self.end(|seen| seen.unfinished = seen.unfinished.saturating_sub(1));
@@ -238,7 +238,7 @@ impl UnderWay<'_> {
 
     /// The statement was interrupted: the transaction must never be committed, whether or not the server has ended it.
     pub fn break_off(self) {
-        self.end(|seen| seen.is_lost = true);
+        self.end(|seen| seen.is_doomed = true);
     }
 
     fn end(self, note: impl FnOnce(&mut SeenTransaction)) {
@@ -275,7 +275,7 @@ pub async fn commit_unseen(
         None => Some(unsure(answer)),
         Some(code) if DECIDED.contains(&code) => None,
         Some(_) if is_on_one_replica_set => {
-            let refusal = Refusal::NoSuchTransaction { number: id.number };
+            let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
             Some(refusal.body(&Times::default()))
         }
         Some(_) => kill_session(body, upstream).await?,
@@ -320,7 +320,7 @@ pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<
 /// The reply to a commit if Keyward can't find out whether it may forward it. It carries no label for running the transaction
 /// again: a driver would follow it although the transaction may be committed.
 fn unsure(answer: Vec<u8>) -> Vec<u8> {
-    Refused { body: answer }.in_doubt(true).body
+    ErrorReply { body: answer }.in_doubt(true).body
 }
 
 #[cfg(test)]
@@ -345,7 +345,7 @@ mod tests {
         // A driver's retry.
         assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
         // A statement after the commit would take effect without its reservations.
-        assert_eq!(transactions.enter(id(1)).unwrap_err(), Refusal::Committed);
+        assert_eq!(transactions.enter(id(1)).unwrap_err(), WriteRefusal::Committed);
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
         transactions.shut_out(id(1));
         transactions.begin(id(1), true);
         let refused = transactions.enter(id(1)).unwrap_err();
-        assert_eq!(refused, Refusal::NoSuchTransaction { number: 1 });
+        assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
         assert_eq!(transactions.commit(id(1)), Commit::Unknown);
         transactions.begin(id(2), true);
         assert_eq!(transactions.commit(id(2)), Commit::GoesOn);
@@ -385,7 +385,7 @@ mod tests {
         transactions.refuse_older();
         assert_eq!(transactions.commit(other), Commit::GoesOn);
         let refused = transactions.enter(id(1)).unwrap_err();
-        assert_eq!(refused, Refusal::NoSuchTransaction { number: 1 });
+        assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
         assert_eq!(transactions.commit(id(1)), Commit::Refused);
         transactions.begin(id(2), true);
         assert_eq!(transactions.commit(id(2)), Commit::GoesOn);

@@ -12,11 +12,11 @@ use bson::spec::{BinarySubtype, ElementType};
 use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use super::back_off::BackOff;
-use super::forward::ForwardError;
+use super::forward::{Acknowledged, ForwardError};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Refusal, Times};
+use crate::reply::{Times, WriteRefusal};
 use crate::server::certain::{of_another_primary, refused_before_execution};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
 use crate::server::reply;
@@ -56,21 +56,21 @@ pub enum Failure {
     Forward(#[from] ForwardError),
     /// The server's reply with `ok: 0`; the transaction is over.
     #[error("the server refused a command of a transaction")]
-    Refused(Refused),
+    Refused(ErrorReply),
     /// The server's reply to a commit that may have taken effect or not.
     #[error("nobody knows whether a transaction was committed")]
-    InDoubt(Refused),
+    InDoubt(ErrorReply),
 }
 
 /// A reply with `ok: 0`.
 #[derive(Debug, Clone)]
-pub struct Refused {
+pub struct ErrorReply {
     /// The reply's body.
     pub body: Vec<u8>,
 }
 
-impl From<upstream::Error> for Failure {
-    fn from(error: upstream::Error) -> Self {
+impl From<upstream::ConnectionError> for Failure {
+    fn from(error: upstream::ConnectionError) -> Self {
         Failure::Forward(error.into())
     }
 }
@@ -81,22 +81,22 @@ impl From<Malformed> for Failure {
     }
 }
 
-impl Refused {
+impl ErrorReply {
     /// Whether the server's error has the label `label`.
     pub fn has_label(&self, label: &str) -> bool {
         Doc::new(&self.body).is_ok_and(|body| reply::has_label(body, label))
     }
 
     /// The server's error for a transaction that conflicts with another one.
-    pub fn transient() -> Refused {
-        Refused {
-            body: Refusal::Conflict.body(&Times::default()),
+    pub fn transient() -> ErrorReply {
+        ErrorReply {
+            body: WriteRefusal::Conflict.body(&Times::default()),
         }
     }
 
     /// The same error for a client whose command may have taken effect. The client may resend a retryable command, and then
     /// learns its outcome.
-    pub fn in_doubt(self, is_retryable: bool) -> Refused {
+    pub fn in_doubt(self, is_retryable: bool) -> ErrorReply {
         let mut body = Builder::new();
         for element in Doc::new(&self.body).into_iter().flat_map(Doc::elements).flatten() {
             if element.name != b"errorLabels" {
@@ -106,15 +106,15 @@ impl Refused {
         if is_retryable {
             reply::append_label(&mut body, RETRYABLE_WRITE_ERROR);
         }
-        Refused { body: body.finish() }
+        ErrorReply { body: body.finish() }
     }
 
     /// The error of a commit whose reply reports that no majority has the committed writes.
-    fn of_write_concern(error: Doc<'_>) -> Result<Refused, Malformed> {
+    fn of_write_concern(error: Doc<'_>) -> Result<ErrorReply, Malformed> {
         let mut body = Builder::new();
         body.double("ok", 0.0);
         append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
-        Ok(Refused { body: body.finish() })
+        Ok(ErrorReply { body: body.finish() })
     }
 
     /// Whether another try on the same connection would fail, too.
@@ -264,7 +264,7 @@ impl Transaction {
     /// Whether no command that was run here has left an effect in the transaction; the server `refused` the last of them. If a
     /// replica set refuses a command, it keeps no effect: it has done nothing yet, or ends the transaction. A router may have
     /// forwarded the command to a shard.
-    pub fn holds_nothing_of(&self, refused: &Refused, is_on_one_replica_set: bool) -> bool {
+    pub fn holds_nothing_of(&self, refused: &ErrorReply, is_on_one_replica_set: bool) -> bool {
         !self.has_written && (!self.has_tried_to_write || is_on_one_replica_set || refused.is_before_execution())
     }
 
@@ -308,7 +308,7 @@ impl Transaction {
         match reply::is_ok(body)? {
             true => Ok(body.bytes().to_vec()),
             false => {
-                let refused = Refused {
+                let refused = ErrorReply {
                     body: body.bytes().to_vec(),
                 };
                 if refused.code() == Some(TRANSACTION_TOO_OLD) {
@@ -317,7 +317,7 @@ impl Transaction {
                 // The error concerns the transaction that the first try had left.
                 let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
                 Err(Failure::Refused(match is_meant_for_another {
-                    true => Refused::transient(),
+                    true => ErrorReply::transient(),
                     false => refused,
                 }))
             }
@@ -332,10 +332,7 @@ impl Transaction {
         self.is_committing = true;
         let mut command = Builder::new();
         command.int32("commitTransaction", 1);
-        command
-            .open(ElementType::EmbeddedDocument, b"writeConcern")
-            .string("w", b"majority")
-            .close();
+        Acknowledged::ByMajority.append_concern(&mut command);
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
@@ -343,7 +340,7 @@ impl Transaction {
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
-            Some(error) => Err(Failure::InDoubt(Refused::of_write_concern(error)?)),
+            Some(error) => Err(Failure::InDoubt(ErrorReply::of_write_concern(error)?)),
             None => Ok(reply),
         }
     }
@@ -357,8 +354,8 @@ impl Transaction {
         // The commands of the transaction may have waited long.
         if !upstream.may_write() {
             self.abort(upstream).await?;
-            let body = Refusal::outlasted(self.is_retryable).body(&Times::default());
-            return Err(Failure::Refused(Refused { body }));
+            let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
+            return Err(Failure::Refused(ErrorReply { body }));
         }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {

@@ -6,7 +6,7 @@
 //!
 //! Reads outside of the transaction may follow. The other end of the connection runs them after the transaction's commands.
 
-use super::{Failure, Refused, Transaction};
+use super::{ErrorReply, Failure, Transaction};
 use crate::raw::Builder;
 use crate::server::reply;
 use crate::upstream::Connection;
@@ -15,7 +15,7 @@ use crate::write::forward::ForwardError;
 
 /// A command to send.
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct PipelinedCommand<'a> {
     /// Its database.
     pub database: &'a str,
     /// Its body, as [`Transaction::run`] takes it.
@@ -30,13 +30,13 @@ pub struct Step<'a> {
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn run(
-    steps: Vec<Step<'_>>,
-    outside: Vec<Step<'_>>,
+    steps: Vec<PipelinedCommand<'_>>,
+    outside: Vec<PipelinedCommand<'_>>,
     transaction: &mut Transaction,
     upstream: &mut Connection,
-) -> Result<Vec<Result<Vec<u8>, Refused>>, ForwardError> {
+) -> Result<Vec<Result<Vec<u8>, ErrorReply>>, ForwardError> {
     let (within, reads) = (steps.len(), outside.len());
-    for Step {
+    for PipelinedCommand {
         database,
         command,
         sequence,
@@ -44,7 +44,7 @@ pub async fn run(
     {
         transaction.send(upstream, database, command, sequence).await?;
     }
-    for Step {
+    for PipelinedCommand {
         database, mut command, ..
     } in outside
     {
@@ -64,7 +64,7 @@ pub async fn run(
         let body = reply.body().bytes().to_vec();
         replies.push(match reply::is_ok(reply.body())? {
             true => Ok(body),
-            false => Err(Refused { body }),
+            false => Err(ErrorReply { body }),
         });
     }
     Ok(replies)

@@ -9,13 +9,13 @@ use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::command::filter_rewriting::{equality, of_same_types, pin, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
-use crate::constraint::KeyError;
-use crate::proxy_collection::Owner;
+use crate::constraint::{KeyError, root_of};
+use crate::proxy_collection::{Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
 use crate::upstream::Connection;
 use crate::write::forward::ForwardError;
-use crate::write::txn::{Failure, Transaction};
+use crate::write::txn::{Failure, Transaction, append_read_concern};
 
 /// The most bytes of `_id`s in one query: half of a command's limit.
 const IDS_BYTES_MAX: usize = 8 << 20;
@@ -32,6 +32,22 @@ pub struct DocumentKeys {
 }
 
 impl DocumentKeys {
+    /// The identity and the keys of `document`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn of(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
+        let mut id = Builder::new();
+        if let Some(element) = document.get("_id")? {
+            id.element(&element);
+        }
+        Ok(DocumentKeys {
+            id: id.finish(),
+            owner: owner_of(protected, document)?,
+            keys: keys_of(protected, document),
+        })
+    }
+
     /// The document's place among all others of the collection: its `{_id}`, and its shard key if there is one.
     pub fn place(&self) -> (&[u8], Option<&[u8]>) {
         let route = self.owner.route.as_ref();
@@ -43,7 +59,7 @@ impl DocumentKeys {
 #[derive(Debug, Clone)]
 pub struct DocumentSnapshot {
     /// Its identity and keys.
-    pub image: DocumentKeys,
+    pub document_keys: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
     pub document: Vec<u8>,
     /// Whether another document has the same `_id` and, as Keyward knows it, the same shard key: that isn't the present one.
@@ -83,10 +99,10 @@ pub async fn read_keeping(
         let documents = cursor::batch(Doc::new(&reply)?)?.into_iter();
         kept.extend(documents.map(|document| document.bytes().to_vec()));
     }
-    let mut images = Vec::new();
+    let mut documents = Vec::new();
     loop {
-        let next = take_batch(protected, Doc::new(&reply)?, &mut images)?;
-        let Some(id) = next else { return Ok(images) };
+        let next = take_batch(protected, Doc::new(&reply)?, &mut documents)?;
+        let Some(id) = next else { return Ok(documents) };
         let mut more = Builder::new();
         more.append(ElementType::Int64, b"getMore", &id.to_le_bytes());
         more.string("collection", protected.namespace.collection.as_bytes());
@@ -106,7 +122,7 @@ pub async fn read_these(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<DocumentKeys>, Failure> {
-    let mut images: Vec<DocumentKeys> = Vec::new();
+    let mut documents: Vec<DocumentKeys> = Vec::new();
     let mut rest = ids;
     while !rest.is_empty() {
         let (these, others) = rest.split_at(in_one_query(rest.iter().copied()));
@@ -118,17 +134,17 @@ pub async fn read_these(
             query: Some(Doc::new(&query)?),
             ..selection
         };
-        images.extend(read(protected, &selection, usize::MAX, transaction, upstream).await?);
+        documents.extend(read(protected, &selection, usize::MAX, transaction, upstream).await?);
     }
     if ids.len() > in_one_query(ids.iter().copied()) {
         // Two of them may be equal, as 1 and 1.0 are.
         let mut seen = HashSet::new();
-        images.retain(|image| {
-            let (id, route) = image.place();
+        documents.retain(|document| {
+            let (id, route) = document.place();
             seen.insert((id.to_vec(), route.map(<[u8]>::to_vec)))
         });
     }
-    Ok(images)
+    Ok(documents)
 }
 
 /// How many of these `_id`s one query can name, at least one, with room for its other conditions.
@@ -162,29 +178,28 @@ pub async fn look(
     let mut command = find(protected, &selection, 2);
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
-    command
-        .open(ElementType::EmbeddedDocument, b"readConcern")
-        .string("level", b"local")
-        .close();
+    append_read_concern(&mut command, b"local");
     let found = first_two(protected, body, command, upstream).await?;
     let documents = match found {
         Ok(documents) => documents,
         Err(refused) => return Ok(Err(refused)),
     };
-    let mut images = documents.iter().map(|document| image(protected, Doc::new(document)?));
-    let Some(first) = images.next().transpose()? else {
+    let mut keys = documents
+        .iter()
+        .map(|document| DocumentKeys::of(protected, Doc::new(document)?));
+    let Some(first) = keys.next().transpose()? else {
         return Ok(Ok(None));
     };
-    let second = images.next().transpose()?;
-    drop(images);
+    let second = keys.next().transpose()?;
+    drop(keys);
     Ok(Ok(documents.into_iter().next().map(|document| DocumentSnapshot {
         is_one_of_two: second.is_some_and(|second| second.place() == first.place()),
-        image: first,
+        document_keys: first,
         document,
     })))
 }
 
-/// The keys that the document of `image` holds after a majority has the writes that `reply` reported; `None` if the document
+/// The keys that the document of `before` holds after a majority has the writes that `reply` reported; `None` if the document
 /// isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
 ///
 /// # Errors
@@ -192,11 +207,11 @@ pub async fn look(
 pub async fn look_again(
     protected: &Protected,
     body: Doc<'_>,
-    image: &DocumentKeys,
+    before: &DocumentKeys,
     reply: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Option<Vec<ConstrainedKey>>, Vec<u8>>, ForwardError> {
-    let query = pin(Doc::empty(), &image.id, &image.owner)?;
+    let query = pin(Doc::empty(), &before.id, &before.owner)?;
     let selection = Selection {
         query: Some(Doc::new(&query)?),
         options: [None, None, None, None, body.get("maxTimeMS")?],
@@ -260,13 +275,17 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
     command
 }
 
-/// `query`, as long as the values that keys are made of are the same as in `document`.
+/// `query`, as long as the values that keys under these constraints are made of are the same as in `document`.
 ///
 /// # Errors
 /// [`Malformed`] if either isn't BSON.
-pub fn with_same_keys(protected: &Protected, query: Doc<'_>, document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+pub fn with_same_keys<'p>(
+    constraints: impl Iterator<Item = &'p ProxyCollection>,
+    query: Doc<'_>,
+    document: Doc<'_>,
+) -> Result<Vec<u8>, Malformed> {
     let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &protected.constraints {
+    for proxy in constraints {
         paths.extend(proxy.constraint.paths());
         type_tests.extend(proxy.constraint.type_tests(document)?);
     }
@@ -297,7 +316,7 @@ fn append_ids<'i>(query: &mut Builder, ids: impl Iterator<Item = &'i [u8]>) -> R
 /// The top-level fields that keys and routes are made of.
 fn append_projection(command: &mut Builder, protected: &Protected) {
     let paths = protected.paths().chain(["_id"]);
-    let mut roots: Vec<&str> = paths.map(|path| path.split('.').next().unwrap_or(path)).collect();
+    let mut roots: Vec<&str> = paths.map(root_of).collect();
     roots.sort_unstable();
     roots.dedup();
     command.open(ElementType::EmbeddedDocument, b"projection");
@@ -308,25 +327,13 @@ fn append_projection(command: &mut Builder, protected: &Protected) {
 }
 
 /// Reads the documents of a cursor's batch; returns the cursor's id if there are more.
-fn take_batch(protected: &Protected, reply: Doc<'_>, images: &mut Vec<DocumentKeys>) -> Result<Option<i64>, Malformed> {
+fn take_batch(
+    protected: &Protected,
+    reply: Doc<'_>,
+    documents: &mut Vec<DocumentKeys>,
+) -> Result<Option<i64>, Malformed> {
     for document in cursor::batch(reply)? {
-        images.push(image(protected, document)?);
+        documents.push(DocumentKeys::of(protected, document)?);
     }
     cursor::more(reply)
-}
-
-/// The identity and the keys of `document`.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn image(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
-    let mut id = Builder::new();
-    if let Some(element) = document.get("_id")? {
-        id.element(&element);
-    }
-    Ok(DocumentKeys {
-        id: id.finish(),
-        owner: owner_of(protected, document)?,
-        keys: keys_of(protected, document),
-    })
 }

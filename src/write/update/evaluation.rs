@@ -16,13 +16,13 @@ use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::{AttemptId, Token};
 use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// Keyward doesn't compare more of a document than this when it deletes the document: the command has a limit.
 const COMPARED_BYTES_MAX: usize = 1 << 20;
@@ -92,7 +92,7 @@ impl<'a> Statement<'a> {
         if is_unseen && affected > 0 {
             // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
-            return Err(Failure::Refused(Refused::transient()));
+            return Err(Failure::Refused(ErrorReply::transient()));
         }
         let after = match inserted {
             Some(id) => self.look_at_inserted(op, &id, transaction).await?,
@@ -129,7 +129,7 @@ impl<'a> Statement<'a> {
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
-        let can_be_named = document_keys::in_one_query(selected.iter().map(|image| image.id.as_slice()));
+        let can_be_named = document_keys::in_one_query(ids_of(&selected));
         let is_fickle = is_fickle(query)?;
         let must_be_named = selected.len() > documents_max || is_fickle;
         let most = match must_be_named {
@@ -142,18 +142,18 @@ impl<'a> Statement<'a> {
             selected.truncate(most);
         } else if selected.len() > most {
             let namespace = protected.namespace.clone();
-            let refusal = Refusal::TooMany {
+            let refusal = WriteRefusal::TooMany {
                 namespace,
                 documents_max,
             };
             return Ok(Err(Evaluation::Abandoned(StatementResult::Refused(refusal))));
         }
-        let is_narrowed = is_part || is_fickle && !selected.is_empty();
-        let these = document_keys::by_ids(selected.iter().map(|image| image.id.as_slice()).filter(|_| is_narrowed))?;
+        let names_ids = is_part || is_fickle && !selected.is_empty();
+        let these = document_keys::by_ids(ids_of(&selected).filter(|_| names_ids))?;
         // A query that names documents only by `_id` may also select others with the same `_id`.
         let stay_in_place = places == Places::Believed
             && !self.is_collated(protected)?
-            && (self.is_single || !is_narrowed)
+            && (self.is_single || !names_ids)
             && self.leaves_in_place(protected, &selected)?
             && documents.iter().all(|document| document.len() <= COMPARED_BYTES_MAX);
         let before = match stay_in_place {
@@ -161,11 +161,11 @@ impl<'a> Statement<'a> {
             false => self.all_with_these_ids(op, selected, places, transaction).await?,
         };
         let query = match before.first().filter(|_| self.is_single) {
-            Some(image) => {
+            Some(first) => {
                 let document = documents.first().filter(|_| stay_in_place);
-                Some(pinned(protected, query, image, document.map(Vec::as_slice))?)
+                Some(pinned(protected, query, first, document.map(Vec::as_slice))?)
             }
-            None if is_narrowed => Some(both(Doc::new(&these)?, query)),
+            None if names_ids => Some(both(Doc::new(&these)?, query)),
             None => self.without_documents(protected, transaction)?,
         };
         Ok(Ok(Selected {
@@ -255,11 +255,11 @@ impl<'a> Statement<'a> {
             query: Some(Doc::new(&on_shard_key)?),
             ..under
         };
-        let ids: Vec<&[u8]> = before.iter().map(|image| image.id.as_slice()).collect();
+        let ids: Vec<&[u8]> = ids_of(before).collect();
         let mut after = document_keys::read_these(protected, &ids, selection, transaction, op.upstream).await?;
         // On other shards, other documents may have these `_id`s.
         let places: HashSet<_> = before.iter().map(DocumentKeys::place).collect();
-        after.retain(|image| places.contains(&image.place()));
+        after.retain(|document| places.contains(&document.place()));
         Ok(Some(after).filter(|after| are_places_equal(before, after)))
     }
 
@@ -270,12 +270,12 @@ impl<'a> Statement<'a> {
         before: &[DocumentKeys],
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {
-        let ids: Vec<&[u8]> = before.iter().map(|image| image.id.as_slice()).collect();
+        let ids: Vec<&[u8]> = ids_of(before).collect();
         let under = self.under(None)?;
         let mut after = document_keys::read_these(op.protected, &ids, under, transaction, op.upstream).await?;
         if op.protected.is_collated {
             // Other documents' `_id`s may equal these under the collection's collation.
-            after.retain(|image| ids.contains(&image.id.as_slice()));
+            after.retain(|document| ids.contains(&document.id.as_slice()));
         }
         Ok(after)
     }
@@ -301,7 +301,7 @@ impl<'a> Statement<'a> {
             }
         }
         let mut after = document_keys::read_these(protected, &[id], under, transaction, op.upstream).await?;
-        after.retain(|image| image.id == id);
+        after.retain(|document| document.id == id);
         Ok(after)
     }
 
@@ -310,7 +310,7 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, Refused>>, ForwardError> {
+    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, ErrorReply>>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;
         let reply = transaction.run(op.upstream, database, self.command(None)?, None).await;
@@ -359,27 +359,32 @@ impl<'a> Statement<'a> {
         if ids_are_unique && !is_collated || selected.is_empty() {
             return Ok(selected);
         }
-        let ids: Vec<&[u8]> = selected.iter().map(|image| image.id.as_slice()).collect();
+        let ids: Vec<&[u8]> = ids_of(&selected).collect();
         let mut all =
             document_keys::read_these(protected, &ids, self.under(collation)?, transaction, op.upstream).await?;
-        if let Some(first) = all.iter().position(|image| image.owner == selected[0].owner) {
+        if let Some(first) = all.iter().position(|document| document.owner == selected[0].owner) {
             all.swap(0, first);
         }
         Ok(all)
     }
 }
 
-/// `query`, pinned to the document of `image`. If `document` is given, also to the values that its keys are made of: two documents
+/// The documents' `{_id}`s.
+fn ids_of(documents: &[DocumentKeys]) -> impl Iterator<Item = &[u8]> {
+    documents.iter().map(|document| document.id.as_slice())
+}
+
+/// `query`, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of: two documents
 /// hold no key in common, so the server deletes the document that Keyward read, or another one without keys in place of one.
 fn pinned(
     protected: &Protected,
     query: Doc<'_>,
-    image: &DocumentKeys,
+    target: &DocumentKeys,
     document: Option<&[u8]>,
 ) -> Result<Vec<u8>, Malformed> {
-    let query = pin(query, &image.id, &image.owner)?;
+    let query = pin(query, &target.id, &target.owner)?;
     match document {
-        Some(document) => with_same_keys(protected, Doc::new(&query)?, Doc::new(document)?),
+        Some(document) => with_same_keys(protected.constraints.iter(), Doc::new(&query)?, Doc::new(document)?),
         None => Ok(query),
     }
 }
@@ -413,13 +418,13 @@ async fn reserve(
 
 /// Whether the documents `after` are exactly those `before`, at the same places.
 fn are_places_equal(before: &[DocumentKeys], after: &[DocumentKeys]) -> bool {
-    let places = |images: &[DocumentKeys]| {
-        let place = |image: &DocumentKeys| {
-            let (_, route) = image.place();
+    let places = |documents: &[DocumentKeys]| {
+        let place = |document: &DocumentKeys| {
+            let (_, route) = document.place();
             // A replacement may turn the `_id` 1 into 1.0.
-            (id_identity(&image.owner.id), route.map(<[u8]>::to_vec))
+            (id_identity(&document.owner.id), route.map(<[u8]>::to_vec))
         };
-        let mut places: Vec<_> = images.iter().map(place).collect();
+        let mut places: Vec<_> = documents.iter().map(place).collect();
         places.sort_unstable();
         places
     };

@@ -56,15 +56,12 @@ pub async fn existing_reservations(
     if all.is_empty() {
         return Ok(all);
     }
-    let owners: Vec<Vec<u8>> = all
-        .values()
-        .map(|existing_reservations| existing_reservations.owner.clone())
-        .collect();
+    let owners: Vec<Vec<u8>> = all.values().map(|existing| existing.owner.clone()).collect();
     let owners: Vec<&[u8]> = owners.iter().map(Vec::as_slice).collect();
-    for image in document_keys::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
-        for key in image.keys.iter().flatten() {
-            if let Some(existing_reservations) = all.get_mut(key) {
-                existing_reservations.holder = Some(image.owner.clone());
+    for document in document_keys::read_these(protected, &owners, Selection::default(), transaction, upstream).await? {
+        for key in document.keys.iter().flatten() {
+            if let Some(existing) = all.get_mut(key) {
+                existing.holder = Some(document.owner.clone());
             }
         }
     }
@@ -100,11 +97,11 @@ async fn read(
         if let Some(element) = reservation.get("owner")? {
             owner.append(element.kind, b"_id", element.value);
         }
-        let existing_reservations = ExistingReservation {
+        let existing = ExistingReservation {
             owner: owner.finish(),
             holder: None,
         };
-        all.insert(ConstrainedKey { constraint, key }, existing_reservations);
+        all.insert(ConstrainedKey { constraint, key }, existing);
     }
     Ok(())
 }

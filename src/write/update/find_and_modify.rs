@@ -1,9 +1,9 @@
 //! Carries out a `findAndModify`: one statement, whose reply is the command's.
 
 use super::evaluation::Places;
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::statement::carry_out;
+use super::statement_run::StatementRun;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
@@ -35,7 +35,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
         None => carry_out(&mut run, &plan.way).await?,
     };
     Ok(match result {
-        StatementResult::Reply(reply) | StatementResult::Part(reply) | StatementResult::Failed(reply) => reply,
+        StatementResult::Reply(reply) | StatementResult::Part(reply) | StatementResult::ErrorReply(reply) => reply,
         StatementResult::Duplicate(key) => duplicate(protected, &key).await,
         StatementResult::Unindexable(error) => unindexable(protected, &error),
         StatementResult::Refused(refusal) => refusal.body(&protected.times()),

@@ -18,27 +18,27 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::document_keys::{self, DocumentSnapshot};
-use super::in_transaction::StatementRun;
+use super::document_keys::{self, DocumentSnapshot, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::settling::{GivenUp, Tried, in_doubt, refused, send, settle};
+use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
-use crate::command::filter_rewriting;
+use crate::command::filter_rewriting::pin;
 use crate::command::key_update::KeyUpdate;
 use crate::command::statement::Selection;
-use crate::proxy_collection::Reservation;
+use crate::proxy_collection::{ProxyCollection, Reservation};
 use crate::raw::{Doc, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::Event;
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, Reason};
+use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
-use crate::write::txn::Refused;
+use crate::write::txn::ErrorReply;
 
 /// Keyward doesn't send a statement that is larger than this, with the values that it is pinned to: a command has other fields,
 /// and a router adds its own.
@@ -62,75 +62,77 @@ pub async fn run_in_place(
     let (mut missed, mut misses) = (Vec::new(), 0);
     let mut upserts = 0;
     loop {
-        match attempt(run, key_update, new_document, &mut upserts).await? {
-            Tried::Ran(result) => return Ok(result),
+        match try_once(run, key_update, new_document, &mut upserts).await? {
+            InPlaceOutcome::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
-            Tried::Missed(document) if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() => {
+            InPlaceOutcome::Missed(document)
+                if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() =>
+            {
                 return run.run_in_own_transaction().await;
             }
-            Tried::Missed(document) if document == missed => misses += 1,
-            Tried::Missed(document) => (missed, misses) = (document, 1),
-            Tried::Again => {}
+            InPlaceOutcome::Missed(document) if document == missed => misses += 1,
+            InPlaceOutcome::Missed(document) => (missed, misses) = (document, 1),
+            InPlaceOutcome::Again => {}
         }
         if Instant::now() > run.op.give_up {
-            return Ok(StatementResult::Refused(Refusal::TimeLimit));
+            return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
         }
         tokio::time::sleep(back_off.next()).await;
     }
 }
 
-async fn attempt(
+async fn try_once(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
     upserts: &mut usize,
-) -> Result<Tried, ForwardError> {
+) -> Result<InPlaceOutcome, ForwardError> {
     let seen = match (look(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
         (Ok(None), Some(new_document)) => return insert_new(run, new_document, upserts).await,
-        (Ok(None), None) => return Ok(Tried::Ran(without_match(run).await?.into())),
-        (Err(result), _) => return Ok(Tried::Ran(result)),
+        (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
+        (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
     if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
         // A router may send the statement to both, and both would get the key. The next command knows the shard key.
         run.op.context.renew_shard_keys().await;
-        return Ok(Tried::Ran(StatementResult::Refused(run.op.unsure(0))));
+        return Ok(InPlaceOutcome::Ran(StatementResult::Refused(run.op.unsure(0))));
     }
     if let Some(result) = done_elsewhere(run).await? {
-        return Ok(Tried::Ran(result));
+        return Ok(InPlaceOutcome::Ran(result));
     }
     let document = Doc::new(&seen.document)?;
-    let before: BTreeSet<ConstrainedKey> = seen.image.keys.iter().flatten().cloned().collect();
+    let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().flatten().cloned().collect();
     let after = match key_update.applied_to(document)? {
         Some(after) => keys_of(run.op.protected, Doc::new(&after)?),
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return refused(run, upserts).await;
+        return run.meet_obstacle(upserts).await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
     if own.len() > PINNED_BYTES_MAX {
-        return Ok(Tried::Ran(too_large(run).await?));
+        return Ok(InPlaceOutcome::Ran(too_large(run).await?));
     }
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
     let under_way = run.op.context.in_flight.begin();
     let token = run.token(&under_way);
-    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.image.owner.clone(), new);
+    let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
-    let (reserved, given_up) = join(reserving, reservations(run, &seen, old)).await;
+    let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(run, &own, &seen, given_up, &mut candidate).await,
+        Claimed::Held => write(run, &own, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
-        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(Tried::Again),
-        Claimed::Duplicate(_) => refused(run, upserts).await,
-        Claimed::Unsure(key) => Ok(Tried::Ran(StatementResult::Refused(
+        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
+        Claimed::Duplicate(_) => run.meet_obstacle(upserts).await,
+        Claimed::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
-        Claimed::TimeLimit => Ok(Tried::Ran(StatementResult::Refused(Refusal::TimeLimit))),
+        Claimed::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
@@ -160,9 +162,9 @@ async fn look(
     // If the statement is wrong, the server's own answer reports it; otherwise the server refused the read.
     let nothing = without_match(run).await?;
     Ok(Err(match nothing.outcome {
-        Outcome::NotApplied(Reason::NoMatch) => StatementResult::Failed(refused),
+        Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::ErrorReply(refused),
         // With the client's own query, which the error may quote.
-        Outcome::NotApplied(_) => run.unseen(Refused { body: refused }).await?,
+        Outcome::NotApplied(_) => run.unseen(ErrorReply { body: refused }).await?,
         _ => nothing.into(),
     }))
 }
@@ -172,25 +174,27 @@ async fn write(
     run: &mut StatementRun<'_, '_>,
     own: &[u8],
     seen: &DocumentSnapshot,
-    given_up: GivenUp,
+    old: OldReservations,
     candidate: &mut Candidate<'_>,
-) -> Result<Tried, ForwardError> {
+) -> Result<InPlaceOutcome, ForwardError> {
     let Some(sent) = send(run, own, candidate).await? else {
-        return Ok(Tried::Again);
+        return Ok(InPlaceOutcome::Again);
     };
-    let sent = as_upsert(run, sent).await.inspect_err(|_| in_doubt(run, candidate))?;
+    let sent = as_upsert(run, sent)
+        .await
+        .inspect_err(|_| note_in_doubt(run, candidate))?;
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, &seen.image, given_up, candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => settle(run, &seen.document_keys, old, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
-        Outcome::NotApplied(Reason::NoMatch) => {
+        Outcome::NotApplied(UnappliedReason::NoMatch) => {
             candidate.step(&Event::NotApplied);
-            return Ok(Tried::Missed(seen.document.clone()));
+            return Ok(InPlaceOutcome::Missed(seen.document.clone()));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => in_doubt(run, candidate),
+        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
     }
-    Ok(Tried::Ran(sent.into()))
+    Ok(InPlaceOutcome::Ran(sent.into()))
 }
 
 /// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
@@ -198,10 +202,14 @@ async fn write(
 ///
 /// The transaction that gave the document a key may be committed on the document's shard but still be prepared on the key's
 /// shard. So Keyward reads missing reservations again after that transaction is decided.
-async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: Vec<ConstrainedKey>) -> GivenUp {
-    let mut given_up = GivenUp::new();
+async fn old_reservations(
+    run: &StatementRun<'_, '_>,
+    seen: &DocumentSnapshot,
+    old_keys: Vec<ConstrainedKey>,
+) -> OldReservations {
+    let mut old = OldReservations::new();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let keys: Vec<&ConstrainedKey> = old.iter().filter(|key| key.constraint == constraint).collect();
+        let keys: Vec<&ConstrainedKey> = old_keys.iter().filter(|key| key.constraint == constraint).collect();
         if keys.is_empty() {
             continue;
         }
@@ -210,11 +218,11 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
             tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
             Vec::new()
         });
-        let is_own = |read: &Reservation| read.owner.id == seen.image.owner.id;
+        let is_own = |read: &Reservation| read.owner.id == seen.document_keys.owner.id;
         let mut missing = Vec::new();
         for (key, read) in keys.into_iter().zip(reads) {
             match read.filter(is_own) {
-                Some(read) => given_up.push((key.clone(), read)),
+                Some(read) => old.push((key.clone(), read)),
                 None => missing.push(&key.key),
             }
         }
@@ -226,9 +234,9 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
             Vec::new()
         });
         let decided = decided.into_iter().filter(|(_, read)| is_own(read));
-        given_up.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
+        old.extend(decided.map(|(key, read)| (ConstrainedKey { constraint, key }, read)));
     }
-    given_up
+    old
 }
 
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
@@ -239,7 +247,7 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
     }
     let namespace = run.op.protected.namespace.clone();
     let first_try = first_try(run).await?;
-    Ok(first_try.unwrap_or(StatementResult::Refused(Refusal::TooLarge { namespace })))
+    Ok(first_try.unwrap_or(StatementResult::Refused(WriteRefusal::TooLarge { namespace })))
 }
 
 /// The statement, pinned to this document and to the values that its keys are made of.
@@ -248,20 +256,13 @@ fn pinned(
     key_update: &KeyUpdate<'_>,
     seen: &DocumentSnapshot,
 ) -> Result<Vec<u8>, Malformed> {
-    let query = filter_rewriting::pin(
+    let query = pin(
         run.statement.query()?.unwrap_or(Doc::empty()),
-        &seen.image.id,
-        &seen.image.owner,
+        &seen.document_keys.id,
+        &seen.document_keys.owner,
     )?;
-    let document = Doc::new(&seen.document)?;
-    let (mut paths, mut type_tests) = (Vec::new(), Vec::new());
-    for proxy in &run.op.protected.constraints {
-        if proxy.constraint.paths().any(|path| key_update.affects_keys(path)) {
-            paths.extend(proxy.constraint.paths());
-            type_tests.extend(proxy.constraint.type_tests(document)?);
-        }
-    }
-    let query = filter_rewriting::unchanged(Doc::new(&query)?, document, &paths)?;
-    let query = filter_rewriting::of_same_types(Doc::new(&query)?, &type_tests)?;
+    let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.affects_keys(path));
+    let affected = run.op.protected.constraints.iter().filter(is_affected);
+    let query = with_same_keys(affected, Doc::new(&query)?, Doc::new(&seen.document)?)?;
     run.statement.without_upsert(&query)
 }

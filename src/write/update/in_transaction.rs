@@ -10,46 +10,20 @@ use super::evaluation::Places;
 use super::reservation_conflict::resolve;
 use super::reservation_diff::ReservationConflict;
 use super::result::{Evaluation, StatementResult};
-use crate::claims::UnderWay;
-use crate::command::statement::Statement;
+use super::statement_run::StatementRun;
 use crate::raw::{Doc, Element, Malformed};
-use crate::reply::Refusal;
-use crate::reservation::{Operation, Token};
+use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
-use crate::write::operation::WriteOp;
 use crate::write::reserve::Claimed;
 use crate::write::retry::results::{self, Recorded};
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// How often Keyward tries an upsert that should find the document with the conflicting key: that document may vanish and
 /// reappear, but the tries must end.
 const UPSERTS_MAX: usize = 20;
 
-/// A statement with everything needed to run it.
-pub struct StatementRun<'r, 'a> {
-    /// The command.
-    pub op: &'r mut WriteOp<'a>,
-    /// The statement's position in the command.
-    pub index: usize,
-    /// The statement.
-    pub statement: Statement<'a>,
-    /// The operation of a retryable statement.
-    pub operation: Option<Operation>,
-    /// Whether documents are where Keyward expects them.
-    pub places: Places,
-}
-
 impl StatementRun<'_, '_> {
-    /// The token of the attempt `under_way` at the statement's keys.
-    pub fn token(&self, under_way: &UnderWay) -> Token {
-        Token {
-            attempt: under_way.attempt(),
-            position: u32::try_from(self.index).unwrap_or(u32::MAX),
-            operation: self.operation,
-        }
-    }
-
     /// Runs the statement in transactions of Keyward's own until one settles it.
     ///
     /// # Errors
@@ -59,8 +33,8 @@ impl StatementRun<'_, '_> {
         let mut upserts = 0;
         loop {
             let mut transaction = self.op.own_transaction()?;
-            let tried = self.attempt(&mut transaction).await;
-            let again = match tried {
+            let tried = self.try_once(&mut transaction).await;
+            let final_result = match tried {
                 Ok(Evaluation::Ran(result)) => return Ok(result),
                 Ok(Evaluation::Abandoned(result)) => {
                     transaction.abort(self.op.upstream).await?;
@@ -73,7 +47,7 @@ impl StatementRun<'_, '_> {
                         Err(Failure::Forward(error)) => return Err(error),
                         Err(Failure::Refused(refused)) if refused.is_transient() => None,
                         Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                            Some(StatementResult::Failed(refused.body))
+                            Some(StatementResult::ErrorReply(refused.body))
                         }
                     },
                     result => result,
@@ -91,14 +65,14 @@ impl StatementRun<'_, '_> {
                 Err(Failure::Refused(refused)) if refused.is_transient() => None,
                 Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                     transaction.abort(self.op.upstream).await?;
-                    Some(StatementResult::Failed(refused.body))
+                    Some(StatementResult::ErrorReply(refused.body))
                 }
             };
-            if let Some(result) = again {
+            if let Some(result) = final_result {
                 return Ok(result);
             }
             if Instant::now() > self.op.give_up {
-                return Ok(StatementResult::Refused(Refusal::TimeLimit));
+                return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
             }
             tokio::time::sleep(back_off.next()).await;
         }
@@ -123,7 +97,9 @@ impl StatementRun<'_, '_> {
             Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Some(StatementResult::Failed(refused.body)),
+            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                Some(StatementResult::ErrorReply(refused.body))
+            }
         };
         transaction.abort(self.op.upstream).await?;
         Ok(obstacle)
@@ -150,7 +126,7 @@ impl StatementRun<'_, '_> {
         Ok(Some(StatementResult::Reply(reply)))
     }
 
-    async fn attempt(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+    async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
         let record = self
             .operation
             .map(|operation| Recorded::new(self.op.protected, operation));
@@ -170,7 +146,7 @@ impl StatementRun<'_, '_> {
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
             // The same operation was sent twice, and the other try has just recorded its result.
-            return Err(Failure::Refused(Refused::transient()));
+            return Err(Failure::Refused(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
@@ -187,7 +163,7 @@ impl StatementRun<'_, '_> {
             .await
             .map_err(|failure| match failure {
                 Failure::InDoubt(refused) => {
-                    self.op.context.note_lost();
+                    self.op.context.note_in_doubt();
                     Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
                 }
                 failure => failure,
@@ -205,7 +181,7 @@ impl StatementRun<'_, '_> {
             Claimed::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
             Claimed::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
             Claimed::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            Claimed::TimeLimit => Some(StatementResult::Refused(Refusal::TimeLimit)),
+            Claimed::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
         })
     }
 
@@ -241,7 +217,7 @@ impl StatementRun<'_, '_> {
             Err(Failure::Forward(error)) => return Err(error),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
-                return Ok(StatementResult::Failed(refused.body));
+                return Ok(StatementResult::ErrorReply(refused.body));
             }
         };
         match evaluated {
@@ -257,7 +233,7 @@ impl StatementRun<'_, '_> {
             Evaluation::Misplaced { .. } => {
                 transaction.abort(self.op.upstream).await?;
                 self.doubt_places().await;
-                Ok(StatementResult::Refused(Refusal::Conflict))
+                Ok(StatementResult::Refused(WriteRefusal::Conflict))
             }
             Evaluation::Unseen(refused) => {
                 transaction.abort(self.op.upstream).await?;
@@ -280,7 +256,7 @@ impl StatementRun<'_, '_> {
             Ok(reply) => Ok(StatementResult::Reply(reply)),
             Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
-                Ok(StatementResult::Failed(refused.body))
+                Ok(StatementResult::ErrorReply(refused.body))
             }
             Err(Failure::Forward(error)) => Err(error),
         }
@@ -293,7 +269,11 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    async fn leave_or_abort(&mut self, transaction: &mut Transaction, refused: &Refused) -> Result<(), ForwardError> {
+    async fn leave_or_abort(
+        &mut self,
+        transaction: &mut Transaction,
+        refused: &ErrorReply,
+    ) -> Result<(), ForwardError> {
         let is_untouched = transaction.holds_nothing_of(refused, self.op.protected.is_on_one_replica_set);
         match is_untouched && !refused.is_transient() {
             true => Ok(()),
@@ -306,11 +286,11 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn unseen(&mut self, look: Refused) -> Result<StatementResult, ForwardError> {
+    pub async fn unseen(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
-            Some(Err(refused)) => StatementResult::Failed(refused.body),
-            None => StatementResult::Failed(look.body),
+            Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
+            None => StatementResult::ErrorReply(look.body),
         })
     }
 
@@ -318,7 +298,7 @@ impl StatementRun<'_, '_> {
     async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
             Claimed::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(Refusal::Conflict),
+            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
             Claimed::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
         }
     }

@@ -8,7 +8,7 @@ mod evaluation;
 pub mod existing_reservations;
 mod find_and_modify;
 mod in_place;
-pub mod in_transaction;
+mod in_transaction;
 mod placement;
 pub mod reservation_conflict;
 pub mod reservation_diff;
@@ -16,6 +16,7 @@ pub mod result;
 mod routed;
 mod settling;
 mod statement;
+pub mod statement_run;
 mod statements;
 mod upsert;
 

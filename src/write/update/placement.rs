@@ -34,7 +34,7 @@ impl Statement<'_> {
             Some(document) if fills_in(document, paths.iter().copied())? => Ok(false),
             Some(document) => {
                 let route = owner_of(protected, document)?.route;
-                Ok(selected.iter().all(|image| image.owner.route == route))
+                Ok(selected.iter().all(|document| document.owner.route == route))
             }
             None => Ok(!may_affect(&update, &paths)?),
         }

@@ -59,14 +59,14 @@ impl ReservationDiff {
     /// [`Impossible`] if a native index would refuse the documents `after`.
     pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, Impossible> {
         let mut diff = ReservationDiff::default();
-        for image in before {
-            for key in image.keys.iter().flatten() {
-                diff.released.insert(key.clone(), image.owner.clone());
+        for document in before {
+            for key in document.keys.iter().flatten() {
+                diff.released.insert(key.clone(), document.owner.clone());
             }
         }
         let mut kept = HashSet::new();
-        for image in after {
-            for key in image
+        for document in after {
+            for key in document
                 .keys
                 .as_ref()
                 .map_err(|error| Impossible::Unindexable(error.clone()))?
@@ -75,10 +75,10 @@ impl ReservationDiff {
                 if kept.contains(key) {
                     return Err(Impossible::Duplicate(key.clone()));
                 }
-                if diff.released.get(key) == Some(&image.owner) {
+                if diff.released.get(key) == Some(&document.owner) {
                     diff.released.remove(key);
                     kept.insert(key.clone());
-                } else if diff.reserved.insert(key.clone(), image.owner.clone()).is_some() {
+                } else if diff.reserved.insert(key.clone(), document.owner.clone()).is_some() {
                     return Err(Impossible::Duplicate(key.clone()));
                 }
             }
@@ -97,16 +97,16 @@ impl ReservationDiff {
         upstream: &mut Connection,
     ) -> Result<Option<ConstrainedKey>, Failure> {
         let keys: Vec<&ConstrainedKey> = self.reserved.keys().collect();
-        for (key, existing_reservations) in existing_reservations(protected, &keys, transaction, upstream).await? {
+        for (key, existing) in existing_reservations(protected, &keys, transaction, upstream).await? {
             let is_released = match self.released.get(&key) {
-                Some(owner) => is_id(&existing_reservations.owner, owner)?,
+                Some(owner) => is_id(&existing.owner, owner)?,
                 None => false,
             };
             let Some((key, owner)) = self.reserved.get_key_value(&key) else {
                 continue;
             };
             // If another try left a reservation for this same existing document, it is stale, and not a duplicate.
-            let is_held = existing_reservations.holder.is_some_and(|holder| holder != *owner);
+            let is_held = existing.holder.is_some_and(|holder| holder != *owner);
             if is_held && !is_released {
                 // The key in the form of the new document, which gets the error.
                 return Ok(Some(key.clone()));

@@ -3,10 +3,10 @@
 use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
-use crate::reply::Refusal;
-use crate::write::forward::{Reason, Sent};
+use crate::reply::WriteRefusal;
+use crate::write::forward::{Sent, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::txn::Refused;
+use crate::write::txn::ErrorReply;
 
 /// The result of a statement, for the reply.
 #[derive(Debug)]
@@ -16,13 +16,13 @@ pub enum StatementResult {
     /// The same for a part of the documents: Keyward must run the statement again.
     Part(Vec<u8>),
     /// The server's reply with `ok: 0`.
-    Failed(Vec<u8>),
+    ErrorReply(Vec<u8>),
     /// A document holds the key.
     Duplicate(ConstrainedKey),
     /// A native index would refuse a document.
     Unindexable(KeyError),
-    /// Keyward gives up.
-    Refused(Refusal),
+    /// Keyward refuses the statement.
+    Refused(WriteRefusal),
 }
 
 /// The result of one evaluation in a transaction.
@@ -41,14 +41,14 @@ pub enum Evaluation {
         affected: usize,
     },
     /// The server refused to read the documents; the transaction is over.
-    Unseen(Refused),
+    Unseen(ErrorReply),
 }
 
 impl From<Sent> for StatementResult {
     fn from(sent: Sent) -> Self {
         match sent.outcome {
-            Outcome::NotApplied(Reason::Command) | Outcome::InDoubt(Reason::Command) => {
-                StatementResult::Failed(sent.body)
+            Outcome::NotApplied(UnappliedReason::Command) | Outcome::InDoubt(UnappliedReason::Command) => {
+                StatementResult::ErrorReply(sent.body)
             }
             _ => StatementResult::Reply(sent.body),
         }

@@ -1,16 +1,9 @@
 //! Reads where the document of a statement by a key lies, so that Keyward looks for it on one shard.
 
-use std::time::Duration;
-
-use tokio::time::timeout;
-
 use crate::command::statement::Statement;
 use crate::raw::Malformed;
 use crate::route::{AskedFor, pinned};
 use crate::write::operation::WriteOp;
-
-/// How long Keyward waits for the reservation. Then it looks on all shards.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The query of a statement by a key, for the document that has the key's reservation.
 pub struct AtOwner {
@@ -29,13 +22,8 @@ impl AtOwner {
             return Ok(None);
         };
         let proxy = &op.protected.constraints[constraint];
-        let read = timeout(PATIENCE, proxy.read(&[&key])).await;
-        let reservation = read
-            .ok()
-            .and_then(Result::ok)
-            .and_then(|reads| reads.into_iter().next().flatten());
-        let query = match (reservation, statement.query()?) {
-            (Some(reservation), Some(query)) => pinned(query, &reservation.owner, op.protected)?,
+        let query = match (proxy.reserved_owner(&key).await, statement.query()?) {
+            (Some(owner), Some(query)) => pinned(query, &owner, op.protected)?,
             _ => None,
         };
         if query.is_none() {

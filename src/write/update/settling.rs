@@ -1,9 +1,10 @@
 //! Sends a statement about one document whose keys are held, and settles the keys after its reply.
 
 use super::document_keys::{self, DocumentKeys};
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
+use super::statement_run::StatementRun;
 use crate::claims::{Candidate, ConstrainedKey};
+use crate::constraint::Key;
 use crate::proxy_collection::Reservation;
 use crate::raw::Doc;
 use crate::reservation::{Event, Scope};
@@ -14,7 +15,7 @@ use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::first_try;
 
 /// The outcome of one try.
-pub enum Tried {
+pub enum InPlaceOutcome {
     /// The statement has its result.
     Ran(StatementResult),
     /// The document changed meanwhile.
@@ -24,7 +25,7 @@ pub enum Tried {
 }
 
 /// The reservations of keys that the document is to release, as they were before.
-pub type GivenUp = Vec<(ConstrainedKey, Reservation)>;
+pub type OldReservations = Vec<(ConstrainedKey, Reservation)>;
 
 /// Sends the statement in the form `own` within the lease of the candidate's keys. `None` if too little of the lease is left.
 ///
@@ -36,7 +37,7 @@ pub async fn send(
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
     let left = LeaseLeft::new(run.op.context.lease, candidate.since);
-    let time = left.time_to_write(run.op.deadline);
+    let time = left.time_to_write(run.op.client_deadline);
     let Some(time) = time.filter(|_| !left.is_too_little()) else {
         candidate.withdraw();
         return Ok(None);
@@ -46,16 +47,16 @@ pub async fn send(
     let lease = run.op.context.lease;
     let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
     let sent = forward::within(lease, sent).await;
-    Ok(Some(sent.inspect_err(|_| in_doubt(run, candidate))?))
+    Ok(Some(sent.inspect_err(|_| note_in_doubt(run, candidate))?))
 }
 
 /// Notes that the statement may have taken effect, or may still do so.
-pub fn in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
+pub fn note_in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
     candidate.step(&Event::InDoubt);
     run.op.note_in_doubt(candidate);
 }
 
-/// Releases the old keys that the document of `image` no longer holds, and the new keys that it didn't get.
+/// Releases the old keys that the document of `target` no longer holds, and the new keys that it didn't get.
 ///
 /// If the server carried the statement out now, the document was as Keyward had read it. So it holds just the new keys, and
 /// Keyward needn't read it again.
@@ -68,19 +69,19 @@ pub fn in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
 /// [`ForwardError`] if the connection is gone.
 pub async fn settle(
     run: &mut StatementRun<'_, '_>,
-    image: &DocumentKeys,
-    given_up: GivenUp,
+    target: &DocumentKeys,
+    old: OldReservations,
     candidate: &mut Candidate<'_>,
     reply: &[u8],
 ) -> Result<(), ForwardError> {
     let reply = Doc::new(reply)?;
     if !is_from_memory(reply)? {
         candidate.step(&Event::Applied);
-        release_old(run, image, &given_up).await;
+        release_old(run, target, &old).await;
         return Ok(());
     }
     let (protected, body) = (run.op.protected, run.statement.body);
-    let looked = document_keys::look_again(protected, body, image, reply, run.op.upstream).await?;
+    let looked = document_keys::look_again(protected, body, target, reply, run.op.upstream).await?;
     // The statement was carried out before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
     if let Ok(held) = looked {
@@ -89,54 +90,50 @@ pub async fn settle(
     Ok(())
 }
 
-async fn release_old(run: &StatementRun<'_, '_>, image: &DocumentKeys, given_up: &GivenUp) {
+async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &OldReservations) {
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let given_up = given_up.iter().filter(|(key, _)| key.constraint == constraint);
-        let given_up = given_up.map(|(key, seen)| (&key.key, seen));
+        let old = old.iter().filter(|(key, _)| key.constraint == constraint);
+        let old = old.map(|(key, seen)| (&key.key, seen));
         // On another route, the owner may be another document with the same `_id`, or this one before the collection was
         // resharded.
-        let (given_up, elsewhere): (Vec<_>, Vec<_>) = given_up.partition(|(_, before)| before.owner == image.owner);
-        if given_up.len() + elsewhere.len() == 0 {
+        let (to_release, elsewhere): (Vec<_>, Vec<_>) = old.partition(|(_, before)| before.owner == target.owner);
+        if to_release.is_empty() && elsewhere.is_empty() {
             continue;
         }
         let released = async {
-            let given_up = [given_up, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
-            proxy.release_seen(&given_up).await
+            let to_release = [to_release, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
+            proxy.release_seen(&to_release).await
         };
         proxy.or_left_behind(released).await;
     }
 }
 
+/// The document may have got these keys, and be elsewhere now. So `held`, which one look by its shard key showed, isn't enough.
 async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held: &[ConstrainedKey]) {
+    let token = candidate.attempt.token();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let not_come = candidate.keys.iter();
-        let not_come = not_come.filter(|key| key.constraint == constraint && !held.contains(key));
-        let claims: Vec<_> = not_come.map(|key| (&key.key, &candidate.owner)).collect();
-        if claims.is_empty() {
-            continue;
-        }
-        let released = async {
-            // The document may have got these keys, and be elsewhere now: one look by its shard key isn't enough.
-            let held = proxy.look_up(&claims, Scope::Linearizable).await?;
-            let not_come = claims.iter().zip(held).filter(|(_, held)| !held);
-            let token = candidate.attempt.token();
-            let not_come: Vec<_> = not_come.map(|((key, _), _)| (*key, token)).collect();
-            proxy.release(&not_come).await
+        let is_held = |key: &Key| {
+            held.iter()
+                .any(|held| held.constraint == constraint && held.key == *key)
         };
-        proxy.or_left_behind(released).await;
+        let not_come = candidate.keys_under(constraint).filter(|key| !is_held(key));
+        let not_come: Vec<_> = not_come.map(|key| (key, &candidate.owner, token)).collect();
+        proxy.or_left_behind(proxy.release_unheld(&not_come)).await;
     }
 }
 
-/// The result if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
-/// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
-pub async fn refused(run: &mut StatementRun<'_, '_>, upserts: &mut usize) -> Result<Tried, ForwardError> {
-    let Some(result) = run.obstacle(upserts).await? else {
-        return Ok(Tried::Again);
-    };
-    // Asked last: the first try may have ended meanwhile.
-    let first_try = first_try(run).await?;
-    Ok(Tried::Ran(first_try.unwrap_or(result)))
+impl StatementRun<'_, '_> {
+    /// Ends a try if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
+    /// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if the connection is gone.
+    pub async fn meet_obstacle(&mut self, upserts: &mut usize) -> Result<InPlaceOutcome, ForwardError> {
+        let Some(result) = self.obstacle(upserts).await? else {
+            return Ok(InPlaceOutcome::Again);
+        };
+        // Asked last: the first try may have ended meanwhile.
+        let first_try = first_try(self).await?;
+        Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
+    }
 }

@@ -1,8 +1,8 @@
 //! Chooses in place or transaction for one statement.
 
 use super::in_place::run_in_place;
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
+use super::statement_run::StatementRun;
 use crate::write::forward::ForwardError;
 use crate::write::plan::Way;
 

@@ -6,12 +6,12 @@
 use std::ops::Range;
 
 use super::evaluation::Places;
-use super::in_transaction::StatementRun;
 use super::result::StatementResult;
 use super::statement::carry_out;
+use super::statement_run::StatementRun;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Times, WriteError, WriteReply};
+use crate::reply::{WriteError, WriteReply};
 use crate::write::forward;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
@@ -59,11 +59,14 @@ pub async fn modify<'a>(
 impl<'a> Modify<'_, 'a> {
     /// Runs the statements outside any client transaction.
     async fn by_themselves(&mut self) -> Result<(), ForwardError> {
-        let is_forwarded = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
+        let passes_through = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
         let plans = self.plans;
         let mut next = 0;
         while next < plans.len() && !self.is_over() {
-            let forwarded = self.plans[next..].iter().take_while(|plan| is_forwarded(plan)).count();
+            let forwarded = self.plans[next..]
+                .iter()
+                .take_while(|plan| passes_through(plan))
+                .count();
             if forwarded > 0 {
                 self.forward(next..next + forwarded).await?;
                 next += forwarded;
@@ -119,7 +122,7 @@ impl<'a> Modify<'_, 'a> {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
                 return Ok(true);
             }
-            StatementResult::Failed(body) => self.failed = Some(body),
+            StatementResult::ErrorReply(body) => self.failed = Some(body),
             StatementResult::Duplicate(key) => {
                 let duplicate = self.op.protected.constraints[key.constraint].refuse(&key.key).await;
                 self.reply.error(index, WriteError::duplicate(&duplicate));
@@ -153,8 +156,7 @@ impl<'a> Modify<'_, 'a> {
         if let Some(body) = self.failed {
             return Ok(body);
         }
-        let times: Times = self.op.protected.times();
-        self.reply.advance(times);
+        self.reply.advance(self.op.protected.times());
         Ok(match self.op.command.unacknowledged {
             true => WriteReply::default().body()?,
             false if self.kind == StatementKind::Update => self.reply.update_body()?,

@@ -7,18 +7,18 @@
 //!
 //! Without an `_id` in the query, Keyward chooses it. A retry of the statement gets the same one, as for an insert.
 
-use super::document_keys;
-use super::in_transaction::StatementRun;
+use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::settling::{GivenUp, Tried, in_doubt, refused, send, settle};
+use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
 use crate::raw::{Doc, Malformed};
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::reservation::Event;
 use crate::server::code;
 use crate::server::reply;
-use crate::write::forward::{ForwardError, Reason};
+use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 
@@ -30,60 +30,62 @@ pub async fn insert_new(
     run: &mut StatementRun<'_, '_>,
     fields: &[u8],
     upserts: &mut usize,
-) -> Result<Tried, ForwardError> {
+) -> Result<InPlaceOutcome, ForwardError> {
     let under_way = run.op.context.in_flight.begin();
     let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&under_way), fields) else {
-        return refused(run, upserts).await;
+        return run.meet_obstacle(upserts).await;
     };
     let tried = match run.op.reserve(&mut candidate).await {
         Claimed::Held => write(run, &mut candidate).await,
         Claimed::Duplicate(_) => Ok(Inserted::Refused),
         Claimed::Unsure(key) => {
             let refusal = run.op.unsure(candidate.keys[key].constraint);
-            Ok(Inserted::Ended(Tried::Ran(StatementResult::Refused(refusal))))
+            Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(refusal))))
         }
-        Claimed::TimeLimit => Ok(Inserted::Ended(Tried::Ran(StatementResult::Refused(
-            Refusal::TimeLimit,
+        Claimed::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
+            WriteRefusal::TimeLimit,
         )))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     match tried? {
         Inserted::Ended(tried) => Ok(tried),
         // Asked after the release: otherwise the statement would meet its own reservations.
-        Inserted::Refused => refused(run, upserts).await,
+        Inserted::Refused => run.meet_obstacle(upserts).await,
     }
 }
 
 /// The outcome of one try to insert the document.
 enum Inserted {
-    Ended(Tried),
+    Ended(InPlaceOutcome),
     /// A document is in the way.
     Refused,
 }
 
 async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) -> Result<Inserted, ForwardError> {
     let document = candidate.document.to_vec();
-    let image = document_keys::image(run.op.protected, Doc::new(&document)?)?;
-    let query = only_inserts(run.statement.query()?.unwrap_or(Doc::empty()), Doc::new(&image.id)?)?;
+    let target = DocumentKeys::of(run.op.protected, Doc::new(&document)?)?;
+    let query = only_inserts(run.statement.query()?.unwrap_or(Doc::empty()), Doc::new(&target.id)?)?;
     let own = run.statement.with_query(&query)?;
     let Some(sent) = send(run, &own, candidate).await? else {
-        return Ok(Inserted::Ended(Tried::Again));
+        return Ok(Inserted::Ended(InPlaceOutcome::Again));
     };
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, &image, GivenUp::new(), candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => {
+            settle(run, &target, OldReservations::new(), candidate, &sent.body).await?
+        }
         Outcome::Applied => candidate.step(&Event::Applied),
-        Outcome::NotApplied(Reason::NoMatch) => {
+        Outcome::NotApplied(UnappliedReason::NoMatch) => {
             candidate.step(&Event::NotApplied);
-            return Ok(Inserted::Ended(Tried::Again));
+            return Ok(Inserted::Ended(InPlaceOutcome::Again));
         }
         Outcome::NotApplied(_) if is_duplicate(Doc::new(&sent.body)?)? => {
             candidate.step(&Event::NotApplied);
             return Ok(Inserted::Refused);
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => in_doubt(run, candidate),
+        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
     }
-    Ok(Inserted::Ended(Tried::Ran(sent.into())))
+    Ok(Inserted::Ended(InPlaceOutcome::Ran(sent.into())))
 }
 
 /// Whether the server refused the document because of another one.

@@ -61,7 +61,7 @@ async fn a_start_tries_again_what_was_not_answered() {
     let cluster = users_on(&alone, database);
     let users = cluster.client().database(database).collection::<Document>("users");
     users.insert_many((0..4).map(user)).await.unwrap();
-    // Longer than an answer is waited for: the documents that are to be taken in aren't told.
+    // Longer than an answer is waited for: the documents to backfill aren't read in time.
     let how = doc! {
         "failCommands": ["find"], "namespace": format!("{database}.users"), "blockConnection": true, "blockTimeMS": 30_000,
     };

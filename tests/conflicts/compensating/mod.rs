@@ -1,24 +1,24 @@
 //! What becomes of keys when things go wrong in compensating mode: shards that refuse, clients that get in each other's way,
 //! reservations that are left behind. Whatever happens, documents and reservations agree once it is quiet.
 
+mod backfilled;
 mod collated;
 mod cut_commits;
 mod failing;
 mod half_committed;
+mod known_time;
 mod large;
 mod leaping_clock;
 mod meanwhile;
 mod moved_since;
-mod namesakes;
 mod odd_values;
 mod open_transaction;
 mod other_types;
 mod refused_again;
 mod reservations;
+mod same_id;
 mod set_values;
 mod side_by_side;
-mod taken_in;
-mod told_time;
 mod unfinished;
 mod waiting;
 

@@ -89,10 +89,10 @@ async fn a_keyward_that_starts_meanwhile_holds_nobody_up() {
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
-/// What is taken in comes in thousands: it isn't to stand before what clients wait for.
+/// A backfill reserves thousands of keys: clients' keys don't wait behind them.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_client_waits_for_what_is_taken_in() {
-    let database = "taken_in_meanwhile";
+async fn no_client_waits_for_a_backfill() {
+    let database = "backfilled_meanwhile";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     open(&keyward.address, database);
@@ -119,7 +119,7 @@ async fn no_client_waits_for_what_is_taken_in() {
     let claim = [(&other, &owner, mark(3, true))];
     let client = pin!(proxy.reserve(&claim));
     match select(held_up, client).await {
-        Either::Left((held_up, _)) => panic!("what is taken in was answered first: {held_up:?}"),
+        Either::Left((held_up, _)) => panic!("the backfill was answered first: {held_up:?}"),
         Either::Right((reserved, _)) => assert_eq!(reserved.unwrap(), [Reserved::Written]),
     }
 }
@@ -156,7 +156,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
     let began = Instant::now();
     // Asked for at once, they travel in one command.
-    let released = proxy.release(&[(&held, token(1)), (&other, token(2))]).await;
+    let released = proxy.release_by_token(&[(&held, token(1)), (&other, token(2))]).await;
     assert!(released.is_err(), "{released:?}");
     assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
     // As an attempt does that begins anew.
@@ -168,7 +168,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     let mut abort = doc! { "abortTransaction": 1 };
     abort.extend(transaction);
     send(&cluster.router_address(), "admin", abort).unwrap();
-    proxy.release(&[(&held, token(1))]).await.unwrap();
+    proxy.release_by_token(&[(&held, token(1))]).await.unwrap();
     assert!(proxy.read(&[&other]).await.unwrap()[0].is_some());
 }
 

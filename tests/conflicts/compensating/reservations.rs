@@ -44,7 +44,7 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
         [Reserved::Written]
     );
     let seen = proxy.read(&[&key]).await.unwrap().remove(0).unwrap();
-    proxy.release(&[(&key, first)]).await.unwrap();
+    proxy.release_by_token(&[(&key, first)]).await.unwrap();
     assert_eq!(
         proxy.reserve(&[(&key, &owner(1), first.into())]).await.unwrap(),
         [Reserved::Written]
@@ -55,7 +55,7 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
     let taken = proxy.take_over(&key, &now, &owner(2), other).await.unwrap();
     assert_eq!(taken, TakenOver::Done);
     // Its reservation is somebody else's by now.
-    proxy.release(&[(&key, first)]).await.unwrap();
+    proxy.release_by_token(&[(&key, first)]).await.unwrap();
     assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
 }
 
@@ -72,9 +72,9 @@ async fn a_release_that_a_shard_refuses_is_an_error() {
     let how = doc! { "failCommands": ["delete"], "namespace": namespace, "errorCode": 202 };
     let fail = |shard: &testbed::ReplicaSet| shard.fail_point("failCommand", "alwaysOn", how.clone()).unwrap();
     let refused: Vec<_> = cluster.shards().iter().map(fail).collect();
-    assert!(proxy.release(&[(&key, token)]).await.is_err());
+    assert!(proxy.release_by_token(&[(&key, token)]).await.is_err());
     drop(refused);
-    proxy.release(&[(&key, token)]).await.unwrap();
+    proxy.release_by_token(&[(&key, token)]).await.unwrap();
     assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 0);
 }
 
@@ -94,10 +94,10 @@ async fn what_is_given_back_of_one_beginning_leaves_the_next_one_alone() {
         let reserved = proxy.reserve(&[(&key, &owner(1), mark(generation))]).await.unwrap();
         assert_eq!(reserved, [Reserved::Written]);
         for other in (0..4).filter(|other| *other != generation) {
-            proxy.release_versions(&[(&key, mark(other))]).await.unwrap();
+            proxy.release_by_version(&[(&key, mark(other))]).await.unwrap();
         }
         assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
-        proxy.release_versions(&[(&key, mark(generation))]).await.unwrap();
+        proxy.release_by_version(&[(&key, mark(generation))]).await.unwrap();
         assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 0);
     }
 }

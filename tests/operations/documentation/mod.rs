@@ -7,6 +7,7 @@ mod commands;
 mod inventories;
 pub mod markdown;
 mod messages;
+mod names;
 mod prose;
 mod samples;
 mod site;

@@ -46,7 +46,7 @@ impl Source {
 }
 
 /// The item that a line defines: whether it is public, its keyword and its name.
-fn definition(line: &str) -> Option<(bool, &str, &str)> {
+pub fn definition(line: &str) -> Option<(bool, &str, &str)> {
     let line = line.trim_start();
     let rest = match line.strip_prefix("pub(") {
         Some(scoped) => scoped.split_once(") ")?.1,
@@ -266,7 +266,7 @@ fn a_way_in_another_order_is_found() {
     assert!(has_faults(&["write/plan.rs", "session/serve.rs", "write/mod.rs"]));
     assert!(has_faults(&[
         "write/insert/mod.rs",
-        "claims/settling.rs",
+        "claims/effects.rs",
         "write/insert/way.rs"
     ]));
 }

@@ -12,7 +12,7 @@ use testkit::relay::wait_until;
 
 use crate::operated::reload::{drop_database, settings, user};
 
-/// The documents were taken in while a server still changed one, for a client that had gone.
+/// The documents were backfilled while a server still changed one, for a client that had gone.
 #[test]
 fn what_a_client_has_left_at_work_is_waited_for() {
     let database = "reload_left";
@@ -45,7 +45,7 @@ fn what_a_client_has_left_at_work_is_waited_for() {
     let before = keyward.count_reloads();
     keyward.rewrite(&settings(database, &["email", "phone"], ""));
     keyward.send(Signal::SIGHUP);
-    // Much longer than to take in one document.
+    // Much longer than to backfill one document.
     for n in 2..300 {
         keyward
             .insert(database, user(n, &format!("{n}@x"), &format!("{n}")))

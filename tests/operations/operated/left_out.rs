@@ -1,5 +1,5 @@
-//! Starts and reloads whose configuration lacks what the cluster has as enforced: what they let by is taken in by whoever has it
-//! again.
+//! Starts and reloads whose configuration lacks a constraint that the cluster has as enforced. The next Keyward with the constraint
+//! backfills the documents written meanwhile.
 
 use bson::{Document, doc};
 use testbed::ReplicaSet;
@@ -42,7 +42,7 @@ fn state(database: &str, field: &str) -> String {
 }
 
 #[test]
-fn what_is_written_while_a_start_leaves_a_constraint_out_is_taken_in_by_the_next_with_it() {
+fn what_is_written_while_a_start_leaves_a_constraint_out_is_backfilled_by_the_next_with_it() {
     let database = "left_out";
     drop_database(database);
     Keyward::of(&settings(database, &BOTH)).stop();

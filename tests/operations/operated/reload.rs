@@ -102,7 +102,7 @@ fn a_changed_file_is_loaded_without_a_signal() {
     assert_eq!(keyward.insert(database, user(2, "a@x", "2")), Err(11000));
 }
 
-/// What a Keyward has written before a constraint came to it is reserved by nobody. Where it isn't taken in after all, the
+/// What a Keyward has written before a constraint came to it is reserved by nobody. Where it isn't backfilled after all, the
 /// constraint no longer counts as enforced, whoever had seen to that before.
 #[test]
 fn a_reload_that_fails_midway_leaves_it_to_the_next_start() {
@@ -293,7 +293,7 @@ fn a_constraint_that_went_and_comes_again_takes_in_what_was_written_between() {
     assert_eq!(other.insert(database, user(5, "e@x", "4")), Err(11000));
 }
 
-/// What one Keyward writes until it knows of a constraint that another one has enforced already is taken in, too.
+/// What one Keyward writes until it knows of a constraint that another one has enforced already is backfilled, too.
 #[test]
 fn the_last_of_two_keywards_to_hear_of_a_constraint_completes_it() {
     let database = "reload_fleet";

@@ -10,10 +10,10 @@ use testbed::Cluster;
 use crate::verify::run::Config;
 
 const DOCUMENTS: i32 = 20_000;
-/// The `_id` of one of the documents that are taken in first.
+/// The `_id` of one of the documents that are backfilled first.
 const LATE: i32 = DOCUMENTS - 7;
 
-/// How far the cluster says that the documents of the constraint are taken in.
+/// How far the cluster says that the documents of the constraint are backfilled.
 async fn done(client: &Client, database: &str) -> i64 {
     let definitions = client.database(database).collection::<Document>("keyward.constraints");
     let found = definitions.find_one(doc! {}).await.unwrap().unwrap_or_default();

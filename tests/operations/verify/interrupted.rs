@@ -58,7 +58,7 @@ async fn repairs_that_are_killed_or_run_at_once_end_in_agreement() {
         .await
         .unwrap();
     let constraints = "  - { collection: verify_twice.users, key: { email: 1 } }\n";
-    // It takes in what is there.
+    // It backfills the existing documents.
     let keyward = Keyward::start_with_lease(&cluster.uri(), "2s\nsweep: 1day", constraints);
     let users = keyward
         .client()

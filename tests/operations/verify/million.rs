@@ -67,8 +67,8 @@ async fn planted_faults_are_found_among_a_million_documents_and_nothing_else() {
         .unwrap();
     let constraints = planted::constraints("verify_million");
     let config = Config::new(&cluster.uri(), LEASE, &constraints);
-    let taken_in = measured(&config, "backfill", &[], count).await;
-    assert_eq!(taken_in.exit, Some(0), "{}", taken_in.errors);
+    let backfilled = measured(&config, "backfill", &[], count).await;
+    assert_eq!(backfilled.exit, Some(0), "{}", backfilled.errors);
 
     // A sweep would settle some of what is planted: as if one had just ended.
     let until = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + 86_400_000);

@@ -1,5 +1,5 @@
 //! `keyward verify` as an operator meets it: planted faults are found, each once and nothing else, while clients go on
-//! writing; what is safe is repaired. And `keyward backfill`, which takes in what is there.
+//! writing; what is safe is repaired. And `keyward backfill`, which reserves for existing documents.
 
 #![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 

@@ -91,8 +91,8 @@ async fn reservations_are_made_anew_from_restored_documents() {
         if is_there_again {
             database.create_collection("keyward.users.email_1").await.unwrap();
         }
-        let taken_in = config.run("backfill", &[]).await;
-        assert_eq!(taken_in.status.code(), Some(0), "{taken_in:?}");
+        let backfilled = config.run("backfill", &[]).await;
+        assert_eq!(backfilled.status.code(), Some(0), "{backfilled:?}");
         let left = config.verify(&[]).await;
         assert_eq!((left.listed(), left.exit), (vec![], Some(0)));
     }

@@ -1,4 +1,4 @@
-//! Collections and constraints of every shape are taken in, verified and repaired alike.
+//! Collections and constraints of every shape are backfilled, verified and repaired alike.
 
 use bson::{Bson, Document, doc};
 use mongodb::options::Collation;

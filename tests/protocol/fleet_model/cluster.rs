@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use bson::oid::ObjectId;
-use keyward::fleet::{Entry, Terms};
+use keyward::fleet::{EntryTerms, RegisterEntry};
 use keyward::namespace::Namespace;
 
 /// An entry in the register.
@@ -24,7 +24,7 @@ impl Registered {
         static ANSWERS: LazyLock<[bool; 4]> = LazyLock::new(|| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(writes, reserves)| {
                 let (namespace, identity) = (Namespace::new("shop", "users"), ObjectId::from_bytes([1; 12]));
-                let mut entry = Entry::of_this_process(String::new(), Terms::of(Duration::ZERO));
+                let mut entry = RegisterEntry::of_this_process(String::new(), EntryTerms::of(Duration::ZERO));
                 entry.collections.extend(writes.then(|| namespace.to_string()));
                 entry.constraints.extend(reserves.then_some(identity));
                 entry.lacks(&namespace, identity)
@@ -42,7 +42,7 @@ pub enum Message {
     /// A constraint is added to an entry.
     List { id: u8 },
     /// The compare-and-set of somebody who was killed.
-    Enforce { era: u8 },
+    Enforce { epoch: u8 },
 }
 
 /// What a Keyward forwards to the collection.
@@ -51,8 +51,8 @@ pub enum Declared {
     No,
     /// The entry with this id has it.
     Added(u8),
-    /// The era was ended after it was added to the entry with this id.
-    EraEnded(u8),
+    /// The epoch was ended after it was added to the entry with this id.
+    EpochEnded(u8),
     Yes,
 }
 
@@ -60,9 +60,9 @@ pub enum Declared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Enforcing {
     Idle,
-    /// It has read the era.
+    /// It has read the epoch.
     CatalogEpoch(u8),
-    /// Planted: it has read the register, and no era.
+    /// Planted: it has read the register, and no epoch.
     Register,
     /// It has found nobody to wait for, and reads the document with this number next.
     Reads(u8, u8),
@@ -78,11 +78,11 @@ pub enum Reload {
     None,
     /// The catalog has the constraint; what was decided before is waited for.
     Drains,
-    /// It is in the entry; the era is to be ended.
+    /// It is in the entry; the epoch is to be ended.
     Listed,
     /// The constraint is to be taken out of the entry.
     GivesUp,
-    /// It is taken out; the era is to be ended, then the catalog goes.
+    /// It is taken out; the epoch is to be ended, then the catalog goes.
     TakenOut,
     Done,
 }
@@ -92,8 +92,8 @@ pub enum Reload {
 pub enum Rejoining {
     No,
     Inserted(u8),
-    /// The eras were ended of what was declared then.
-    EraEnded(u8),
+    /// The epochs were ended of what was declared then.
+    EpochEnded(u8),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -124,8 +124,8 @@ pub struct Keyward {
 pub struct State {
     pub register: Vec<Registered>,
     pub next_id: u8,
-    pub era: u8,
-    /// The era in which it was noted as enforced.
+    pub epoch: u8,
+    /// The epoch in which it was noted as enforced.
     pub enforced_in: Option<u8>,
     pub documents: [bool; 2],
     /// Whose document the key is reserved for.
@@ -137,7 +137,7 @@ pub struct State {
 
 impl State {
     pub fn is_enforced(&self) -> bool {
-        self.enforced_in == Some(self.era)
+        self.enforced_in == Some(self.epoch)
     }
 
     pub fn send(&mut self, message: Message) {
@@ -145,8 +145,8 @@ impl State {
         self.network.sort_unstable();
     }
 
-    pub fn end_era(&mut self) {
-        self.era += 1;
+    pub fn end_epoch(&mut self) {
+        self.epoch += 1;
         self.enforced_in = None;
     }
 

@@ -31,15 +31,15 @@ impl System {
         true
     }
 
-    /// First the entry, then the eras, then writes.
+    /// First the entry, then the epochs, then writes.
     pub fn declare(&self, state: &mut State, number: u8) -> bool {
         let mut keyward = state.keywards[usize::from(number)].clone();
         let is_locked = keyward.rejoining != Rejoining::No;
-        let is_early = self.lacks(Broken::EraEndedFirst);
+        let is_early = self.lacks(Broken::EpochEndedFirst);
         keyward.declared = match keyward.declared {
             Declared::No if is_early => {
-                state.end_era();
-                Declared::EraEnded(keyward.id)
+                state.end_epoch();
+                Declared::EpochEnded(keyward.id)
             }
             Declared::No if !is_locked => {
                 keyward.wants.0 = true;
@@ -53,18 +53,18 @@ impl System {
             }
             Declared::Added(id) => {
                 if !keyward.wants.1 {
-                    state.end_era();
+                    state.end_epoch();
                 }
-                Declared::EraEnded(id)
+                Declared::EpochEnded(id)
             }
-            Declared::EraEnded(_) if is_early => {
+            Declared::EpochEnded(_) if is_early => {
                 keyward.wants.0 = true;
                 if is_locked || !state.change(keyward.id, |entry| entry.writes = true) {
                     return false;
                 }
                 Declared::Yes
             }
-            Declared::EraEnded(id) => match self.lacks(Broken::NotedUnderAnOldEntry) || id == keyward.id {
+            Declared::EpochEnded(id) => match self.lacks(Broken::NotedUnderAnOldEntry) || id == keyward.id {
                 true if is_locked && !self.lacks(Broken::NotedUnderAnOldEntry) => return false,
                 true => Declared::Yes,
                 false => Declared::Added(keyward.id),
@@ -117,7 +117,7 @@ impl System {
         true
     }
 
-    /// Reads the era, then the register, takes in, and notes it for that era.
+    /// Reads the epoch, then the register, backfills, and notes it for that epoch.
     pub fn enforce(&self, state: &mut State, number: u8) -> bool {
         let keyward = &state.keywards[usize::from(number)];
         let is_listed = keyward.reserves && matches!(keyward.reload, Reload::None | Reload::Done);
@@ -127,19 +127,19 @@ impl System {
         let is_waited_for = !self.lacks(Broken::RegisterUnread) && state.register.iter().any(|entry| entry.lacks());
         let next = match keyward.enforcing {
             Enforcing::Idle if state.is_enforced() => return false,
-            Enforcing::Idle if self.lacks(Broken::RegisterBeforeEra) => match is_waited_for {
+            Enforcing::Idle if self.lacks(Broken::RegisterBeforeEpoch) => match is_waited_for {
                 true => return false,
                 false => Enforcing::Register,
             },
-            Enforcing::Idle => Enforcing::CatalogEpoch(state.era),
-            Enforcing::Register => Enforcing::Reads(state.era, 0),
+            Enforcing::Idle => Enforcing::CatalogEpoch(state.epoch),
+            Enforcing::Register => Enforcing::Reads(state.epoch, 0),
             Enforcing::CatalogEpoch(_) if is_waited_for => Enforcing::Idle,
-            Enforcing::CatalogEpoch(era) => Enforcing::Reads(era, 0),
+            Enforcing::CatalogEpoch(epoch) => Enforcing::Reads(epoch, 0),
             // A document that is there stays, so reading and reserving it is one step.
-            Enforcing::Reads(era, document) => {
+            Enforcing::Reads(epoch, document) => {
                 let next = match document {
-                    0 => Enforcing::Reads(era, 1),
-                    _ => Enforcing::Notes(era),
+                    0 => Enforcing::Reads(epoch, 1),
+                    _ => Enforcing::Notes(epoch),
                 };
                 match state.documents[usize::from(document)] {
                     false => next,
@@ -150,8 +150,8 @@ impl System {
                     },
                 }
             }
-            Enforcing::Notes(era) => {
-                self.note_enforced(state, era);
+            Enforcing::Notes(epoch) => {
+                self.note_enforced(state, epoch);
                 Enforcing::Idle
             }
             Enforcing::Violated => return false,
@@ -160,9 +160,9 @@ impl System {
         true
     }
 
-    fn note_enforced(&self, state: &mut State, era: u8) {
-        if state.era == era || self.lacks(Broken::EraIgnored) {
-            state.enforced_in = Some(state.era);
+    fn note_enforced(&self, state: &mut State, epoch: u8) {
+        if state.epoch == epoch || self.lacks(Broken::EpochIgnored) {
+            state.enforced_in = Some(state.epoch);
         }
     }
 
@@ -173,7 +173,7 @@ impl System {
         keyward.reload = match keyward.reload {
             Reload::None if kind == Start::Reloaded => {
                 keyward.reserves = true;
-                state.end_era();
+                state.end_epoch();
                 Reload::Drains
             }
             Reload::None if kind == Start::GivingUp => {
@@ -193,7 +193,7 @@ impl System {
                 Reload::Listed
             }
             Reload::Listed => {
-                state.end_era();
+                state.end_epoch();
                 Reload::Done
             }
             Reload::GivesUp if is_locked => return false,
@@ -211,7 +211,7 @@ impl System {
             }
             Reload::TakenOut if is_locked => return false,
             Reload::TakenOut => {
-                state.end_era();
+                state.end_epoch();
                 keyward.reserves = false;
                 // What comes next is decided without it.
                 keyward.has_decided = false;
@@ -265,11 +265,11 @@ impl System {
             Rejoining::No => return false,
             Rejoining::Inserted(id) => {
                 if keyward.declared == Declared::Yes && !keyward.wants.1 {
-                    state.end_era();
+                    state.end_epoch();
                 }
-                Rejoining::EraEnded(id)
+                Rejoining::EpochEnded(id)
             }
-            Rejoining::EraEnded(id) => {
+            Rejoining::EpochEnded(id) => {
                 let is_replaced = keyward.id;
                 if state.register.iter().any(|entry| entry.id == is_replaced) {
                     state.register.retain(|entry| entry.id != is_replaced);
@@ -294,8 +294,8 @@ impl System {
     }
 
     pub fn kill(&self, state: &mut State, number: u8) -> bool {
-        if let Enforcing::Notes(era) = state.keywards[usize::from(number)].enforcing {
-            state.send(Message::Enforce { era });
+        if let Enforcing::Notes(epoch) = state.keywards[usize::from(number)].enforcing {
+            state.send(Message::Enforce { epoch });
         }
         self.end(state, number);
         true
@@ -322,7 +322,7 @@ impl System {
             Message::List { id } => {
                 state.change(id, |entry| entry.reserves = true);
             }
-            Message::Enforce { era } => self.note_enforced(state, era),
+            Message::Enforce { epoch } => self.note_enforced(state, epoch),
         }
     }
 }

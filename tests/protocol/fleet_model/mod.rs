@@ -73,10 +73,10 @@ macro_rules! guards {
 
 guards! {
     the_register_is_read: Restarted, RegisterUnread, 0;
-    the_era_is_ended_before_the_first_write: Newcomer, ForwardsFirst, 0;
-    the_entry_is_written_before_the_era_is_ended: Newcomer, EraEndedFirst, 0;
-    the_era_is_read_before_the_register: Newcomer, RegisterBeforeEra, 0;
-    enforced_is_of_an_era: Newcomer, EraIgnored, 0;
+    the_epoch_is_ended_before_the_first_write: Newcomer, ForwardsFirst, 0;
+    the_entry_is_written_before_the_epoch_is_ended: Newcomer, EpochEndedFirst, 0;
+    the_epoch_is_read_before_the_register: Newcomer, RegisterBeforeEpoch, 0;
+    enforced_is_of_an_epoch: Newcomer, EpochIgnored, 0;
     what_was_decided_without_it_is_waited_for: Reloaded, ListedUndrained, 0;
     what_a_dead_keyward_sent_is_waited_for: Newcomer, EvictedEarly, 1;
     who_is_past_its_lease_writes_nothing: Newcomer, LeaseUnlooked, 1;

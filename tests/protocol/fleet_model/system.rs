@@ -39,9 +39,9 @@ pub enum World {
 pub enum Broken {
     RegisterUnread,
     ForwardsFirst,
-    EraEndedFirst,
-    RegisterBeforeEra,
-    EraIgnored,
+    EpochEndedFirst,
+    RegisterBeforeEpoch,
+    EpochIgnored,
     ListedUndrained,
     EvictedEarly,
     LeaseUnlooked,
@@ -105,7 +105,7 @@ impl System {
         let keyward = &state.keywards[usize::from(entry.of)];
         let is_new = match keyward.rejoining {
             Rejoining::No => false,
-            Rejoining::Inserted(id) | Rejoining::EraEnded(id) => id == entry.id,
+            Rejoining::Inserted(id) | Rejoining::EpochEnded(id) => id == entry.id,
         };
         let is_renewed = keyward.runs && (is_new || keyward.id == entry.id && keyward.may_write);
         !is_renewed && (self.lacks(Broken::EvictedEarly) || !state.has_unreserved(entry.of))
@@ -137,7 +137,7 @@ impl Model for System {
         vec![State {
             register: Vec::new(),
             next_id: 1,
-            era: 1,
+            epoch: 1,
             enforced_in: None,
             documents: [false; 2],
             reserved_for: None,

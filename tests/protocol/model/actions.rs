@@ -39,8 +39,8 @@ pub enum Action {
     Sweep {
         key: Key,
     },
-    /// Who takes in what is there reads a document, and sends the reservation of a key that it holds.
-    TakeIn {
+    /// The backfill reads a document, and sends the reservation of a key that it holds.
+    Backfill {
         id: Id,
         key: Key,
     },
@@ -148,12 +148,12 @@ pub fn actions(system: &System, state: &State, actions: &mut Vec<Action>) {
             actions.push(Action::Sweep { key });
         }
     }
-    if let Some(id) = state.to_take_in {
+    if let Some(id) = state.to_backfill {
         let held = state.store.documents[id as usize];
         actions.extend(
             held.iter()
                 .flat_map(|keys| keys.iter())
-                .map(|key| Action::TakeIn { id, key }),
+                .map(|key| Action::Backfill { id, key }),
         );
     }
     if state.faults > 0 {

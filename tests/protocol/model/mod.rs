@@ -34,7 +34,7 @@ safe! {
     upsert_compensating: Upsert, COMPENSATING, 0;
     plain_upsert_compensating: PlainUpsert, COMPENSATING, 0;
     upsert_met_compensating: UpsertMet, COMPENSATING, 0;
-    taken_in_compensating: TakenIn, COMPENSATING, 0;
+    backfilled_compensating: Backfilled, COMPENSATING, 0;
     renewed_compensating: Renewed, COMPENSATING, 0;
     recalled_compensating: Recalled, COMPENSATING, 0;
     same_key_strict: SameKey, STRICT, 0;
@@ -43,7 +43,7 @@ safe! {
     exchange_strict: Exchange, STRICT, 1;
     moved_strict: Moved, STRICT, 0;
     upsert_strict: Upsert, STRICT, 0;
-    taken_in_strict: TakenIn, STRICT, 1;
+    backfilled_strict: Backfilled, STRICT, 1;
     renewed_strict: Renewed, STRICT, 0;
     recalled_strict: Recalled, STRICT, 1;
 }
@@ -60,7 +60,7 @@ fn every_state_can_come_to_rest() {
         World::Upsert,
         World::PlainUpsert,
         World::UpsertMet,
-        World::TakenIn,
+        World::Backfilled,
         World::Renewed,
         World::Recalled,
     ] {
@@ -98,7 +98,7 @@ guards! {
     a_takeover_compares_when_it_was_written: SameKey, COMPENSATING, TakeoverWithoutAt, 0;
     a_deposed_primary_is_not_asked: SameKey, COMPENSATING, LookWithoutFence, 1;
     the_owner_is_looked_for: SameKey, COMPENSATING, LookWithoutOwner, 0;
-    what_is_taken_in_has_an_owner: TakenIn, COMPENSATING, LookWithoutOwner, 0;
+    a_backfilled_reservation_has_an_owner: Backfilled, COMPENSATING, LookWithoutOwner, 0;
     old_keys_are_given_up_after_the_write: Change, COMPENSATING, ReleaseBeforeWrite, 0;
     a_release_names_its_token: SameKey, COMPENSATING, ReleaseWithoutToken, 0;
     a_release_is_not_left_behind: SameKey, COMPENSATING, ReleaseLeftBehind, 1;

@@ -32,9 +32,9 @@ pub enum World {
     PlainUpsert,
     /// A document is upserted without a transaction, which another client inserts and deletes.
     UpsertMet,
-    /// As *Change*; and the first document is taken in meanwhile.
-    TakenIn,
-    /// A document that is taken in is deleted and inserted again, and its key wanted by another.
+    /// As *Change*; and the first document is backfilled meanwhile.
+    Backfilled,
+    /// A document that is being backfilled is deleted and inserted again, and its key wanted by another.
     Renewed,
     /// As *Change*; and who wants the first key remembers the document as its holder.
     Recalled,
@@ -43,7 +43,7 @@ pub enum World {
 impl World {
     pub fn system(self, rules: Rules, faults: u8) -> System {
         let insert = |id, keys| Deed::Insert { id, keys };
-        let mut to_take_in = None;
+        let mut to_backfill = None;
         let (documents, programs) = match self {
             World::SameKey => (vec![], vec![vec![retryable(insert(0, A))], vec![once(insert(1, A))]]),
             World::Overlap => (vec![], vec![vec![retryable(insert(0, AB))], vec![once(insert(1, B))]]),
@@ -56,8 +56,8 @@ impl World {
                 };
                 (vec![(0, A)], vec![vec![change], vec![wants]])
             }
-            World::Change | World::TakenIn => {
-                to_take_in = (self == World::TakenIn).then_some(0);
+            World::Change | World::Backfilled => {
+                to_backfill = (self == World::Backfilled).then_some(0);
                 let change = retryable(Deed::Change { id: 0, to: B });
                 (vec![(0, A)], vec![vec![change], vec![once(insert(1, A))]])
             }
@@ -82,7 +82,7 @@ impl World {
                 (vec![], vec![vec![upsert], other])
             }
             World::Renewed => {
-                to_take_in = Some(0);
+                to_backfill = Some(0);
                 let first = vec![once(Deed::Delete { id: 0 }), retryable(insert(0, A))];
                 (vec![(0, A)], vec![first, vec![once(insert(1, A))]])
             }
@@ -95,7 +95,7 @@ impl World {
             rules,
             documents,
             programs,
-            to_take_in,
+            to_backfill,
             faults,
         }
     }

@@ -13,8 +13,8 @@ pub struct State {
     pub tasks: Vec<Task>,
     pub clients: Vec<Client>,
     pub faults: u8,
-    /// A document that is yet to be read by whoever takes in what is there.
-    pub to_take_in: Option<Id>,
+    /// A document that the backfill has yet to read.
+    pub to_backfill: Option<Id>,
     /// A primary is deposed, and doesn't know.
     pub is_deposed: bool,
     /// A duplicate was reported of a key that nobody held.

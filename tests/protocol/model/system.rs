@@ -18,8 +18,8 @@ pub struct System {
     pub documents: Vec<(Id, Keys)>,
     /// Each client's operations, one after the other.
     pub programs: Vec<Vec<Op>>,
-    /// A document whose key is taken in at some time, though it is reserved.
-    pub to_take_in: Option<Id>,
+    /// A document that is backfilled at some time, though its key is reserved.
+    pub to_backfill: Option<Id>,
     /// How many of these may happen: a Keyward dies, a client loses its Keyward, a request is not answered in
     /// time, a primary is deposed.
     pub faults: u8,
@@ -186,7 +186,7 @@ impl Model for System {
             tasks: Vec::new(),
             clients: vec![Client::default(); self.programs.len()],
             faults: self.faults,
-            to_take_in: self.to_take_in,
+            to_backfill: self.to_backfill,
             is_deposed: false,
             wrong_duplicate: false,
             wrong_refusal: false,
@@ -266,9 +266,9 @@ impl Model for System {
                 let request = Request::sweep(key, seen, &self.rules);
                 state.network.push(Message { to: None, request });
             }
-            Action::TakeIn { id, key } => {
-                state.to_take_in = None;
-                let request = Request::TakeIn { key, owner: id };
+            Action::Backfill { id, key } => {
+                state.to_backfill = None;
+                let request = Request::Backfill { key, owner: id };
                 state.network.push(Message { to: None, request });
             }
             Action::KeywardDies { keyward } => {

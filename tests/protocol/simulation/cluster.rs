@@ -88,7 +88,7 @@ impl Cluster {
     pub fn of_request(&self, request: &Request) -> usize {
         match request {
             Request::Reserve { key, .. }
-            | Request::TakeIn { key, .. }
+            | Request::Backfill { key, .. }
             | Request::Read { key }
             | Request::TakeOver { key, .. }
             | Request::Release { key, .. }
@@ -273,7 +273,7 @@ impl Shard {
 pub fn waits_for_a_majority(request: &Request, rules: &Rules) -> bool {
     use keyward::reservation::Scope;
     match request {
-        Request::Reserve { .. } | Request::TakeIn { .. } | Request::TakeOver { .. } => {
+        Request::Reserve { .. } | Request::Backfill { .. } | Request::TakeOver { .. } => {
             !rules.lacks(Broken::WithoutMajority)
         }
         Request::Write(_) => !rules.lacks(Broken::AnswerBeforeMajority),

@@ -1,5 +1,5 @@
 //! What goes wrong by itself: Keywards die and stop, primaries step down; and who comes by: the sweeper, and
-//! whoever takes in what is there.
+//! the backfill.
 
 use crate::simulation::cluster::Shard;
 use crate::simulation::history::{Fault, Happened};
@@ -75,15 +75,15 @@ impl Simulation {
         self.again(self.plan.faults.step_down_every, Event::StepDown);
     }
 
-    /// Whoever takes in what is there reads a document; the reservations of its keys are on their way.
+    /// The backfill reads a document; the reservations of its keys are on their way.
     pub fn backfill_documents(&mut self) {
         let owner = self.random.few(0, IDS as Id - 1);
         let held = self.cluster.store.documents[owner as usize];
         for key in held.into_iter().flat_map(|keys| keys.iter()) {
-            let request = Request::TakeIn { key, owner };
+            let request = Request::Backfill { key, owner };
             self.transmit(Message { to: None, request }, LEASE / 10);
         }
-        self.again(self.plan.faults.take_in_every, Event::TakeIn);
+        self.again(self.plan.faults.backfill_every, Event::Backfill);
     }
 
     /// Whoever sweeps finds reservations whose lease is over and whose owner isn't there; what follows is on its way.

@@ -38,8 +38,8 @@ pub struct Faults {
     pub crash_every: Time,
     pub pause_every: Time,
     pub step_down_every: Time,
-    /// No fault, but a matter of chance as they are: how often a document is taken in.
-    pub take_in_every: Time,
+    /// No fault, but a matter of chance as they are: how often a document is backfilled.
+    pub backfill_every: Time,
     /// How long a majority may take to have a write.
     pub lag: Time,
     /// How often a shard's clock is set.
@@ -84,7 +84,7 @@ impl Faults {
             crash_every: sometimes(LEASE / 2, 5 * LEASE),
             pause_every: sometimes(LEASE / 2, 5 * LEASE),
             step_down_every: sometimes(LEASE / 4, 5 * LEASE),
-            take_in_every: sometimes(LEASE / 20, LEASE),
+            backfill_every: sometimes(LEASE / 20, LEASE),
             lag: sometimes(5, LEASE / 3).max(5),
             leap_every: sometimes(LEASE / 4, 5 * LEASE),
             skew: sometimes(1, 5 * LEASE),

@@ -49,7 +49,7 @@ pub enum Event {
         up_to: u32,
     },
     Sweep,
-    TakeIn,
+    Backfill,
     Die,
     Restart {
         keyward: u8,

@@ -1,4 +1,4 @@
-//! One run: events taken in the order of virtual time, until every client has its answers and all has arrived.
+//! One run: events in the order of virtual time, until every client has its answers and all has arrived.
 
 use std::collections::BTreeMap;
 
@@ -108,7 +108,7 @@ impl Simulation {
             (faults.crash_every, Event::Die),
             (faults.pause_every, Event::Pause),
             (faults.step_down_every, Event::StepDown),
-            (faults.take_in_every, Event::TakeIn),
+            (faults.backfill_every, Event::Backfill),
             (faults.leap_every, Event::Leap),
         ] {
             self.again(every, event);
@@ -203,7 +203,7 @@ impl Simulation {
                 }
             }
             Event::Sweep => self.sweep(),
-            Event::TakeIn => self.backfill_documents(),
+            Event::Backfill => self.backfill_documents(),
             Event::Die => self.die(),
             Event::Restart { keyward } => self.keywards[keyward as usize].is_alive = true,
             Event::Pause => self.pause(),

@@ -24,7 +24,7 @@ pub enum Request {
         token: Token,
     },
     /// Reserves a key for a document that held it when it was read: nothing is in flight.
-    TakeIn {
+    Backfill {
         key: Key,
         owner: Id,
     },
@@ -118,10 +118,10 @@ pub enum Reply {
     },
     DuplicateId,
     Missed,
-    Lost,
+    Superseded,
     Obstacle(Option<Key>),
     /// A reservation keeps a transaction from its end.
-    Clash(Key),
+    ReservationConflict(Key),
     /// None came.
     Silence,
 }

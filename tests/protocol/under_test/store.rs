@@ -113,7 +113,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                     Reply::Written(self.clock)
                 }
             },
-            Request::TakeIn { key, owner } => match self.reservations[*key as usize] {
+            Request::Backfill { key, owner } => match self.reservations[*key as usize] {
                 Some(_) => Reply::No,
                 None => {
                     self.reserve(*key, *owner, taking_in(*owner));
@@ -239,7 +239,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                     return Some(Reply::Applied { before: true });
                 }
                 if rules.lacks(Broken::LookBeforeSnapshot) && !are_reserved {
-                    return Some(Reply::Lost);
+                    return Some(Reply::Superseded);
                 }
                 write.phase = Phase::Begun { conflicts: false };
             }
@@ -252,7 +252,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                 if self.documents[id as usize].is_some() {
                     return Some(match are_reserved {
                         true => Reply::DuplicateId,
-                        false => Reply::Lost,
+                        false => Reply::Superseded,
                     });
                 }
                 self.locked[id as usize] = Some(write.token);
@@ -262,7 +262,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
                 let is_looked_at = !rules.lacks(Broken::WithoutLook) && !rules.lacks(Broken::LookBeforeSnapshot);
                 if is_looked_at && !are_reserved {
                     self.locked[id as usize] = None;
-                    return Some(Reply::Lost);
+                    return Some(Reply::Superseded);
                 }
                 write.phase = Phase::Seen;
             }
@@ -302,7 +302,7 @@ impl<const IDS: usize, const KEYS: usize> Store<IDS, KEYS> {
         };
         let (new, old) = (after.unwrap_or(NONE).but(before), before.but(after.unwrap_or(NONE)));
         if let Some(key) = new.iter().find(|key| self.reservations[*key as usize].is_some()) {
-            return Reply::Clash(key);
+            return Reply::ReservationConflict(key);
         }
         for key in old.iter() {
             if self.reservations[key as usize].is_some_and(|there| there.owner == id) {

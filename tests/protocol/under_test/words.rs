@@ -139,7 +139,7 @@ impl TaskId {
     }
 }
 
-/// The token under which a document is taken in.
+/// The token under which a document is backfilled.
 pub fn taking_in(id: Id) -> Token {
     let nobody = OpId {
         client: u8::MAX,

@@ -1,4 +1,4 @@
-//! What a start makes of what is there: documents are taken in, and what constraints can't hold beside is refused.
+//! What a start does about existing data: it backfills documents, and refuses what constraints can't hold beside.
 
 use bson::{Document, doc};
 use testbed::Cluster;
@@ -7,7 +7,7 @@ use crate::protected_insert::{EMAIL, insert, keyward, run, users};
 use testkit::Keyward;
 
 #[tokio::test]
-async fn documents_that_are_there_before_are_taken_in_and_their_duplicates_reported() {
+async fn existing_documents_are_backfilled_and_their_duplicates_reported() {
     let database = "backfill";
     let cluster = users(database);
     let direct = cluster.client().database(database).collection::<Document>("users");

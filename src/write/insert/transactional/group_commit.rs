@@ -18,7 +18,7 @@ use crate::metrics::GroupCommit;
 use crate::reply::Times;
 use crate::traces;
 use crate::write::retry::inserted::Note;
-use crate::write::txn::Refused;
+use crate::write::txn::ErrorReply;
 
 /// The most groups with the same terms that are under way at once, not counting groups that hang. While one group waits for its
 /// majority, the servers have time for others. With few clients no insert waits.
@@ -43,20 +43,20 @@ const ALONE: (u32, u32) = (16, 1024);
 const IDLE_MAX: usize = 256;
 
 /// Inserts share a group only if these bytes are identical.
-pub type Terms = Arc<[u8]>;
+pub type GroupTerms = Arc<[u8]>;
 
 /// The groups of a Keyward.
 #[derive(Debug)]
 pub struct Groups {
-    by_terms: Mutex<HashMap<Terms, Group>>,
+    by_terms: Mutex<HashMap<GroupTerms, InsertGroup>>,
     counts: GroupCommit,
 }
 
 /// The inserts with the same terms.
 #[derive(Debug, Default)]
-struct Group {
+struct InsertGroup {
     under_way: usize,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingInsert>,
     /// How long the last transaction took.
     last_duration: Duration,
     /// The number of next inserts that run alone.
@@ -77,15 +77,15 @@ pub struct Member {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingInsert {
     number: u64,
     member: Member,
-    turn: oneshot::Sender<Turn>,
+    turn: oneshot::Sender<GroupTurn>,
 }
 
 /// The action of an insert after its wait.
 #[derive(Debug)]
-pub enum Turn {
+pub enum GroupTurn {
     /// It inserts its own documents and those of its group.
     Lead(Lead),
     /// Another insert's transaction carried it.
@@ -93,7 +93,7 @@ pub enum Turn {
     /// It inserts its own documents only.
     Alone,
     /// Its outcome is unknown: the leader was lost.
-    Lost,
+    InDoubt,
 }
 
 /// The outcome of a group.
@@ -102,7 +102,7 @@ pub enum Done {
     /// All documents are inserted; the server's reply, which counts all of them.
     Committed(Vec<u8>),
     /// Either all documents are inserted or none.
-    InDoubt(Refused),
+    InDoubt(ErrorReply),
     /// No document is inserted; each insert is to run alone.
     Nothing,
 }
@@ -111,8 +111,8 @@ pub enum Done {
 #[derive(Debug)]
 pub struct Lead {
     groups: Arc<Groups>,
-    terms: Terms,
-    others: Vec<Waiting>,
+    terms: GroupTerms,
+    others: Vec<WaitingInsert>,
     since: Instant,
     /// The transaction has taken too long, and no longer counts among the groups under way.
     hangs: bool,
@@ -120,7 +120,7 @@ pub struct Lead {
 
 /// The other members of a group, which wait for its outcome.
 #[derive(Debug)]
-pub struct Others(Vec<oneshot::Sender<Turn>>);
+pub struct Others(Vec<oneshot::Sender<GroupTurn>>);
 
 /// The share of a message that documents take.
 #[derive(Debug, Clone, Copy, Default)]
@@ -174,7 +174,7 @@ impl Groups {
     /// Waits until it may run or has run; `member` is called only if it must wait.
     ///
     /// - Cancel: a member of a group under way is inserted nevertheless.
-    pub async fn enter(self: &Arc<Self>, terms: Terms, member: impl FnOnce() -> Member) -> Turn {
+    pub async fn enter(self: &Arc<Self>, terms: GroupTerms, member: impl FnOnce() -> Member) -> GroupTurn {
         let (number, patience, mut turn) = {
             let mut groups = self.lock();
             if groups.len() > IDLE_MAX {
@@ -183,16 +183,16 @@ impl Groups {
             let group = groups.entry(terms.clone()).or_default();
             if group.alone > 0 {
                 group.alone -= 1;
-                return Turn::Alone;
+                return GroupTurn::Alone;
             }
             if group.under_way < AT_ONCE {
                 group.under_way += 1;
-                return Turn::Lead(Lead::new(self, &terms, Vec::new()));
+                return GroupTurn::Lead(Lead::new(self, &terms, Vec::new()));
             }
             // The number is unique among earlier groups, too.
             let number = rand::random();
             let (sender, receiver) = oneshot::channel();
-            group.waiting.push_back(Waiting {
+            group.waiting.push_back(WaitingInsert {
                 number,
                 member: member(),
                 turn: sender,
@@ -200,16 +200,16 @@ impl Groups {
             (number, group.patience(), receiver)
         };
         if let Ok(turn) = traces::waiting_for_group(timeout(patience, &mut turn)).await {
-            return turn.unwrap_or(Turn::Lost);
+            return turn.unwrap_or(GroupTurn::InDoubt);
         }
         match self.leave(&terms, number) {
-            true => Turn::Alone,
-            false => turn.await.unwrap_or(Turn::Lost),
+            true => GroupTurn::Alone,
+            false => turn.await.unwrap_or(GroupTurn::InDoubt),
         }
     }
 
     /// Ends a wait; returns whether the insert was still waiting.
-    fn leave(&self, terms: &Terms, number: u64) -> bool {
+    fn leave(&self, terms: &GroupTerms, number: u64) -> bool {
         let mut groups = self.lock();
         let Some(group) = groups.get_mut(terms) else {
             return false;
@@ -219,12 +219,12 @@ impl Groups {
         group.waiting.len() < before
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Terms, Group>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<GroupTerms, InsertGroup>> {
         self.by_terms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Group {
+impl InsertGroup {
     fn is_idle(&self) -> bool {
         self.under_way == 0 && self.waiting.is_empty()
     }
@@ -240,7 +240,7 @@ impl Group {
     }
 
     /// The first waiting insert, and as many later ones as fit.
-    fn next(&mut self) -> Option<(Waiting, Vec<Waiting>)> {
+    fn next(&mut self) -> Option<(WaitingInsert, Vec<WaitingInsert>)> {
         let leader = loop {
             let first = self.waiting.pop_front()?;
             if !first.turn.is_closed() {
@@ -266,7 +266,7 @@ impl Group {
 }
 
 impl Lead {
-    fn new(groups: &Arc<Groups>, terms: &Terms, others: Vec<Waiting>) -> Lead {
+    fn new(groups: &Arc<Groups>, terms: &GroupTerms, others: Vec<WaitingInsert>) -> Lead {
         Lead {
             groups: groups.clone(),
             terms: terms.clone(),
@@ -311,7 +311,7 @@ impl Lead {
         group.have_the_next_go_alone();
         for waiting in self.others.drain(..).chain(group.waiting.drain(..)) {
             // A client that has gone needs no answer.
-            let _ = waiting.turn.send(Turn::Alone);
+            let _ = waiting.turn.send(GroupTurn::Alone);
         }
     }
 
@@ -335,7 +335,7 @@ impl Lead {
     }
 
     /// Notes a group of unknown outcome: the next groups may not need the shard that failed.
-    pub fn note_lost(&self) {
+    pub fn note_in_doubt(&self) {
         self.groups.counts.lost.inc();
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
             group.have_the_next_go_alone();
@@ -366,7 +366,7 @@ impl Lead {
         if let Some((leader, others)) = next {
             let lead = Lead::new(&self.groups, &self.terms, others);
             // If that insert's client has gone meanwhile, the lead is dropped, and the next insert leads.
-            drop(leader.turn.send(Turn::Lead(lead)));
+            drop(leader.turn.send(GroupTurn::Lead(lead)));
         }
     }
 }
@@ -376,7 +376,7 @@ impl Others {
     pub fn resolve(self, done: &Done) {
         for turn in self.0 {
             // A client that has gone needs no answer.
-            let _ = turn.send(Turn::Done(done.clone()));
+            let _ = turn.send(GroupTurn::Done(done.clone()));
         }
     }
 }

@@ -4,15 +4,14 @@ use std::borrow::Cow;
 
 use bson::spec::ElementType;
 
-use super::attempt::{Load, Reservations, Transactional, Tried, own_transaction};
-use super::group_commit::{Done, Member, Size, Terms, Turn};
+use super::group_commit::{Done, GroupTerms, GroupTurn, Member, Size};
+use super::transaction::{Load, ReservationMode, TransactionOutcome, Transactional, own_transaction};
 use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::ForwardError;
 use crate::write::forward::within;
-use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
@@ -21,52 +20,52 @@ const TERMS_MAX: usize = 4096;
 
 impl Transactional {
     /// Inserts `these` in one transaction, alone or in a group.
-    pub(super) async fn attempt(
+    pub(super) async fn try_in_group(
         &self,
         op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
-        reservations: Reservations,
-    ) -> Result<Tried, ForwardError> {
-        if op.deadline.is_some() || !Size::of(these).is_little() {
-            return self.attempt_alone(op, these, reservations).await;
+        reservations: ReservationMode,
+    ) -> Result<TransactionOutcome, ForwardError> {
+        if op.client_deadline.is_some() || !Size::of(these).is_little() {
+            return self.try_alone(op, these, reservations).await;
         }
         let terms = Self::terms(op, reservations)?;
         if terms.len() > TERMS_MAX {
-            return self.attempt_alone(op, these, reservations).await;
+            return self.try_alone(op, these, reservations).await;
         }
         let load = self.load(op, these)?;
         let done = match op.context.groups.enter(terms, || member(&load)).await {
-            Turn::Lead(mut lead) => {
+            GroupTurn::Lead(mut lead) => {
                 let (members, others) = lead.take_along();
                 if members.is_empty() {
-                    return lead.during(self.attempt_alone(op, these, reservations)).await;
+                    return lead.during(self.try_alone(op, these, reservations)).await;
                 }
-                let together = self.attempt_together(op, load, &members, reservations);
+                let together = self.try_together(op, load, &members, reservations);
                 let done = lead.during(within(TIME_MAX, together)).await;
-                let done = done.inspect_err(|_| lead.note_lost())?;
+                let done = done.inspect_err(|_| lead.note_in_doubt())?;
                 lead.note(&done, 1 + members.len());
                 others.resolve(&done);
                 done
             }
-            Turn::Done(done) => done,
-            Turn::Alone => Done::Nothing,
-            Turn::Lost => return Err(ForwardError::LostTogether),
+            GroupTurn::Done(done) => done,
+            GroupTurn::Alone => Done::Nothing,
+            GroupTurn::InDoubt => return Err(ForwardError::GroupConnectionLost),
         };
         match done {
-            Done::Committed(reply) => Ok(Tried::Committed(reply)),
-            Done::InDoubt(refused) => Ok(Tried::InDoubt(refused.in_doubt(op.command.retry.is_some()).body)),
+            Done::Committed(reply) => Ok(TransactionOutcome::Committed(reply)),
+            Done::InDoubt(refused) => Ok(TransactionOutcome::InDoubt(refused.in_doubt(op.is_retryable()).body)),
             // The transaction is over.
-            Done::Nothing => self.attempt_alone(op, these, reservations).await,
+            Done::Nothing => self.try_alone(op, these, reservations).await,
         }
     }
 
     /// Inserts share a group only if the server treats them alike: one user's, with the same options.
-    fn terms(op: &WriteOp<'_>, reservations: Reservations) -> Result<Terms, Malformed> {
-        let mut terms = insert_body(op.command)?;
+    fn terms(op: &WriteOp<'_>, reservations: ReservationMode) -> Result<GroupTerms, Malformed> {
+        let mut terms = op.command.insert_body()?;
         append_fields(&mut terms, op.command.body, &API)?;
-        terms.boolean("checked", reservations == Reservations::Checked);
+        terms.boolean("checked", reservations == ReservationMode::Checked);
         // The leader's retry ends a transaction that its first try has left open.
-        terms.boolean("retryable", op.command.retry.is_some());
+        terms.boolean("retryable", op.is_retryable());
         // The address of the constraints, which stay allocated during the insert: so members share one version of them.
         terms.int64("protected", std::ptr::from_ref(op.protected) as i64);
         terms.append(ElementType::EmbeddedDocument, b"users", op.upstream.users());
@@ -74,12 +73,12 @@ impl Transactional {
     }
 
     /// Inserts the documents of `load` and `members` in one transaction.
-    async fn attempt_together(
+    async fn try_together(
         &self,
         op: &mut WriteOp<'_>,
         mut load: Load<'_>,
         members: &[Member],
-        reservations: Reservations,
+        reservations: ReservationMode,
     ) -> Result<Done, ForwardError> {
         for member in members {
             load.candidates.extend(&member.candidates);
@@ -90,7 +89,7 @@ impl Transactional {
         transaction.not_before(load.time.clone());
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
-            Ok(Tried::Committed(reply)) => Ok(Done::Committed(reply)),
+            Ok(TransactionOutcome::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
             Ok(_) | Err(Failure::Refused(_)) => {

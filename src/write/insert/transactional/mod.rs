@@ -5,18 +5,18 @@
 //! causes a conflict ([`crate::proxy_collection`]), so delays do no harm: a Keyward that was stopped for an hour inserts no
 //! document whose keys it has lost. `attempt.rs` states why the commit waits for the other commands' replies.
 
-mod attempt;
 mod group_commit;
 mod in_group;
 mod progress;
 mod reservations;
+mod transaction;
 
 use std::collections::HashSet;
 
 use tokio::time::Instant;
 
 use crate::claims::Candidate;
-use crate::reply::Refusal;
+use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
@@ -25,10 +25,10 @@ use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
 use crate::write::retry::inserted::{end_first_try, is_retry};
-pub use attempt::Transactional;
-use attempt::{Reservations, Tried};
 pub use group_commit::Groups;
-use progress::Progress;
+use progress::InsertProgress;
+pub use transaction::Transactional;
+use transaction::{ReservationMode, TransactionOutcome};
 
 /// How often Keyward's own reservation may be missing in a read: a router may lag behind.
 const UNSEEN_MAX: u32 = 20;
@@ -44,10 +44,10 @@ impl Transactional {
         op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
     ) -> Result<Option<Part>, ForwardError> {
-        let mut progress = Progress::new(candidates.len());
-        match self.attempt(op, candidates, Reservations::Written).await? {
-            Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
-            Tried::InDoubt(body) => progress.in_doubt(body),
+        let mut progress = InsertProgress::new(candidates.len());
+        match self.try_in_group(op, candidates, ReservationMode::Written).await? {
+            TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+            TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
         }
         Ok(Some(progress.into_part()?))
@@ -81,19 +81,19 @@ impl Transactional {
             end_first_try(op, first).await?;
         }
         // The first try's group may be open until the server ends it. A client's own limit still applies.
-        let outlasts_first_try = is_retry && op.deadline.is_none();
+        let outlasts_first_try = is_retry && op.client_deadline.is_none();
         let give_up = match outlasts_first_try {
             true => Instant::now() + TRANSACTION_LIFE,
             false => self.give_up,
         };
-        let mut progress = Progress::new(ready.len());
+        let mut progress = InsertProgress::new(ready.len());
         let mut back_off = BackOff::default();
         let mut unseen = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
-            match self.attempt(op, &these, Reservations::Checked).await? {
-                Tried::Committed(reply) => progress.committed(reply, op.command.ordered),
-                Tried::Before(statements) => {
+            match self.try_in_group(op, &these, ReservationMode::Checked).await? {
+                TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
+                TransactionOutcome::DoneBefore(statements) => {
                     let is_done = |index: &usize| {
                         let statement = Self::statement(op, ready[*index].position);
                         statement.filter(|statement| statements.contains(statement))
@@ -101,18 +101,18 @@ impl Transactional {
                     progress.done_before(is_done);
                 }
                 // A later try will see the reservations: they are its own.
-                Tried::Lost(lost) if lost.is_empty() => {
+                TransactionOutcome::Superseded(indices) if indices.is_empty() => {
                     unseen += 1;
                     if unseen > UNSEEN_MAX {
                         let refusal = Self::unsure(op, &these);
                         progress.fail(refusal.body(&op.protected.times()));
                     }
                 }
-                Tried::Lost(lost) => progress.lost(&lost),
-                Tried::Refused(index, error) => progress.refused(index, error, op.command.ordered),
-                Tried::Failed(body) => progress.fail(body),
-                Tried::InDoubt(body) => progress.in_doubt(body),
-                Tried::Conflict => {}
+                TransactionOutcome::Superseded(indices) => progress.superseded(&indices),
+                TransactionOutcome::Refused(index, error) => progress.refused(index, error, op.command.ordered),
+                TransactionOutcome::Failed(body) => progress.fail(body),
+                TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
+                TransactionOutcome::Conflict => {}
             }
             if progress.has_ended() {
                 break;
@@ -123,7 +123,7 @@ impl Transactional {
                     match outlasts_first_try {
                         // The first try may yet take effect.
                         true => progress.in_doubt(Self::unsure(op, &these).body(&times)),
-                        false => progress.fail(Refusal::TimeLimit.body(&times)),
+                        false => progress.fail(WriteRefusal::TimeLimit.body(&times)),
                     }
                     break;
                 }

@@ -7,7 +7,7 @@ use crate::write::outcome::Outcome;
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
 /// no effect. Then one transaction inserts the documents before it, and the next one those after it.
-pub struct Progress {
+pub struct InsertProgress {
     outcomes: Vec<Option<DocumentOutcome>>,
     /// The documents that are left, in order.
     left: Vec<usize>,
@@ -23,10 +23,10 @@ pub struct Progress {
     has_moved: bool,
 }
 
-impl Progress {
+impl InsertProgress {
     /// Starts with `count` documents, none of which has been tried.
     pub fn new(count: usize) -> Self {
-        Progress {
+        InsertProgress {
             outcomes: vec![None; count],
             left: (0..count).collect(),
             most: count,
@@ -109,8 +109,8 @@ impl Progress {
     }
 
     /// Notes that these tried documents have lost a key, and that the try had no effect.
-    pub fn lost(&mut self, lost: &[usize]) {
-        for index in lost {
+    pub fn superseded(&mut self, superseded: &[usize]) {
+        for index in superseded {
             self.outcomes[self.left[*index]] = Some(Outcome::Superseded);
         }
         self.has_ended = true;
@@ -184,7 +184,7 @@ mod tests {
 
     /// Tries the documents until each has its outcome. In each try the server refuses the first document that is in `refused`.
     fn run(refused: &[[bool; DOCUMENTS]], ordered: bool) -> Part {
-        let mut progress = Progress::new(DOCUMENTS);
+        let mut progress = InsertProgress::new(DOCUMENTS);
         let mut tries = refused.iter();
         while let Some(these) = progress.next() {
             let now = tries.next().copied().unwrap_or_default();

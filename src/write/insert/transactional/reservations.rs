@@ -3,7 +3,7 @@
 use bson::{Timestamp, spec::ElementType};
 
 use crate::catalog::Protected;
-use crate::claims::{Candidate, ConstrainedKey};
+use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
@@ -11,7 +11,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::timestamp_of;
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::append_read_concern;
-use crate::write::txn::pipeline::Step;
+use crate::write::txn::pipeline::PipelinedCommand;
 
 /// The most keys, and bytes of keys, in one command.
 const COMMAND_MAX: Fitting = Fitting {
@@ -20,7 +20,7 @@ const COMMAND_MAX: Fitting = Fitting {
 };
 
 /// Commands that find the reservations of all candidates that carry the candidates' tokens.
-pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let keys = chunk.iter().map(|(_, key)| *key);
@@ -46,7 +46,7 @@ pub fn looks<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
     body: Doc<'_>,
-) -> Result<Vec<Step<'s>>, Malformed> {
+) -> Result<Vec<PipelinedCommand<'s>>, Malformed> {
     let mut looks = checks(protected, candidates);
     for look in &mut looks {
         append_fields(&mut look.command, body, &API)?;
@@ -63,10 +63,10 @@ pub fn looks<'s>(
 /// # Errors
 /// [`Malformed`] if a reply is.
 pub fn are_later(looks: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
-    let told = time_in(insert, "$clusterTime", "clusterTime")?;
+    let known = time_in(insert, "$clusterTime", "clusterTime")?;
     for look in looks {
         let at = time_in(Doc::new(look)?, "cursor", "atClusterTime")?;
-        if told.is_none() || at < told {
+        if known.is_none() || at < known {
             return Ok(false);
         }
     }
@@ -79,7 +79,7 @@ fn time_in(reply: Doc<'_>, nested: &str, name: &str) -> Result<Option<Timestamp>
 }
 
 /// Commands that write the reservations of all candidates.
-pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<Step<'s>> {
+pub fn inserts<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Vec<PipelinedCommand<'s>> {
     let insert = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let mut command = Builder::new();
@@ -98,18 +98,17 @@ fn steps<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
     command: impl Fn(&'s ProxyCollection, &[(&Candidate<'_>, &Key)]) -> Builder,
-) -> Vec<Step<'s>> {
+) -> Vec<PipelinedCommand<'s>> {
     let mut steps = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys: Vec<(&Candidate<'_>, &Key)> = Vec::new();
         for candidate in candidates {
-            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.extend(own.map(|ConstrainedKey { key, .. }| (*candidate, key)));
+            keys.extend(candidate.keys_under(constraint).map(|key| (*candidate, key)));
         }
         // In the order in which all writers reserve keys.
         keys.sort_by_key(|(_, key)| *key);
         for chunk in COMMAND_MAX.parts(&keys, |(_, key)| key.reservation_id().as_bytes().len()) {
-            steps.push(Step {
+            steps.push(PipelinedCommand {
                 database: &protected.namespace.database,
                 command: command(proxy, chunk),
                 sequence: None,
@@ -143,25 +142,24 @@ pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
 ///
 /// # Errors
 /// [`StoreError`] if the cluster gave no sure answer.
-pub async fn lost(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
-    let mut lost = Vec::new();
+pub async fn superseded(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
+    let mut superseded = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {
         let mut keys = Vec::new();
         for (index, candidate) in candidates.iter().enumerate() {
-            let own = candidate.keys.iter().filter(|key| key.constraint == constraint);
-            keys.extend(own.map(|key| (index, &key.key)));
+            keys.extend(candidate.keys_under(constraint).map(|key| (index, key)));
         }
         let asked: Vec<&Key> = keys.iter().map(|(_, key)| *key).collect();
         for ((index, _), read) in keys.into_iter().zip(proxy.read(&asked).await?) {
             let token = read.map(|read| read.token);
             if token != Some(candidates[index].attempt.token()) {
-                lost.push(index);
+                superseded.push(index);
             }
         }
     }
-    lost.sort_unstable();
-    lost.dedup();
-    Ok(lost)
+    superseded.sort_unstable();
+    superseded.dedup();
+    Ok(superseded)
 }
 
 #[cfg(test)]

@@ -112,16 +112,18 @@ impl Task {
                 self.step(&Event::NotApplied);
                 self.end(Verdict::Answer(Outcome::DuplicateId), requests);
             }
-            Reply::Lost => {
+            Reply::Superseded => {
                 self.stage = Stage::Claiming;
                 self.since = None;
-                self.step(&Event::Lost);
+                self.step(&Event::Superseded);
                 self.go_on(requests);
             }
             // A strict change is one transaction: there is nothing, or a document is in its way.
             Reply::Missed if self.seen.is_none() => self.end(Verdict::Answer(Outcome::Nothing), requests),
-            Reply::Clash(_) if self.round >= ROUNDS => self.end(Verdict::Answer(Outcome::Unsure), requests),
-            Reply::Clash(key) => {
+            Reply::ReservationConflict(_) if self.round >= ROUNDS => {
+                self.end(Verdict::Answer(Outcome::Unsure), requests)
+            }
+            Reply::ReservationConflict(key) => {
                 self.round += 1;
                 self.claim(Stage::Clearing, Keys::of(key), requests);
             }

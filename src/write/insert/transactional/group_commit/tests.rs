@@ -17,7 +17,7 @@ fn groups() -> Arc<Groups> {
     Arc::new(Groups::new(Metrics::new(&[]).group_commit))
 }
 
-fn terms(name: &str) -> Terms {
+fn terms(name: &str) -> GroupTerms {
     name.as_bytes().into()
 }
 
@@ -40,7 +40,7 @@ fn member(bytes: usize) -> Member {
 }
 
 /// Enters a group, and waits as long as the insert has to.
-async fn enter(groups: &Arc<Groups>, bytes: usize) -> (BoxFuture<'static, Turn>, Option<Turn>) {
+async fn enter(groups: &Arc<Groups>, bytes: usize) -> (BoxFuture<'static, GroupTurn>, Option<GroupTurn>) {
     let groups = groups.clone();
     let mut turn = async move { groups.enter(terms("a"), || member(bytes)).await }.boxed();
     match poll!(turn.as_mut()) {
@@ -60,7 +60,7 @@ async fn leads(groups: &Arc<Groups>) -> Vec<Lead> {
 
 async fn lead(groups: &Arc<Groups>) -> Lead {
     match enter(groups, 0).await.1 {
-        Some(Turn::Lead(lead)) => lead,
+        Some(GroupTurn::Lead(lead)) => lead,
         turn => panic!("{turn:?}"),
     }
 }
@@ -80,10 +80,10 @@ async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     };
     // Other terms have other groups.
     let other = groups.enter(terms("b"), || panic!("nobody is there")).await;
-    assert!(matches!(other, Turn::Lead(_)));
+    assert!(matches!(other, GroupTurn::Lead(_)));
     drop(gone);
     drop(first.pop());
-    let Turn::Lead(mut leads) = leader.await else {
+    let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
     let (members, others) = leads.take_along();
@@ -93,7 +93,7 @@ async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     let counts = [&counts.transactions, &counts.inserts, &counts.failed];
     assert_eq!(counts.map(prometheus::IntCounter::get), [1, 2, 0]);
     others.resolve(&Done::Committed(vec![7]));
-    assert!(matches!(taken.await, Turn::Done(Done::Committed(reply)) if reply == [7]));
+    assert!(matches!(taken.await, GroupTurn::Done(Done::Committed(reply)) if reply == [7]));
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn a_leader_that_has_gone_is_followed_by_the_next() {
     drop(first.pop());
     // The insert was to lead, but its client had gone.
     drop(gone);
-    assert!(matches!(next.await, Turn::Lead(_)));
+    assert!(matches!(next.await, GroupTurn::Lead(_)));
     // As many groups as before may be under way.
     let _last = lead(&groups).await;
     assert!(enter(&groups, 0).await.1.is_none());
@@ -118,11 +118,11 @@ async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
     let (leader, _) = enter(&groups, 0).await;
     let (taken, _) = enter(&groups, 0).await;
     drop(first.pop());
-    let Turn::Lead(mut leads) = leader.await else {
+    let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
     drop(leads.take_along());
-    assert!(matches!(taken.await, Turn::Lost));
+    assert!(matches!(taken.await, GroupTurn::InDoubt));
 }
 
 #[tokio::test]
@@ -137,12 +137,12 @@ async fn a_group_has_an_end() {
     ];
     let [(leader, _), _, (rest, _)] = waiting;
     drop(first.pop());
-    let Turn::Lead(mut leads) = leader.await else {
+    let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
     assert_eq!(leads.take_along().0.len(), 1);
     drop(leads);
-    assert!(matches!(rest.await, Turn::Lead(_)));
+    assert!(matches!(rest.await, GroupTurn::Lead(_)));
 }
 
 #[tokio::test]
@@ -153,13 +153,13 @@ async fn after_groups_that_came_to_nothing_more_and_more_go_alone() {
     for alone in [first, 2 * first, 4 * first] {
         lead(&groups).await.note(&Done::Nothing, 2);
         for _ in 0..alone {
-            assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
+            assert!(matches!(enter(&groups, 0).await.1, Some(GroupTurn::Alone)));
         }
     }
     lead(&groups).await.note(&COMMITTED, 2);
     lead(&groups).await.note(&Done::Nothing, 2);
     for _ in 0..first {
-        assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
+        assert!(matches!(enter(&groups, 0).await.1, Some(GroupTurn::Alone)));
     }
     lead(&groups).await;
 }
@@ -169,7 +169,7 @@ async fn nobody_waits_for_long_without_being_taken_along() {
     let groups = groups();
     let mut first = leads(&groups).await;
     let (patient, _) = enter(&groups, 0).await;
-    assert!(matches!(patient.await, Turn::Alone));
+    assert!(matches!(patient.await, GroupTurn::Alone));
     drop(first.pop());
     // Its lead neither waits for it nor inserts it any more.
     assert!(lead(&groups).await.take_along().0.is_empty());
@@ -193,9 +193,9 @@ async fn a_transaction_that_never_ends_is_not_waited_for() {
         tokio::time::sleep(PATIENCE / 2).await;
         assert!(poll!(stuck.as_mut()).is_pending());
         // The waiting inserts, and the next ones, run alone: neither in its group nor in one of their own.
-        assert!(matches!(waiting.now_or_never(), Some(Turn::Alone)));
+        assert!(matches!(waiting.now_or_never(), Some(GroupTurn::Alone)));
         for _ in 0..ALONE.0 {
-            assert!(matches!(enter(&groups, 0).await.1, Some(Turn::Alone)));
+            assert!(matches!(enter(&groups, 0).await.1, Some(GroupTurn::Alone)));
         }
         let groups = groups.lock();
         let group = &groups[&terms("a")];
@@ -228,7 +228,7 @@ async fn nothing_is_kept_of_those_who_have_been_there() {
     assert!(groups.lock().is_empty());
     for number in 0..=IDLE_MAX {
         match groups.enter(terms(&number.to_string()), || panic!()).await {
-            Turn::Lead(lead) => lead.note(&Done::Nothing, 2),
+            GroupTurn::Lead(lead) => lead.note(&Done::Nothing, 2),
             turn => panic!("{turn:?}"),
         }
     }

@@ -74,7 +74,7 @@ fn early() -> (Timestamp, Document) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_is_not_before_its_reservation() {
-    let database = "told_time";
+    let database = "known_time";
     let cluster = users(database);
     let (relay, log) = relay(cluster.router_address());
     let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &EMAIL.replace("DB", database));
@@ -103,7 +103,7 @@ async fn what_is_written_is_not_before_its_reservation() {
 /// A transaction tells with its first command what is known by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_begins_after_what_was_reserved() {
-    let database = "told_time_within";
+    let database = "known_time_within";
     let cluster = users(database);
     let (relay, log) = relay(cluster.router_address());
     let keyward = Keyward::start_with_lease(&relay.uri(), "60s", &EMAIL.replace("DB", database));

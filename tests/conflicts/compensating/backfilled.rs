@@ -1,4 +1,4 @@
-//! Documents that are there and taken in, and change between being read and being reserved.
+//! Documents that are backfilled, and change between being read and being reserved.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use bson::{Document, doc};
 use keyward::catalog::Protected;
 use keyward::claims::{Candidate, InFlight};
 use keyward::metrics::Metrics;
-use keyward::prepare::{Outcome, backfill_documents, prepared};
+use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
 use keyward::raw::Doc;
 use keyward::reservation::Token;
 use testbed::Cluster;
@@ -19,7 +19,7 @@ use testkit::{Keyward, run};
 /// So long a reservation is in flight: longer than the tests wait for anything.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A Keyward, and the collection as somebody else sees it who takes in what is there.
+/// A Keyward, and the collection as a backfill elsewhere sees it.
 async fn beside(database: &str) -> (&'static Cluster, Keyward, Protected) {
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
@@ -36,7 +36,7 @@ fn user(id: i32, email: &str) -> Document {
 }
 
 /// What becomes of the document's keys, as it was read.
-async fn taken_in(protected: &Protected, document: &Document) -> Vec<Outcome> {
+async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
     let under_way = InFlight::default().begin();
     let attempt = under_way.attempt();
     let token = Token {
@@ -69,7 +69,7 @@ async fn nobody_waits_for_a_key_that_its_document_had_given_up_when_it_was_reser
     let read = user(1, "a@x");
     run(&client, database, insert(vec![read.clone()], true)).await;
     changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
-    assert_eq!(taken_in(&protected, &read).await, [Outcome::Reserved]);
+    assert_eq!(backfilled(&protected, &read).await, [BackfillOutcome::Reserved]);
     let began = Instant::now();
     let reply = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(reply.get_i32("n").unwrap(), 1, "{reply}");
@@ -86,13 +86,13 @@ async fn a_key_that_its_document_has_given_up_is_no_duplicate() {
     run(&client, database, insert(vec![read.clone()], true)).await;
     changes(&keyward, database, 1, doc! { "email": "b@x" }).await;
     run(&client, database, insert(vec![user(2, "a@x")], true)).await;
-    assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
+    assert_eq!(backfilled(&protected, &read).await, [BackfillOutcome::Gone]);
     assert_agreement(cluster, database, "email").await;
     // One that does hold it is one.
     let third = user(3, "a@x");
     run(&cluster.client(), database, insert(vec![third.clone()], true)).await;
-    let outcomes = taken_in(&protected, &third).await;
-    assert!(matches!(&outcomes[..], [Outcome::Duplicate(_)]), "{outcomes:?}");
+    let outcomes = backfilled(&protected, &third).await;
+    assert!(matches!(&outcomes[..], [BackfillOutcome::Duplicate(_)]), "{outcomes:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,7 +102,7 @@ async fn a_document_that_was_moved_since_it_was_read_is_no_duplicate_of_itself()
     let read = user(1, "a@x");
     run(&keyward.client().await, database, insert(vec![read.clone()], true)).await;
     changes(&keyward, database, 1, doc! { "region": "z" }).await;
-    assert_eq!(taken_in(&protected, &read).await, [Outcome::Gone]);
+    assert_eq!(backfilled(&protected, &read).await, [BackfillOutcome::Gone]);
     assert_agreement(cluster, database, "email").await;
 }
 
@@ -114,22 +114,25 @@ async fn only_the_owner_itself_makes_its_key_a_duplicate() {
     let first = user(1, "a@x");
     let second = doc! { "_id": 2, "region": "a", "email": ["a@x", "b@x"] };
     run(&past, database, insert(vec![first.clone(), second.clone()], true)).await;
-    assert_eq!(taken_in(&protected, &first).await, [Outcome::Reserved]);
-    let outcomes = taken_in(&protected, &second).await;
+    assert_eq!(backfilled(&protected, &first).await, [BackfillOutcome::Reserved]);
+    let outcomes = backfilled(&protected, &second).await;
     assert!(
-        matches!(&outcomes[..], [Outcome::Reserved, Outcome::Duplicate(_)]),
+        matches!(
+            &outcomes[..],
+            [BackfillOutcome::Reserved, BackfillOutcome::Duplicate(_)]
+        ),
         "{outcomes:?}"
     );
     let gone = doc! { "q": { "_id": 1, "region": "a" }, "limit": 1 };
     run(&past, database, doc! { "delete": "users", "deletes": [gone] }).await;
     // Both keys are looked for together now, each with another owner.
     assert_eq!(
-        taken_in(&protected, &second).await,
-        [Outcome::Reserved, Outcome::Reserved]
+        backfilled(&protected, &second).await,
+        [BackfillOutcome::Reserved, BackfillOutcome::Reserved]
     );
 }
 
-/// Whoever takes in what is there may have found the reservation of the second try, and have counted on it.
+/// A backfill may have found the reservation of the second try, and have counted on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
     let database = "inserted_once_more";

@@ -16,10 +16,10 @@ fn user(region: &str, email: &str) -> Document {
     doc! { "_id": 1, "region": region, "email": email }
 }
 
-/// An upsert beside a namesake looked at both after it, and took the other's key for one that is to be reserved.
+/// An upsert beside a document with the same `_id` looked at both after it, and took the other's key for one that is to be reserved.
 #[tokio::test]
-async fn an_upsert_leaves_the_namesake_of_its_document_alone() {
-    let database = "namesakes";
+async fn an_upsert_leaves_another_document_with_the_same_id_alone() {
+    let database = "same_id";
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let client = keyward.client_without_retries().await;
@@ -105,8 +105,8 @@ fn answer(reply: &Document) -> Document {
 
 /// The same statements on a collection without constraints have the same effect, and what is reserved is what documents hold.
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_beside_namesakes_change_their_own_documents() {
-    let (database, plain) = ("namesakes_all", "namesakes_plain");
+async fn statements_beside_documents_with_the_same_id_change_their_own() {
+    let (database, plain) = ("same_id_all", "same_id_plain");
     let cluster = users(database);
     let namespace = format!("{plain}.users");
     shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });

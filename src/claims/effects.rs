@@ -22,7 +22,7 @@ type Slot = (usize, usize);
 
 /// The effects of one round that can travel in one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum EffectKind {
     Release,
     Reserve,
     Read,
@@ -39,11 +39,11 @@ type Answer = (Slot, Event, Option<Reservation>);
 /// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
 ///
 /// Gives the tokens that candidates wait for, one for each waiting candidate.
-pub async fn settle(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
+pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
         // A reservation must be released before its key can be claimed again.
-        release_open(protected, lease, candidates).await;
+        run_releases(protected, lease, candidates).await;
         let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
             return awaited;
@@ -101,7 +101,7 @@ fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Tok
 }
 
 /// Carries out the releases that candidates ask for, and leaves what else they ask for.
-pub async fn release_open(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
+pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
     let mut releases = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in candidate
@@ -111,7 +111,7 @@ pub async fn release_open(protected: &Protected, lease: Duration, candidates: &m
             if let Effect::Release(key) = effect {
                 let constraint = candidate.keys[key].constraint;
                 releases
-                    .entry((constraint, Kind::Release))
+                    .entry((constraint, EffectKind::Release))
                     .or_default()
                     .push((index, key));
             }
@@ -129,7 +129,7 @@ pub async fn release_open(protected: &Protected, lease: Duration, candidates: &m
 }
 
 /// Slots by constraint and kind.
-type Round = BTreeMap<(usize, Kind), Vec<Slot>>;
+type Round = BTreeMap<(usize, EffectKind), Vec<Slot>>;
 
 /// Sorts the candidates' effects by the commands that can carry them.
 fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited: &mut Vec<Token>) -> Round {
@@ -144,9 +144,9 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
         );
         for effect in effects {
             let (kind, key) = match effect {
-                Effect::Reserve(key) => (Kind::Reserve, key),
-                Effect::Read(key) => (Kind::Read, key),
-                Effect::LookUp { key, scope } => (Kind::LookUp(scope), key),
+                Effect::Reserve(key) => (EffectKind::Reserve, key),
+                Effect::Read(key) => (EffectKind::Read, key),
+                Effect::LookUp { key, scope } => (EffectKind::LookUp(scope), key),
                 Effect::TakeOver {
                     key,
                     conflicting,
@@ -163,11 +163,11 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                         candidate.conflicting.remove(&key);
                     }
                     match from_absent {
-                        true => (Kind::TakeOverAbsent, key),
-                        false => (Kind::TakeOver, key),
+                        true => (EffectKind::TakeOverAbsent, key),
+                        false => (EffectKind::TakeOver, key),
                     }
                 }
-                Effect::Release(key) => (Kind::Release, key),
+                Effect::Release(key) => (EffectKind::Release, key),
                 Effect::Wait { conflicting } => {
                     count_wait(protected, candidate, conflicting);
                     awaited.push(conflicting);
@@ -185,19 +185,19 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
 /// Runs all groups of a round at the same time.
 async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>], round: Round) -> Vec<Answer> {
     let groups = round.into_iter().map(|((constraint, kind), slots)| {
-        let group = Group {
+        let group = SlotGroup {
             protected,
             lease,
             candidates,
             constraint,
         };
         match kind {
-            Kind::Reserve => group.reserve(slots).boxed(),
-            Kind::Read => group.read(slots).boxed(),
-            Kind::LookUp(scope) => group.look_up(slots, scope).boxed(),
-            Kind::TakeOver => group.take_over(slots, false).boxed(),
-            Kind::TakeOverAbsent => group.take_over(slots, true).boxed(),
-            Kind::Release => group.release(slots).boxed(),
+            EffectKind::Reserve => group.reserve(slots).boxed(),
+            EffectKind::Read => group.read(slots).boxed(),
+            EffectKind::LookUp(scope) => group.look_up(slots, scope).boxed(),
+            EffectKind::TakeOver => group.take_over(slots, false).boxed(),
+            EffectKind::TakeOverAbsent => group.take_over(slots, true).boxed(),
+            EffectKind::Release => group.release(slots).boxed(),
         }
     });
     let groups: Vec<BoxFuture<'_, Vec<Answer>>> = groups.collect();
@@ -206,14 +206,14 @@ async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>
 
 /// Slots of one constraint that ask for the same kind of thing.
 #[derive(Clone, Copy)]
-struct Group<'c, 'd> {
+struct SlotGroup<'c, 'd> {
     protected: &'c Protected,
     lease: Duration,
     candidates: &'c [Candidate<'d>],
     constraint: usize,
 }
 
-impl Group<'_, '_> {
+impl SlotGroup<'_, '_> {
     fn proxy(&self) -> &ProxyCollection {
         &self.protected.constraints[self.constraint]
     }
@@ -331,7 +331,7 @@ impl Group<'_, '_> {
                 .iter()
                 .map(|slot| (self.key(*slot), self.version(*slot)))
                 .collect();
-            self.proxy().release_versions(&keys).await?;
+            self.proxy().release_by_version(&keys).await?;
             Ok::<_, StoreError>(held)
         };
         match released.await {

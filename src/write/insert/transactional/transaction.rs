@@ -14,22 +14,21 @@ use std::collections::{BTreeSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::reservations as in_transaction;
+use super::reservations;
 use crate::claims::Candidate;
 use crate::raw::{Doc, Malformed};
-use crate::reply::{Refusal, Times, WriteError};
+use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::reservation::Operation;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::ForwardError;
-use crate::write::insert::in_clients_transaction::insert_body;
 use crate::write::operation::WriteOp;
 use crate::write::retry::results::with_times_of;
-use crate::write::txn::{Failure, Refused, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
-use crate::write::txn::pipeline::{self, Step};
+use crate::write::txn::pipeline::{self, PipelinedCommand};
 
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
@@ -44,7 +43,7 @@ pub struct Transactional {
 
 /// How the reservations get into the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reservations {
+pub(super) enum ReservationMode {
     /// They exist, and are checked before the commit.
     Checked,
     /// The transaction writes them.
@@ -61,14 +60,14 @@ pub(super) struct Load<'s> {
 }
 
 /// The outcome of one transaction.
-pub(super) enum Tried {
+pub(super) enum TransactionOutcome {
     /// The server's reply to the insert, with the times of the commit's reply.
     Committed(Vec<u8>),
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
-    Before(BTreeSet<i32>),
+    DoneBefore(BTreeSet<i32>),
     /// These documents have lost a key; the transaction has no effect.
-    Lost(Vec<usize>),
+    Superseded(Vec<usize>),
     /// The server refused one of the documents; the transaction has no effect.
     Refused(usize, WriteError),
     /// Another try would fail, too; the transaction has no effect.
@@ -84,7 +83,7 @@ impl Transactional {
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         Transactional {
             first: op.command.operation(first),
-            give_up: op.deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
+            give_up: op.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
     }
 
@@ -100,7 +99,7 @@ impl Transactional {
         Some(op.command.operation(position)?.statement)
     }
 
-    pub(super) fn unsure(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Refusal {
+    pub(super) fn unsure(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> WriteRefusal {
         let key = these.iter().find_map(|candidate| candidate.keys.first());
         let constraint = key.map_or(0, |key| key.constraint);
         op.unsure(constraint)
@@ -124,29 +123,29 @@ impl Transactional {
 
     /// Runs one transaction. If Keyward is killed before the commit, it has no effect; after the commit, all effects exist,
     /// with the record.
-    pub(super) async fn attempt_alone(
+    pub(super) async fn try_alone(
         &self,
         op: &mut WriteOp<'_>,
         these: &[&Candidate<'_>],
-        reservations: Reservations,
-    ) -> Result<Tried, ForwardError> {
+        reservations: ReservationMode,
+    ) -> Result<TransactionOutcome, ForwardError> {
         let mut transaction = own_transaction(op, reservations)?;
         let load = self.load(op, these)?;
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
-            Ok(Tried::Committed(reply)) => Ok(Tried::Committed(reply)),
-            Ok(Tried::Lost(_)) => {
+            Ok(TransactionOutcome::Committed(reply)) => Ok(TransactionOutcome::Committed(reply)),
+            Ok(TransactionOutcome::Superseded(_)) => {
                 transaction.abort(op.upstream).await?;
-                Ok(Self::lost(op, these).await)
+                Ok(Self::superseded(op, these).await)
             }
-            Ok(Tried::Before(_)) => {
+            Ok(TransactionOutcome::DoneBefore(_)) => {
                 transaction.abort(op.upstream).await?;
                 match self.inserted_by_majority(op).await {
-                    Ok(statements) => Ok(Tried::Before(statements)),
+                    Ok(statements) => Ok(TransactionOutcome::DoneBefore(statements)),
                     Err(Failure::Forward(error)) => Err(error),
                     // Some of these documents exist, or did; only a retry can find out whether they stay.
                     Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                        Ok(Tried::InDoubt(refused.in_doubt(true).body))
+                        Ok(TransactionOutcome::InDoubt(refused.in_doubt(true).body))
                     }
                 }
             }
@@ -156,16 +155,16 @@ impl Transactional {
             }
             Err(Failure::Forward(error)) => Err(error),
             Err(Failure::Refused(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
-                Ok(Tried::Conflict)
+                Ok(TransactionOutcome::Conflict)
             }
             Err(Failure::Refused(refused)) if refused.is_transient() => {
-                Ok(Tried::Failed(refused.in_doubt(op.is_retryable()).body))
+                Ok(TransactionOutcome::Failed(refused.in_doubt(op.is_retryable()).body))
             }
             Err(Failure::Refused(refused)) => {
                 transaction.abort(op.upstream).await?;
-                Ok(Tried::Failed(refused.body))
+                Ok(TransactionOutcome::Failed(refused.body))
             }
-            Err(Failure::InDoubt(refused)) => Ok(Tried::InDoubt(refused.in_doubt(op.is_retryable()).body)),
+            Err(Failure::InDoubt(refused)) => Ok(TransactionOutcome::InDoubt(refused.in_doubt(op.is_retryable()).body)),
         }
     }
 
@@ -177,12 +176,12 @@ impl Transactional {
         &self,
         op: &mut WriteOp<'_>,
         load: &Load<'_>,
-        reservations: Reservations,
+        reservations: ReservationMode,
         transaction: &mut Transaction,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<TransactionOutcome, Failure> {
         let is_noted = !load.notes.is_empty();
-        let Commands { own, rounds } = self.commands(op, load, reservations)?;
-        let mut replies = Replies::default();
+        let TransactionCommands { own, rounds } = self.commands(op, load, reservations)?;
+        let mut replies = UnreadReplies::default();
         for (steps, looks) in rounds {
             let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
             let is_over = of_round.iter().any(Result::is_err);
@@ -195,32 +194,32 @@ impl Transactional {
         if is_noted {
             match inserted::added(Doc::new(&replies.next()?)?)? {
                 Added::Now => {}
-                Added::Before => return Ok(Tried::Before(BTreeSet::new())),
-                Added::No => return Ok(Tried::Conflict),
+                Added::Before => return Ok(TransactionOutcome::DoneBefore(BTreeSet::new())),
+                Added::No => return Ok(TransactionOutcome::Conflict),
             }
         }
         let own = (0..own).map(|_| replies.next()).collect::<Result<Vec<_>, _>>()?;
         let reply = replies.next()?;
         let are_reserved = match reservations {
-            Reservations::Written => in_transaction::are_written(&own)?,
-            Reservations::Checked => {
+            ReservationMode::Written => reservations::are_written(&own)?,
+            ReservationMode::Checked => {
                 let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
                     Ok(looks) => looks,
                     Err(refused) => return Ok(unseen(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                in_transaction::count(&own)? + in_transaction::count(&looks)? == keys
-                    && in_transaction::are_later(&looks, Doc::new(&reply)?)?
+                reservations::count(&own)? + reservations::count(&looks)? == keys
+                    && reservations::are_later(&looks, Doc::new(&reply)?)?
             }
         };
         if !are_reserved {
-            return Ok(Tried::Lost(Vec::new()));
+            return Ok(TransactionOutcome::Superseded(Vec::new()));
         }
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
-            return Ok(Tried::Refused(index, error));
+            return Ok(TransactionOutcome::Refused(index, error));
         }
         let committed = transaction.commit_until_known(op.upstream).await?;
-        Ok(Tried::Committed(with_times_of(&reply, &committed)?))
+        Ok(TransactionOutcome::Committed(with_times_of(&reply, &committed)?))
     }
 
     /// The commands of one transaction before its commit.
@@ -228,17 +227,17 @@ impl Transactional {
         &self,
         op: &WriteOp<'s>,
         load: &'s Load<'_>,
-        reservations: Reservations,
-    ) -> Result<Commands<'s>, Malformed> {
+        reservations: ReservationMode,
+    ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
         let are_looked_at = are_looked_at(op, reservations);
         let own = match reservations {
-            Reservations::Written => in_transaction::inserts(op.protected, these),
-            Reservations::Checked if are_looked_at => Vec::new(),
-            Reservations::Checked => in_transaction::checks(op.protected, these),
+            ReservationMode::Written => reservations::inserts(op.protected, these),
+            ReservationMode::Checked if are_looked_at => Vec::new(),
+            ReservationMode::Checked => reservations::checks(op.protected, these),
         };
         let looks = match are_looked_at {
-            true => in_transaction::looks(op.protected, these, op.command.body)?,
+            true => reservations::looks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
         let count = own.len();
@@ -258,30 +257,30 @@ impl Transactional {
                 vec![(first, looks)]
             }
         };
-        Ok(Commands { own: count, rounds })
+        Ok(TransactionCommands { own: count, rounds })
     }
 
     /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
     /// yet.
-    async fn lost(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> Tried {
-        match in_transaction::lost(op.protected, these).await {
-            Ok(lost) => Tried::Lost(lost),
+    async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
+        match reservations::superseded(op.protected, these).await {
+            Ok(superseded) => TransactionOutcome::Superseded(superseded),
             Err(error) => {
                 tracing::warn!(%error, collection = %op.protected.namespace, "the cluster gave no sure answer");
-                Tried::Failed(Self::unsure(op, these).body(&op.protected.times()))
+                TransactionOutcome::Failed(Self::unsure(op, these).body(&op.protected.times()))
             }
         }
     }
 
     /// The client's command with these documents.
-    fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<Step<'s>, Malformed> {
-        let mut command = insert_body(op.command)?;
-        if let Some(deadline) = op.deadline {
+    fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<PipelinedCommand<'s>, Malformed> {
+        let mut command = op.command.insert_body()?;
+        if let Some(deadline) = op.client_deadline {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
         }
         let documents = load.candidates.iter().map(|candidate| &*candidate.document).collect();
-        Ok(Step {
+        Ok(PipelinedCommand {
             database: &op.protected.namespace.database,
             command,
             sequence: Some(OutSequence {
@@ -294,8 +293,8 @@ impl Transactional {
 
 /// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
 /// older than the transaction's snapshot.
-fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
-    reservations == Reservations::Checked && !op.protected.is_on_one_replica_set
+fn are_looked_at(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
+    reservations == ReservationMode::Checked && !op.protected.is_on_one_replica_set
 }
 
 /// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
@@ -303,7 +302,7 @@ fn are_looked_at(op: &WriteOp<'_>, reservations: Reservations) -> bool {
 ///
 /// # Errors
 /// [`Malformed`] if the client's command is.
-pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: Reservations) -> Result<Transaction, Malformed> {
+pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
     Ok(match are_looked_at(op, reservations) {
         true => transaction,
@@ -312,18 +311,18 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: Reservations) 
 }
 
 /// The commands of one transaction before its commit.
-struct Commands<'s> {
+struct TransactionCommands<'s> {
     /// How many of them check or write reservations inside the transaction.
     own: usize,
     /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
-    rounds: Vec<(Vec<Step<'s>>, Vec<Step<'s>>)>,
+    rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
 }
 
 /// The replies that are yet to be read, in the order of the commands.
 #[derive(Default)]
-struct Replies(VecDeque<Result<Vec<u8>, Refused>>);
+struct UnreadReplies(VecDeque<Result<Vec<u8>, ErrorReply>>);
 
-impl Replies {
+impl UnreadReplies {
     /// The next reply. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
     fn next(&mut self) -> Result<Vec<u8>, Failure> {
         let next = self.0.pop_front().unwrap_or_else(|| Ok(Vec::new()));
@@ -332,14 +331,14 @@ impl Replies {
 }
 
 /// The outcome of a transaction whose reservations couldn't be read.
-fn unseen(refused: Refused, is_retryable: bool) -> Tried {
+fn unseen(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
     if refused.is_of_another_primary() {
-        return Tried::Failed(refused.in_doubt(is_retryable).body);
+        return TransactionOutcome::Failed(refused.in_doubt(is_retryable).body);
     }
     match refused.is_before_execution() {
-        true => Tried::Failed(refused.body),
+        true => TransactionOutcome::Failed(refused.body),
         // The moment may be too old by now, or a chunk has moved.
-        false => Tried::Conflict,
+        false => TransactionOutcome::Conflict,
     }
 }
 

@@ -1,0 +1,32 @@
+//! Holds one statement in progress, with everything needed to run it.
+
+use super::evaluation::Places;
+use crate::claims::AttemptUnderWay;
+use crate::command::statement::Statement;
+use crate::reservation::{Operation, Token};
+use crate::write::operation::WriteOp;
+
+/// A statement with everything needed to run it.
+pub struct StatementRun<'r, 'a> {
+    /// The command.
+    pub op: &'r mut WriteOp<'a>,
+    /// The statement's position in the command.
+    pub index: usize,
+    /// The statement.
+    pub statement: Statement<'a>,
+    /// The operation of a retryable statement.
+    pub operation: Option<Operation>,
+    /// Whether documents are where Keyward expects them.
+    pub places: Places,
+}
+
+impl StatementRun<'_, '_> {
+    /// The token of the attempt `under_way` at the statement's keys.
+    pub fn token(&self, under_way: &AttemptUnderWay) -> Token {
+        Token {
+            attempt: under_way.attempt(),
+            position: u32::try_from(self.index).unwrap_or(u32::MAX),
+            operation: self.operation,
+        }
+    }
+}

@@ -10,6 +10,8 @@ use keyward::reservation::{AttemptId, Token};
 use testbed::Cluster;
 use testkit::Keyward;
 
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
 const USERS: &str = "  - { collection: sweep.users, key: { email: 1 } }\n";
 
 /// A reservation for `users` as a Keyward would leave it that crashed at the time `at`.
@@ -81,6 +83,7 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
             "{} left",
             proxy.count_documents(doc! {}).await.unwrap()
         );
+        tokio::time::sleep(PAUSE).await;
     }
     // Another whole sweep takes nothing more.
     let swept = |metrics: &str| {
@@ -94,6 +97,7 @@ async fn what_no_document_holds_is_swept_away_and_nothing_else() {
     let before = total();
     while total() < before + 2 {
         assert!(Instant::now() < deadline, "no further sweep");
+        tokio::time::sleep(PAUSE).await;
     }
     for stranger in strangers {
         assert_eq!(proxy.delete_one(stranger).await.unwrap().deleted_count, 1);
@@ -122,5 +126,6 @@ async fn what_is_left_in_a_collection_that_is_sharded_later_is_swept_away() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while proxy.count_documents(doc! {}).await.unwrap() > 0 {
         assert!(Instant::now() < deadline, "it isn't swept");
+        tokio::time::sleep(PAUSE).await;
     }
 }

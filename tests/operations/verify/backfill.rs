@@ -32,6 +32,7 @@ async fn killed_midway(config: &Config, mut is_time: impl AsyncFnMut() -> bool) 
         if backfill.try_wait().unwrap().is_some() {
             return false;
         }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let was_running = backfill.try_wait().unwrap().is_none();
     backfill.kill().unwrap();

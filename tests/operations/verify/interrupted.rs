@@ -86,6 +86,7 @@ async fn repairs_that_are_killed_or_run_at_once_end_in_agreement() {
     while reservations.count_documents(doc! {}).await.unwrap() < 500 {
         assert!(Instant::now() < deadline, "nothing is repaired");
         assert!(killed.try_wait().unwrap().is_none(), "it was over before it was killed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     killed.kill().unwrap();
     killed.wait().unwrap();

@@ -35,6 +35,8 @@ impl Config {
     pub fn command(&self, command: &str, options: &[&str]) -> Command {
         let mut keyward = Command::new(env!("CARGO_BIN_EXE_keyward"));
         keyward.args([command, "--config"]).arg(self.file.path()).args(options);
+        // A claim to a backfill lasts for 3 s after its Keyward was killed, instead of 30.
+        keyward.env("KEYWARD_REGISTER_HASTE", "10");
         keyward
     }
 

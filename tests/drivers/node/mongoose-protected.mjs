@@ -185,3 +185,5 @@ for (const step of [saving, querying, transactions, retries]) {
 await all.Member.create({ _id: 1, region: 'z', company_id: 1 });
 await all.Wallet.create({ _id: 1, region: 'a', accounts: [{ bank: '1', number: '2' }] });
 await connection.close();
+// Timers of a driver that has been closed would keep the process for 30 s.
+process.exit();

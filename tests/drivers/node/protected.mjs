@@ -216,3 +216,5 @@ await people.insertMany([person(1), person(2, 'z')]);
 await members.insertOne({ _id: 1, region: 'z', company_id: 1 });
 await wallets.insertOne({ _id: 1, region: 'a', accounts: [{ bank: 1, number: 2 }, { bank: 2 }] });
 await client.close();
+// Timers of a driver that has been closed would keep the process for 30 s.
+process.exit();

@@ -19,10 +19,14 @@ from pymongo import (
     UpdateMany,
     UpdateOne,
     WriteConcern,
+    common,
 )
 from pymongo.collation import Collation
 from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
+
+# After each connection that is cut, the driver leaves the server alone for half a second.
+common.MIN_HEARTBEAT_INTERVAL = 0.02
 
 # `retriedStmtIds` only tells that a statement was sent twice.
 TIMES = ("retriedStmtIds", "$clusterTime", "operationTime", "electionId", "opTime", "recoveryToken")

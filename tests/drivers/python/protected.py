@@ -20,12 +20,14 @@ from pymongo import (
     UpdateOne,
     WriteConcern,
     common,
+    network_layer,
 )
 from pymongo.collation import Collation
 from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-# After each connection that is cut, the driver leaves the server alone for half a second.
+# After each connection that is cut, the driver's monitor needs half a second to notice it, and half a second until it asks again.
+network_layer._POLL_TIMEOUT = 0.02
 common.MIN_HEARTBEAT_INTERVAL = 0.02
 
 # `retriedStmtIds` only tells that a statement was sent twice.

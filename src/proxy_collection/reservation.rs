@@ -16,7 +16,7 @@ use bson::{
 };
 use tokio::time::Instant;
 
-use crate::constraint::Key;
+use crate::constraint::{Key, id_identity};
 use crate::raw::Builder;
 use crate::reservation::Token;
 
@@ -69,10 +69,9 @@ pub struct Reservation {
 }
 
 impl Owner {
-    /// Whether both have the same `_id`, by value or byte for byte: NaN is equal to itself here.
+    /// Whether both have the same `_id` for an index: 1 is 1.0, and NaN is NaN.
     pub fn has_same_id_as(&self, other: &Owner) -> bool {
-        let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
-        self.id == other.id || bytes(&self.id) == bytes(&other.id)
+        self.id == other.id || id_identity(&self.id) == id_identity(&other.id)
     }
 
     /// About how many bytes of a reservation the owner needs.
@@ -159,5 +158,15 @@ mod tests {
         };
         assert_eq!(owner(f64::NAN), owner(f64::NAN));
         assert_ne!(owner(f64::NAN), owner(1.0));
+    }
+
+    #[test]
+    fn an_owner_is_known_by_the_value_of_its_id() {
+        let owner = |id: RawBson| Owner { id, route: None };
+        let embedded = |value: RawBson| RawBson::Document(rawdoc! { "a": value });
+        assert_eq!(owner(RawBson::Int32(1)), owner(RawBson::Double(1.0)));
+        assert_eq!(owner(embedded(RawBson::Int32(1))), owner(embedded(RawBson::Int64(1))));
+        assert_ne!(owner(RawBson::Int32(1)), owner(RawBson::Double(1.5)));
+        assert_ne!(owner(RawBson::Int32(1)), owner(RawBson::String("1".to_owned())));
     }
 }

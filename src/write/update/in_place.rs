@@ -92,8 +92,8 @@ async fn attempt(
         (Ok(None), None) => return Ok(Tried::Ran(without_match(run).await?.into())),
         (Err(result), _) => return Ok(Tried::Ran(result)),
     };
-    if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
-        // A router may send the statement to both, and both would get the key. The next command knows the shard key.
+    if seen.is_one_of_several && *key_update != KeyUpdate::Removal {
+        // A router may send the statement to all of them, and all would get the key. The next command knows the shard key.
         run.op.context.renew_shard_keys().await;
         return Ok(Tried::Ran(StatementResult::Refused(run.op.unsure(0))));
     }
@@ -210,7 +210,7 @@ async fn reservations(run: &StatementRun<'_, '_>, seen: &DocumentSnapshot, old: 
             tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
             Vec::new()
         });
-        let is_own = |read: &Reservation| read.owner.id == seen.image.owner.id;
+        let is_own = |read: &Reservation| read.owner.has_same_id_as(&seen.image.owner);
         let mut missing = Vec::new();
         for (key, read) in keys.into_iter().zip(reads) {
             match read.filter(is_own) {

@@ -32,9 +32,10 @@ use crate::proxy_collection::Reservation;
 use crate::raw::{Doc, Malformed};
 use crate::reply::Refusal;
 use crate::reservation::Event;
+use crate::server::reply::{documents_affected, is_from_memory};
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, Reason};
+use crate::write::forward::{ForwardError, Reason, Sent};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
@@ -179,6 +180,7 @@ async fn write(
         return Ok(Tried::Again);
     };
     let sent = as_upsert(run, sent).await.inspect_err(|_| in_doubt(run, candidate))?;
+    note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => settle(run, &seen.image, given_up, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
@@ -191,6 +193,33 @@ async fn write(
         Outcome::InDoubt(_) => in_doubt(run, candidate),
     }
     Ok(Tried::Ran(sent.into()))
+}
+
+/// Notes keys that two documents have got. Between the look and the statement, a second document with the same `_id` has come to
+/// another shard, by a shard key that this Keyward doesn't know yet. A router sent the statement to both.
+async fn note_if_given_twice(
+    run: &StatementRun<'_, '_>,
+    candidate: &Candidate<'_>,
+    sent: &Sent,
+) -> Result<(), ForwardError> {
+    let reply = Doc::new(&sent.body)?;
+    // Two shards may remember the statement: the document's chunk may have moved.
+    if candidate.keys.is_empty() || documents_affected(reply)? < 2 || is_from_memory(reply)? {
+        return Ok(());
+    }
+    for ConstrainedKey { constraint, .. } in &candidate.keys {
+        let proxy = &run.op.protected.constraints[*constraint];
+        proxy.metrics.given_twice.inc();
+        tracing::error!(
+            collection = %run.op.protected.namespace,
+            constraint = proxy.constraint.name(),
+            owner = ?candidate.owner.id,
+            "two documents with one _id hold one key: the collection was sharded anew while a statement was under way; \
+             keyward verify shows them"
+        );
+    }
+    run.op.context.renew_shard_keys().await;
+    Ok(())
 }
 
 /// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets

@@ -4,6 +4,7 @@
 mod collated;
 mod cut_commits;
 mod failing;
+mod given_twice;
 mod half_committed;
 mod large;
 mod leaping_clock;

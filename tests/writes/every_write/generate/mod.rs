@@ -145,7 +145,7 @@ pub fn sequence(seed: u64, name: &str) -> Vec<Step> {
     let mut forms = Forms {
         rng: &mut generator.rng,
         regions: Regions::of(schema),
-        ids: seed % 3 == 0,
+        ids: seed.is_multiple_of(3),
     };
     sequence.iter_mut().for_each(|step| forms.step(step));
     sequence

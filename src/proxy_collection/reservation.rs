@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use bson::{
-    Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc,
+    Binary, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc,
     spec::{BinarySubtype, ElementType},
 };
 use tokio::time::Instant;
@@ -83,8 +83,27 @@ impl Owner {
 
 impl PartialEq for Owner {
     fn eq(&self, other: &Owner) -> bool {
-        self.route == other.route && self.has_same_id_as(other)
+        let is_same_route = match (&self.route, &other.route) {
+            (Some(one), Some(other)) => one == other || is_same_place(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        is_same_route && self.has_same_id_as(other)
     }
+}
+
+/// Whether the server finds a document by either of these shard keys on the same shard. Under a hashed shard key a Decimal128 with a
+/// fraction is on another shard than an equal double.
+fn is_same_place(one: &RawDocument, other: &RawDocument) -> bool {
+    let is_plain = |value: &RawBsonRef<'_>| {
+        use ElementType::{Array, Decimal128, EmbeddedDocument};
+        !matches!(value.element_type(), Array | Decimal128 | EmbeddedDocument)
+    };
+    let is_same = |one: RawBsonRef<'_>, other: RawBsonRef<'_>| {
+        one == other || is_plain(&one) && is_plain(&other) && id_identity(&one.into()) == id_identity(&other.into())
+    };
+    let mut pairs = one.iter().flatten().zip(other.iter().flatten());
+    one.iter().count() == other.iter().count()
+        && pairs.all(|((path, one), (same_path, other))| path == same_path && is_same(one, other))
 }
 
 /// The document that reserves `key` for `owner`, by insert or replacement. Its lease is `lease` if it is in flight.
@@ -158,6 +177,27 @@ mod tests {
         };
         assert_eq!(owner(f64::NAN), owner(f64::NAN));
         assert_ne!(owner(f64::NAN), owner(1.0));
+    }
+
+    #[test]
+    fn an_owner_is_at_one_place_by_the_values_of_its_shard_key() {
+        let at = |route: RawDocumentBuf| Owner {
+            id: RawBson::Int32(1),
+            route: Some(route),
+        };
+        let decimal = "2.5".parse::<bson::Decimal128>().unwrap();
+        assert_eq!(at(rawdoc! { "a": 1, "b": "x" }), at(rawdoc! { "a": 1.0, "b": "x" }));
+        assert_ne!(at(rawdoc! { "a": 1, "b": "x" }), at(rawdoc! { "a": 1.0, "b": "y" }));
+        assert_ne!(at(rawdoc! { "a": 1 }), at(rawdoc! { "b": 1 }));
+        assert_ne!(at(rawdoc! { "a": 1 }), at(rawdoc! { "a": 1, "b": 1 }));
+        assert_ne!(at(rawdoc! { "a": 2.5 }), at(rawdoc! { "a": decimal }));
+        assert_eq!(at(rawdoc! { "a": decimal }), at(rawdoc! { "a": decimal }));
+        let unsharded = Owner {
+            id: RawBson::Int32(1),
+            route: None,
+        };
+        assert_ne!(unsharded, at(rawdoc! { "a": 1 }));
+        assert_eq!(unsharded, unsharded.clone());
     }
 
     #[test]

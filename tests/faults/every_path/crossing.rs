@@ -155,7 +155,9 @@ impl Client {
                 let replacement = doc! { "region": region(id), "email": &value, "tags": [tags[0]] };
                 users.replace_one(by_key, replacement).upsert(true).await?;
             }
-            _ => drop(users.delete_one(by_key).await?),
+            _ => {
+                users.delete_one(by_key).await?;
+            }
         }
         Ok(())
     }

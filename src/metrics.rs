@@ -50,6 +50,7 @@ pub struct Metrics {
     routed_hits: IntCounterVec,
     routed_misses: IntCounterVec,
     routed_fell_back: IntCounterVec,
+    given_twice: IntCounterVec,
     /// The number of Keywards in the register.
     pub keywards: IntGauge,
     ready: IntGaugeVec,
@@ -147,6 +148,8 @@ pub struct ConstraintMetrics {
     pub routed_misses: IntCounter,
     /// Reads and statements by the key that found nothing at the owner, and then went on unchanged.
     pub routed_fell_back: IntCounter,
+    /// Keys that one statement gave to two documents, because another client had changed the shard key.
+    pub given_twice: IntCounter,
 }
 
 impl Connections {
@@ -285,14 +288,10 @@ impl Metrics {
             swept: make.of_constraint("swept_total", "Reservations without an owner that a sweep deleted."),
             routed_hits: make.of_constraint("routed_hits_total", "Reads by the key that one shard answered."),
             routed_misses: make.of_constraint("routed_misses_total", "Reads by the key without a reservation."),
-            routed_fell_back: make.of_constraint(
-                "routed_fell_back_total",
-                "Reads by the key that found nothing at the reservation's owner.",
-            ),
-            keywards: make.gauge(
-                "fleet_keywards",
-                "Keywards in the cluster's register, this one included.",
-            ),
+            routed_fell_back: make
+                .of_constraint("routed_fell_back_total", "Reads by the key that found nothing there."),
+            given_twice: make.of_constraint("given_twice_total", "Keys that one statement gave to two documents."),
+            keywards: make.gauge("fleet_keywards", "Keywards in the register, this one included."),
             ready: make.gauge_of_constraint("ready", "1 while the constraint is enforced."),
             waits_for: make.gauge_of_constraint(
                 "waits_for",
@@ -329,6 +328,7 @@ impl Metrics {
             routed_hits: of(&self.routed_hits),
             routed_misses: of(&self.routed_misses),
             routed_fell_back: of(&self.routed_fell_back),
+            given_twice: of(&self.given_twice),
         }
     }
 
@@ -375,6 +375,7 @@ impl Metrics {
             &self.routed_hits,
             &self.routed_misses,
             &self.routed_fell_back,
+            &self.given_twice,
         ] {
             // A missing label was removed before.
             let _ = counters.remove_label_values(&[&name]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, advance_attempts, owner_of};
-use crate::proxy_collection::{Owner, StoreError};
+use crate::proxy_collection::{Owner, StoreError, TakenOver};
 use crate::raw::Doc;
 use crate::reservation::{AttemptId, Ended, Event, NotHeld, Scope};
 
@@ -129,6 +129,11 @@ async fn duplicate(
         Some(other) => Some(BackfillOutcome::Duplicate(other)),
         // A document with the same `_id` may still arrive at the place that the reservation names.
         None if conflicting.may_be_in_flight(lease) => None,
-        None => Some(BackfillOutcome::Reserved),
+        // The attempt that wrote it may still release it: its own document is at another place.
+        None => {
+            let (owner, version) = (&candidate.owner, candidate.version());
+            let taken = proxy.take_over(key, conflicting, owner, version).await?;
+            (taken == TakenOver::Done).then_some(BackfillOutcome::Reserved)
+        }
     })
 }

@@ -11,12 +11,12 @@
 use std::time::Duration;
 
 use bson::{
-    Binary, RawBson, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc,
+    Binary, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, Timestamp, cstr, rawdoc,
     spec::{BinarySubtype, ElementType},
 };
 use tokio::time::Instant;
 
-use crate::constraint::Key;
+use crate::constraint::{Key, id_identity};
 use crate::raw::Builder;
 use crate::reservation::Token;
 
@@ -69,10 +69,9 @@ pub struct Reservation {
 }
 
 impl Owner {
-    /// Whether both have the same `_id`, by value or byte for byte: NaN is equal to itself here.
+    /// Whether both have the same `_id` for an index: 1 is 1.0, and NaN is NaN.
     pub fn has_same_id_as(&self, other: &Owner) -> bool {
-        let bytes = |id: &RawBson| rawdoc! { "": id.clone() }.into_bytes();
-        self.id == other.id || bytes(&self.id) == bytes(&other.id)
+        self.id == other.id || id_identity(&self.id) == id_identity(&other.id)
     }
 
     /// About how many bytes of a reservation the owner needs.
@@ -84,8 +83,27 @@ impl Owner {
 
 impl PartialEq for Owner {
     fn eq(&self, other: &Owner) -> bool {
-        self.route == other.route && self.has_same_id_as(other)
+        let is_same_route = match (&self.route, &other.route) {
+            (Some(one), Some(other)) => one == other || is_same_place(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        is_same_route && self.has_same_id_as(other)
     }
+}
+
+/// Whether the server finds a document by either of these shard keys on the same shard. Under a hashed shard key a Decimal128 with a
+/// fraction is on another shard than an equal double.
+fn is_same_place(one: &RawDocument, other: &RawDocument) -> bool {
+    let is_plain = |value: &RawBsonRef<'_>| {
+        use ElementType::{Array, Decimal128, EmbeddedDocument};
+        !matches!(value.element_type(), Array | Decimal128 | EmbeddedDocument)
+    };
+    let is_same = |one: RawBsonRef<'_>, other: RawBsonRef<'_>| {
+        one == other || is_plain(&one) && is_plain(&other) && id_identity(&one.into()) == id_identity(&other.into())
+    };
+    let mut pairs = one.iter().flatten().zip(other.iter().flatten());
+    one.iter().count() == other.iter().count()
+        && pairs.all(|((path, one), (same_path, other))| path == same_path && is_same(one, other))
 }
 
 /// The document that reserves `key` for `owner`, by insert or replacement. Its lease is `lease` if it is in flight.
@@ -159,5 +177,36 @@ mod tests {
         };
         assert_eq!(owner(f64::NAN), owner(f64::NAN));
         assert_ne!(owner(f64::NAN), owner(1.0));
+    }
+
+    #[test]
+    fn an_owner_is_at_one_place_by_the_values_of_its_shard_key() {
+        let at = |route: RawDocumentBuf| Owner {
+            id: RawBson::Int32(1),
+            route: Some(route),
+        };
+        let decimal = "2.5".parse::<bson::Decimal128>().unwrap();
+        assert_eq!(at(rawdoc! { "a": 1, "b": "x" }), at(rawdoc! { "a": 1.0, "b": "x" }));
+        assert_ne!(at(rawdoc! { "a": 1, "b": "x" }), at(rawdoc! { "a": 1.0, "b": "y" }));
+        assert_ne!(at(rawdoc! { "a": 1 }), at(rawdoc! { "b": 1 }));
+        assert_ne!(at(rawdoc! { "a": 1 }), at(rawdoc! { "a": 1, "b": 1 }));
+        assert_ne!(at(rawdoc! { "a": 2.5 }), at(rawdoc! { "a": decimal }));
+        assert_eq!(at(rawdoc! { "a": decimal }), at(rawdoc! { "a": decimal }));
+        let unsharded = Owner {
+            id: RawBson::Int32(1),
+            route: None,
+        };
+        assert_ne!(unsharded, at(rawdoc! { "a": 1 }));
+        assert_eq!(unsharded, unsharded.clone());
+    }
+
+    #[test]
+    fn an_owner_is_known_by_the_value_of_its_id() {
+        let owner = |id: RawBson| Owner { id, route: None };
+        let embedded = |value: RawBson| RawBson::Document(rawdoc! { "a": value });
+        assert_eq!(owner(RawBson::Int32(1)), owner(RawBson::Double(1.0)));
+        assert_eq!(owner(embedded(RawBson::Int32(1))), owner(embedded(RawBson::Int64(1))));
+        assert_ne!(owner(RawBson::Int32(1)), owner(RawBson::Double(1.5)));
+        assert_ne!(owner(RawBson::Int32(1)), owner(RawBson::String("1".to_owned())));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use bson::RawBson;
 use bson::spec::ElementType;
 
 use crate::catalog::Protected;
@@ -9,7 +10,7 @@ use crate::claims::{ConstrainedKey, keys_of, owner_of};
 use crate::command::filter_rewriting::{equality, of_same_types, pin, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
-use crate::constraint::{KeyError, root_of};
+use crate::constraint::{KeyError, id_identity, root_of};
 use crate::proxy_collection::{Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{cursor, reply::is_ok};
@@ -53,6 +54,17 @@ impl DocumentKeys {
         let route = self.owner.route.as_ref();
         (&self.id, route.map(|route| route.as_bytes()))
     }
+
+    /// Whether a query that names the place of one of them also finds the other: the server takes 1 for 1.0.
+    fn is_found_at_place_of(&self, other: &DocumentKeys) -> bool {
+        let route = |keys: &DocumentKeys| {
+            keys.owner
+                .route
+                .clone()
+                .map(|route| id_identity(&RawBson::Document(route)))
+        };
+        self.owner.has_same_id_as(&other.owner) && route(self) == route(other)
+    }
 }
 
 /// A document that was read outside any transaction.
@@ -62,8 +74,8 @@ pub struct DocumentSnapshot {
     pub document_keys: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
     pub document: Vec<u8>,
-    /// Whether another document has the same `_id` and, as Keyward knows it, the same shard key: that isn't the present one.
-    pub is_one_of_two: bool,
+    /// Whether other documents have the same `_id` and, as Keyward knows it, the same shard key: that isn't the present one.
+    pub is_one_of_several: bool,
 }
 
 /// Reads the documents that `selection` selects, at most `most` of them.
@@ -169,31 +181,29 @@ pub async fn look(
     selection: &Selection<'_>,
     upstream: &mut Connection,
 ) -> Result<Result<Option<DocumentSnapshot>, Vec<u8>>, ForwardError> {
-    // Each shard has one document with an `_id`, so a second one costs no search.
+    // Each shard has one document with an `_id`, so the others cost no search.
     let names_id = equality(selection.query.unwrap_or(Doc::empty()), "_id")?.is_some();
     let selection = Selection {
         is_single: !names_id,
         ..*selection
     };
-    let mut command = find(protected, &selection, 2);
+    let mut command = find(protected, &selection, usize::MAX);
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     append_read_concern(&mut command, b"local");
-    let found = first_two(protected, body, command, upstream).await?;
-    let documents = match found {
+    let documents = match first_batch(protected, body, command, upstream).await? {
         Ok(documents) => documents,
         Err(refused) => return Ok(Err(refused)),
     };
-    let mut keys = documents
+    let keys = documents
         .iter()
         .map(|document| DocumentKeys::of(protected, Doc::new(document)?));
-    let Some(first) = keys.next().transpose()? else {
+    let mut keys = keys.collect::<Result<Vec<_>, Malformed>>()?.into_iter();
+    let Some(first) = keys.next() else {
         return Ok(Ok(None));
     };
-    let second = keys.next().transpose()?;
-    drop(keys);
     Ok(Ok(documents.into_iter().next().map(|document| DocumentSnapshot {
-        is_one_of_two: second.is_some_and(|second| second.place() == first.place()),
+        is_one_of_several: keys.any(|other| other.is_found_at_place_of(&first)),
         document_keys: first,
         document,
     })))
@@ -230,7 +240,7 @@ pub async fn look_again(
         command.append(time.kind, b"afterClusterTime", time.value);
     }
     command.close();
-    Ok(match first_two(protected, body, command, upstream).await? {
+    Ok(match first_batch(protected, body, command, upstream).await? {
         Ok(found) => match found.as_slice() {
             [document] => Ok(Some(keys_of(protected, Doc::new(document)?).unwrap_or_default())),
             _ => Ok(None),
@@ -239,8 +249,8 @@ pub async fn look_again(
     })
 }
 
-/// Runs a `find` outside any transaction for at most two documents; returns these, or the reply that refuses it.
-async fn first_two(
+/// Runs a `find` outside any transaction that has one batch; returns its documents, or the reply that refuses it.
+async fn first_batch(
     protected: &Protected,
     body: Doc<'_>,
     mut command: Builder,

@@ -32,9 +32,10 @@ use crate::proxy_collection::{ProxyCollection, Reservation};
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
 use crate::reservation::Event;
+use crate::server::reply::{documents_affected, is_from_memory};
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, UnappliedReason};
+use crate::write::forward::{ForwardError, Sent, UnappliedReason};
 use crate::write::outcome::Outcome;
 use crate::write::reserve::Claimed;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
@@ -94,8 +95,8 @@ async fn try_once(
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
         (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
-    if seen.is_one_of_two && *key_update != KeyUpdate::Removal {
-        // A router may send the statement to both, and both would get the key. The next command knows the shard key.
+    if seen.is_one_of_several && *key_update != KeyUpdate::Removal {
+        // A router may send the statement to all of them, and all would get the key. The next command knows the shard key.
         run.op.context.renew_shard_keys().await;
         return Ok(InPlaceOutcome::Ran(StatementResult::Refused(run.op.unsure(0))));
     }
@@ -183,6 +184,7 @@ async fn write(
     let sent = as_upsert(run, sent)
         .await
         .inspect_err(|_| note_in_doubt(run, candidate))?;
+    note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => settle(run, &seen.document_keys, old, candidate, &sent.body).await?,
         // The update may still be undone, and then the old keys are needed.
@@ -195,6 +197,33 @@ async fn write(
         Outcome::InDoubt(_) => note_in_doubt(run, candidate),
     }
     Ok(InPlaceOutcome::Ran(sent.into()))
+}
+
+/// Notes keys that two documents have got. Between the look and the statement, a second document with the same `_id` has come to
+/// another shard, by a shard key that this Keyward doesn't know yet. A router sent the statement to both.
+async fn note_if_given_twice(
+    run: &StatementRun<'_, '_>,
+    candidate: &Candidate<'_>,
+    sent: &Sent,
+) -> Result<(), ForwardError> {
+    let reply = Doc::new(&sent.body)?;
+    // Two shards may remember the statement: the document's chunk may have moved.
+    if candidate.keys.is_empty() || documents_affected(reply)? < 2 || is_from_memory(reply)? {
+        return Ok(());
+    }
+    for ConstrainedKey { constraint, .. } in &candidate.keys {
+        let proxy = &run.op.protected.constraints[*constraint];
+        proxy.metrics.given_twice.inc();
+        tracing::error!(
+            collection = %run.op.protected.namespace,
+            constraint = proxy.constraint.name(),
+            owner = ?candidate.owner.id,
+            "two documents with one _id hold one key: the collection was sharded anew while a statement was under way; \
+             keyward verify shows them"
+        );
+    }
+    run.op.context.renew_shard_keys().await;
+    Ok(())
 }
 
 /// The document's reservations of the keys that it is to release. A reservation that can't be read stays until a write meets
@@ -218,7 +247,7 @@ async fn old_reservations(
             tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
             Vec::new()
         });
-        let is_own = |read: &Reservation| read.owner.id == seen.document_keys.owner.id;
+        let is_own = |read: &Reservation| read.owner.has_same_id_as(&seen.document_keys.owner);
         let mut missing = Vec::new();
         for (key, read) in keys.into_iter().zip(reads) {
             match read.filter(is_own) {

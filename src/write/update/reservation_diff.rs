@@ -12,14 +12,14 @@ use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
-use crate::constraint::{DuplicateKey, KeyError};
-use crate::proxy_collection::{Fitting, Owner};
+use crate::constraint::{DuplicateKey, Key, KeyError};
+use crate::proxy_collection::{Fitting, Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
-use crate::server::reply::write_errors;
+use crate::server::reply::{documents_affected, write_errors};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
-use crate::write::txn::{Failure, Transaction};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// The most that goes into one command: well below the server's limit.
 const COMMAND_MAX: Fitting = Fitting {
@@ -129,17 +129,10 @@ impl ReservationDiff {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
             let collection = proxy.constraint.proxy_collection();
             let released = of_constraint(&self.released, constraint);
-            let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
-            for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
-                let mut command = Builder::new();
-                command.string("delete", collection.collection.as_bytes());
-                let sequence = OutSequence {
-                    name: b"deletes",
-                    documents: deletes.iter().map(Vec::as_slice).collect(),
-                };
-                transaction
-                    .run(upstream, &collection.database, command, Some(sequence))
-                    .await?;
+            let count = release(proxy, &released, transaction, upstream).await?;
+            if count < released.len() && count < count_decided(proxy, &released).await {
+                transaction.abort(upstream).await?;
+                return Err(Failure::Refused(ErrorReply::transient()));
             }
             let reserved = of_constraint(&self.reserved, constraint);
             let reservations: Vec<Vec<u8>> = reserved
@@ -169,6 +162,47 @@ impl ReservationDiff {
         }
         Ok(None)
     }
+}
+
+/// Deletes the reservations that belong to these owners; returns how many there were.
+async fn release(
+    proxy: &ProxyCollection,
+    released: &[(&ConstrainedKey, &Owner)],
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<usize, Failure> {
+    let collection = proxy.constraint.proxy_collection();
+    let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
+    let mut count = 0;
+    for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
+        let mut command = Builder::new();
+        command.string("delete", collection.collection.as_bytes());
+        let sequence = OutSequence {
+            name: b"deletes",
+            documents: deletes.iter().map(Vec::as_slice).collect(),
+        };
+        let reply = transaction
+            .run(upstream, &collection.database, command, Some(sequence))
+            .await?;
+        count += usize::try_from(documents_affected(Doc::new(&reply)?)?).unwrap_or(0);
+    }
+    Ok(count)
+}
+
+/// How many of these reservations there are, whatever the transaction sees. Each shard has a snapshot of its own. The transaction that
+/// gave a document its key may be committed on the document's shard and still be prepared on the key's shard.
+async fn count_decided(proxy: &ProxyCollection, released: &[(&ConstrainedKey, &Owner)]) -> usize {
+    let keys: Vec<_> = released.iter().map(|(key, _)| &key.key).collect();
+    let decided = proxy.read_decided(&keys).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, constraint = proxy.constraint.name(), "could not read what is to be released");
+        Vec::new()
+    });
+    let owners: BTreeMap<&Key, &Owner> = decided.iter().map(|(key, read)| (key, &read.owner)).collect();
+    let is_there = |(key, owner): &&(&ConstrainedKey, &Owner)| {
+        let read = owners.get(&key.key);
+        read.is_some_and(|read| read.has_same_id_as(owner))
+    };
+    released.iter().filter(is_there).count()
 }
 
 fn of_constraint(keys: &BTreeMap<ConstrainedKey, Owner>, constraint: usize) -> Vec<(&ConstrainedKey, &Owner)> {

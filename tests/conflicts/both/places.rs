@@ -303,15 +303,22 @@ async fn a_delete_by_id_under_an_old_shard_key(strategy: Strategy) {
     }
 }
 
-/// A `mongos` 6.0 sends it to all shards, and two documents would get the key.
+/// A `mongos` 6.0 sends it to all shards, and two documents would get the key. Their `_id`s and shard keys are equal, and may be of
+/// several types.
 async fn one_key_for_two_documents_under_an_old_shard_key(strategy: Strategy) {
-    let neither = [Document::new(), Document::new()];
-    under_an_old_shard_key(strategy, "places_set", neither, async |keyward, database| {
-        let update = doc! { "q": { "_id": 1 }, "u": { "$set": { "email": 7 } } };
-        let update = doc! { "update": "users", "updates": [update], "maxTimeMS": 20_000 };
-        let reply = send(&keyward.address, database, update).unwrap();
-        let held = emails(strategy, database).into_iter().flatten().count();
-        assert!(held <= 1, "{reply}");
-    })
-    .await;
+    let pairs = [
+        ("places_set", [Document::new(), Document::new()]),
+        ("places_set_id", [Document::new(), doc! { "_id": 1.0 }]),
+        ("places_set_region", [doc! { "region": 1 }, doc! { "region": 1_i64 }]),
+    ];
+    for (name, neither) in pairs {
+        under_an_old_shard_key(strategy, name, neither, async |keyward, database| {
+            let update = doc! { "q": { "_id": 1 }, "u": { "$set": { "email": 7 } } };
+            let update = doc! { "update": "users", "updates": [update], "maxTimeMS": 20_000 };
+            let reply = send(&keyward.address, database, update).unwrap();
+            let held = emails(strategy, database).into_iter().flatten().count();
+            assert!(held <= 1, "{name} {reply}");
+        })
+        .await;
+    }
 }

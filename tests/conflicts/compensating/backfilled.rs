@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bson::{Document, doc};
+use bson::{Document, RawBson, doc, rawdoc};
 use keyward::catalog::Protected;
 use keyward::claims::{Candidate, InFlight};
 use keyward::metrics::Metrics;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
+use keyward::proxy_collection::{Owner, ReservationVersion, Reserved};
 use keyward::raw::Doc;
 use keyward::reservation::Token;
 use testbed::Cluster;
 
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
-use crate::trial::email;
+use crate::trial::{email, store_with_lease};
 use testkit::{Keyward, run};
 
 /// So long a reservation is in flight: longer than the tests wait for anything.
@@ -37,6 +38,10 @@ fn user(id: i32, email: &str) -> Document {
 
 /// What becomes of the document's keys, as it was read.
 async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
+    backfilled_within(LEASE, protected, document).await
+}
+
+async fn backfilled_within(lease: Duration, protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
     let under_way = InFlight::default().begin();
     let attempt = under_way.attempt();
     let token = Token {
@@ -46,7 +51,7 @@ async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillO
     };
     let bytes = document.to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
-    let outcomes = backfill_documents(protected, LEASE, attempt, wanted).await.unwrap();
+    let outcomes = backfill_documents(protected, lease, attempt, wanted).await.unwrap();
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
@@ -145,4 +150,41 @@ async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
     let other = run(&client, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
     assert_agreement(cluster, database, "email").await;
+}
+
+/// An insert with the `_id` of a document on its shard, and another shard key, is refused late. It has reserved the key that the
+/// document lacked, and whoever takes in what is there has waited for the insert's lease. Then the insert gives the key up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
+    let database = "given_up_late";
+    let (cluster, keyward, protected) = beside(database).await;
+    let there = user(1, "a@x");
+    run(&cluster.client(), database, insert(vec![there.clone()], true)).await;
+    let lease = Duration::from_millis(500);
+    let (store, key) = store_with_lease(cluster, database, lease);
+    let elsewhere = Owner {
+        id: RawBson::Int32(1),
+        route: Some(rawdoc! { "region": "b" }),
+    };
+    let version = ReservationVersion::from(Token::of(InFlight::default().begin().attempt()));
+    let reserved = store.reserve(&[(&key, &elsewhere, version)]).await.unwrap();
+    assert_eq!(reserved, [Reserved::Written]);
+    assert_eq!(backfilled_within(lease, &protected, &there).await, [BackfillOutcome::Reserved]);
+    store.release_by_version(&[(&key, version)]).await.unwrap();
+    let other = run(&keyward.client().await, database, insert(vec![user(2, "a@x")], true)).await;
+    assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");
+    assert_agreement(cluster, database, "email").await;
+}
+
+/// The insert of `_id` 1.0 where 1 is: its reservation is the document's.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_of_another_type_is_no_other_document() {
+    let database = "backfilled_types";
+    let (cluster, keyward, protected) = beside(database).await;
+    let there = user(1, "a@x");
+    run(&cluster.client(), database, insert(vec![there.clone()], true)).await;
+    let again = doc! { "_id": 1.0, "region": "a", "email": "a@x" };
+    let again = run(&keyward.client().await, database, insert(vec![again], true)).await;
+    assert_eq!(write_errors(&again), [(0, 11_000)], "{again}");
+    assert_eq!(backfilled(&protected, &there).await, [BackfillOutcome::Reserved]);
 }

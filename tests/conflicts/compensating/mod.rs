@@ -5,6 +5,7 @@ mod backfilled;
 mod collated;
 mod cut_commits;
 mod failing;
+mod given_twice;
 mod half_committed;
 mod known_time;
 mod large;

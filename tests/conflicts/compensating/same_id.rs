@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use testkit::wire::Connection;
 use testkit::{given, run, shard_on_two};
 
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users};
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, reservations, users};
 
 /// So many statements, one after the other.
 const STATEMENTS: i32 = 150;
@@ -134,4 +134,36 @@ async fn statements_beside_documents_with_the_same_id_change_their_own() {
     };
     assert_eq!(all(through.run(database, &find)), all(direct.run(plain, &find)));
     assert_agreement(cluster, database, "email").await;
+}
+
+/// A replacement by an equal `_id` gives the document that `_id`. Its reservations have the former one.
+#[tokio::test]
+async fn a_document_whose_id_gets_another_type_gives_its_keys_up() {
+    let database = "namesake_types";
+    let cluster = users(database);
+    let keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let client = keyward.client_without_retries().await;
+    run(&client, database, insert(vec![user("a", "a@x")], true)).await;
+    let changed = |q: Document, u: Document| doc! { "update": "users", "updates": [{ "q": q, "u": u }] };
+    let by_double = doc! { "_id": 1.0, "region": "a" };
+    let replacement = doc! { "_id": 1.0, "region": "a", "email": "b@x" };
+    let commands = [
+        (changed(by_double.clone(), replacement), "b@x"),
+        (changed(by_double, doc! { "$set": { "email": "c@x" } }), "c@x"),
+        (
+            changed(doc! { "_id": 1, "region": "a" }, doc! { "$set": { "email": "d@x" } }),
+            "d@x",
+        ),
+    ];
+    for (command, email) in commands {
+        let reply = run(&client, database, command).await;
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+        let reserved = reservations(cluster, database, "email").await;
+        let keys: Vec<_> = reserved.iter().map(|one| one.get_document("_id").unwrap()).collect();
+        let emails: Vec<_> = keys
+            .iter()
+            .map(|key| key.get_document("k").unwrap().get_str("email").unwrap())
+            .collect();
+        assert_eq!(emails, [email], "{reply}");
+    }
 }

@@ -125,7 +125,7 @@ impl Round {
 }
 
 /// What a command of a write does, in a few words; none for what every connection says.
-fn step(request: &[u8]) -> Option<String> {
+pub fn step(request: &[u8]) -> Option<String> {
     let command = Document::from_reader(request.get(21..)?).ok()?;
     let (name, value) = command.iter().next()?;
     let inside = match command.contains_key("autocommit") {

@@ -7,6 +7,7 @@ mod crossing;
 mod dropped;
 mod gate;
 mod killed;
+mod overtaken;
 mod paths;
 mod trial;
 

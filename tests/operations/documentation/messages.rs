@@ -14,7 +14,7 @@ const NO_MESSAGES: [(&str, &str); 5] = [
     ("Exit codes:", "stand in docs/configuration.md"),
     ("Commands answered with", "the help of a metric"),
     ("The part of a protected write's time", "the help of a metric"),
-    ("Keywards in the cluster's register", "the help of a metric"),
+    ("Keywards in the register, this one", "the help of a metric"),
     ("Keywards that may write without", "the help of a metric"),
 ];
 

@@ -1,7 +1,9 @@
 //! What there is to verify, and what there isn't: exit codes, and documents of every kind.
 
-use bson::{Bson, Document, doc};
+use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use testbed::{Cluster, ReplicaSet};
+use testkit::Keyward;
+use testkit::wire::send;
 
 use crate::verify::run::Config;
 
@@ -98,4 +100,32 @@ async fn documents_with_ids_of_every_type_are_walked() {
         );
         assert_eq!(config.verify(&[]).await.exit, Some(0));
     }
+}
+
+/// A replacement may give the shard key another type and an equal value. The document stays, and its reservation names the old type.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_key_of_another_type_and_an_equal_value_is_the_same_place() {
+    let (cluster, database) = (Cluster::shared(), "verify_types");
+    testkit::shard_on_two(
+        cluster,
+        "verify_types.users",
+        doc! { "region": 1 },
+        doc! { "region": 5 },
+    );
+    let constraints = "  - { collection: verify_types.users, key: { email: 1 } }\n";
+    let keyward = Keyward::start(&cluster.uri(), constraints);
+    let there = doc! { "_id": 1, "region": 9, "email": "a@x" };
+    send(
+        &keyward.address,
+        database,
+        doc! { "insert": "users", "documents": [there] },
+    )
+    .unwrap();
+    let one = doc! { "q": { "_id": 1, "region": 9.0 }, "u": { "region": 9.0, "email": "a@x", "n": 1 } };
+    let session = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes: rand::random::<[u8; 16]>().to_vec() } };
+    let replace = doc! { "update": "users", "updates": [one], "lsid": session, "txnNumber": 1_i64 };
+    let reply = send(&keyward.address, database, replace).unwrap();
+    assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+    let verified = Config::new(&cluster.uri(), "1s", constraints).verify(&[]).await;
+    assert_eq!((verified.exit, verified.findings.len()), (Some(0), 0));
 }

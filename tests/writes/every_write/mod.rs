@@ -14,7 +14,7 @@ mod pair;
 use std::fmt::Write;
 
 use bson::{Document, doc};
-use generate::{SEQUENCES_A_SCHEMA, Step};
+use generate::{Regions, SEQUENCES_A_SCHEMA, Step};
 use pair::{Pair, Seen};
 use testbed::{Cluster, ReplicaSet};
 use testkit::{Keyward, given, shard_on_two};
@@ -38,7 +38,8 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         .iter()
         .map(|seeds| {
             let schema = seeds[0] / SEQUENCES_A_SCHEMA;
-            let mut of_number = Schema::new("every_write", &format!("c{schema}"), generate::indexes(schema));
+            let (name, regions) = (format!("c{schema}"), Regions::of(schema));
+            let mut of_number = Schema::of("every_write", &name, generate::indexes(schema), regions);
             of_number.strategy = generate::strategy(schema);
             of_number
         })
@@ -90,13 +91,13 @@ struct Schema {
 impl Schema {
     /// Shards the collection over two shards.
     fn new(database: &str, collection: &str, indexes: Vec<Document>) -> Self {
+        Schema::of(database, collection, indexes, Regions::Words)
+    }
+
+    /// The same by these values of the shard key.
+    fn of(database: &str, collection: &str, indexes: Vec<Document>, regions: Regions) -> Self {
         let namespace = format!("{database}.{collection}");
-        shard_on_two(
-            Cluster::shared(),
-            &namespace,
-            doc! { "region": 1 },
-            doc! { "region": "m" },
-        );
+        shard_on_two(Cluster::shared(), &namespace, doc! { "region": 1 }, regions.split());
         Schema {
             database: database.to_owned(),
             collection: collection.to_owned(),
@@ -125,6 +126,10 @@ fn start(schemas: &[Schema]) -> Keyward {
             let mut constraint = doc! { "collection": format!("{}.{}", schema.database, schema.collection) };
             constraint.extend(index.clone());
             constraint.insert("strategy", schema.strategy);
+            constraint.remove("route");
+            if generate::is_routed(index) {
+                constraint.insert("route", true);
+            }
             // A document's text is JSON, and so YAML.
             writeln!(constraints, "  - {constraint}").unwrap();
         }
@@ -165,6 +170,7 @@ impl Seen {
         self.transactions += other.transactions;
         self.duplicates += other.duplicates;
         self.intended += other.intended;
+        self.late += other.late;
         for (own, other) in self.upserts.iter_mut().zip(other.upserts) {
             *own += other;
         }

@@ -24,6 +24,8 @@ pub struct Seen {
     pub duplicates: usize,
     /// Upserts that inserted, upserts that matched, and those of either that were repeated.
     pub upserts: [usize; 3],
+    /// Commands that were repeated after others.
+    pub late: usize,
     pub intended: usize,
 }
 
@@ -85,6 +87,7 @@ impl Pair {
         for index in indexes {
             let mut index = index.clone();
             index.insert("unique", true);
+            index.remove("route");
             native.must(database, &doc! { "createIndexes": collection, "indexes": [index] });
         }
         let constraints = indexes.iter().map(|index| {
@@ -137,7 +140,27 @@ impl Pair {
                     false => repeated.map_err(|difference| format!("repeated: {difference}")),
                 }
             }
+            Step::Late { command, between } => self.late(&in_session(command), between),
             Step::Transaction { commands, commit } => self.transaction(commands, *commit),
+        }
+    }
+
+    /// Repeats the command after the others, if it had an effect: a server remembers no other one.
+    fn late(&mut self, command: &Document, between: &[Document]) -> Result<(), Difference> {
+        let before = self.native.all(&self.database, &self.collection);
+        self.command(command)?;
+        let has_effect = self.native.all(&self.database, &self.collection) != before;
+        for command in between {
+            self.command(command)?;
+        }
+        if !has_effect {
+            return Ok(());
+        }
+        self.seen.late += 1;
+        let repeated = self.command(command);
+        match command.contains_key("fields") {
+            true => self.same_documents(),
+            false => repeated.map_err(|difference| format!("repeated late: {difference}")),
         }
     }
 
@@ -284,9 +307,9 @@ impl Pair {
             for document in &documents {
                 let bytes = document.to_vec().unwrap();
                 let keys = constraint.keys(Doc::new(&bytes).unwrap()).unwrap();
-                let owner = document.get("_id").unwrap();
-                let route = doc! { "region": document.get("region").cloned().unwrap_or(Bson::Null) };
-                held.extend(keys.into_iter().map(|key| (key, owner.to_string(), route.to_string())));
+                let owner = by_value(document.get("_id").unwrap());
+                let region = by_value(document.get("region").unwrap_or(&Bson::Null));
+                held.extend(keys.into_iter().map(|key| (key, owner.clone(), region.clone())));
             }
             let proxy = constraint.proxy_collection().collection;
             let reservations = self.router.all(&self.database, &proxy);
@@ -296,8 +319,9 @@ impl Pair {
                     let id = reservation.get_document("_id").unwrap().to_vec().unwrap();
                     let id = bson::RawDocument::from_bytes(&id).unwrap();
                     let key = Key::from_reservation_id(constraint, id).unwrap();
-                    let owner = reservation.get("owner").unwrap().to_string();
-                    (key, owner, reservation.get("route").unwrap().to_string())
+                    let route = reservation.get_document("route").unwrap();
+                    let owner = by_value(reservation.get("owner").unwrap());
+                    (key, owner, by_value(route.get("region").unwrap()))
                 })
                 .collect();
             if held != reserved {
@@ -310,6 +334,17 @@ impl Pair {
             }
         }
         Ok(())
+    }
+}
+
+/// Equal for numbers of several types that are equal.
+fn by_value(value: &Bson) -> String {
+    match value {
+        Bson::Int64(number) => number.to_string(),
+        // Zero may be negative.
+        Bson::Double(number) => (*number as i64).to_string(),
+        Bson::Decimal128(number) => number.to_string().trim_end_matches(".0").to_owned(),
+        other => other.to_string(),
     }
 }
 

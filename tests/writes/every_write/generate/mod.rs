@@ -3,11 +3,20 @@
 //! A document's shard follows from its `_id` (even ones lie on the first, odd ones on the second), so that no two shards
 //! hold the same `_id`, and every query names the shard key or the `_id`, so that a router can target it.
 
+mod forms;
+mod queries;
+mod routed;
 mod values;
 
 use bson::{Bson, Document, doc, spec::BinarySubtype};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use forms::Forms;
+pub use forms::Regions;
+use queries::region_of;
+pub use routed::is_routed;
+use routed::routed_field;
 
 /// So many sequences run on one collection, one after another.
 pub const SEQUENCES_A_SCHEMA: u64 = 20;
@@ -19,6 +28,13 @@ pub enum Step {
     Command(Document),
     /// The same retryable command twice.
     Twice(Document),
+    /// The same, with other clients' commands in between.
+    Late {
+        /// The retryable command.
+        command: Document,
+        /// The others.
+        between: Vec<Document>,
+    },
     /// A client's own transaction.
     Transaction {
         /// Its commands; the first one that fails ends it.
@@ -33,6 +49,10 @@ impl std::fmt::Display for Step {
         match self {
             Step::Command(command) => write!(f, "command {command}"),
             Step::Twice(command) => write!(f, "twice {command}"),
+            Step::Late { command, between } => {
+                let between: Vec<String> = between.iter().map(Document::to_string).collect();
+                write!(f, "late {command} after [{}]", between.join("; "))
+            }
             Step::Transaction { commands, commit } => {
                 let commands: Vec<String> = commands.iter().map(Document::to_string).collect();
                 let end = if *commit { "commit" } else { "abort" };
@@ -104,19 +124,30 @@ fn index(rng: &mut StdRng) -> Document {
         let strength = *[1, 2, 2, 3].choose(rng).unwrap();
         index.insert("collation", doc! { "locale": "en", "strength": strength });
     }
+    if rng.random_bool(0.4) {
+        index.insert("route", "if possible");
+    }
     index
 }
 
 /// The commands of one sequence on the collection `name`.
 pub fn sequence(seed: u64, name: &str) -> Vec<Step> {
+    let schema = seed / SEQUENCES_A_SCHEMA;
     let mut generator = Generator {
         rng: StdRng::seed_from_u64(seed),
         name: name.to_owned(),
+        routed: indexes(schema).iter().filter_map(routed_field).collect(),
     };
     let steps = generator.rng.random_range(6..20);
     // Something to collide with.
     let mut sequence = vec![Step::Command(generator.insert(6, false))];
     sequence.extend((0..steps).map(|_| generator.step()));
+    let mut forms = Forms {
+        rng: &mut generator.rng,
+        regions: Regions::of(schema),
+        ids: seed.is_multiple_of(3),
+    };
+    sequence.iter_mut().for_each(|step| forms.step(step));
     sequence
 }
 
@@ -133,6 +164,8 @@ pub fn session(id: u128) -> Document {
 struct Generator {
     rng: StdRng,
     name: String,
+    /// The fields of constraints of their own that are routed.
+    routed: Vec<&'static str>,
 }
 
 impl Generator {
@@ -144,15 +177,25 @@ impl Generator {
                 commit: self.rng.random_bool(0.8),
             };
         }
+        if let [field, ..] = self.routed[..]
+            && self.rng.random_bool(0.2)
+        {
+            return Step::Command(self.by_key(field));
+        }
         let mut command = self.command();
         if !is_retryable(&command) || self.rng.random_bool(0.4) {
             return Step::Command(command);
         }
         // Its session is another one in each run.
         command.insert("txnNumber", 1_i64);
-        match is_one_statement(&command) && self.rng.random_bool(0.3) {
-            true => Step::Twice(command),
-            false => Step::Command(command),
+        match self.rng.random_range(0..10) {
+            0..3 if is_one_statement(&command) => Step::Twice(command),
+            3..6 if is_one_statement(&command) => {
+                let count = self.rng.random_range(1..4);
+                let between = (0..count).map(|_| self.command()).collect();
+                Step::Late { command, between }
+            }
+            _ => Step::Command(command),
         }
     }
 
@@ -381,59 +424,6 @@ impl Generator {
             command.insert("fields", fields.choose(&mut self.rng).unwrap().clone());
         }
         command
-    }
-
-    fn query_of_one(&mut self) -> Document {
-        match self.rng.random_range(0..10) {
-            0 | 1 => doc! { "_id": self.id() },
-            _ => self.routed_query(),
-        }
-    }
-
-    /// Names the shard key, and whatever else.
-    fn routed_query(&mut self) -> Document {
-        let id = self.id();
-        match self.rng.random_range(0..10) {
-            0..=4 => doc! { "_id": id, "region": region(id) },
-            5 => doc! { "region": region(id), "a": self.scalar() },
-            6 => doc! { "_id": { "$gte": id }, "region": region(id) },
-            7 => doc! { "region": region(id), "n": { "$gte": self.rng.random_range(0..3) } },
-            8 => doc! { "$or": [{ "_id": id }, { "a": self.scalar() }], "region": region(id) },
-            _ => doc! { "_id": { "$in": [id, id + 2] }, "region": { "$eq": region(id) } },
-        }
-    }
-
-    /// What an upsert can make a document of.
-    fn exact_query(&mut self) -> Document {
-        let id = self.id();
-        match self.rng.random_range(0..4) {
-            0 | 1 => doc! { "_id": id, "region": region(id) },
-            2 => doc! { "_id": id, "region": region(id), "b": self.scalar() },
-            _ => doc! { "region": region(id), "a": self.scalar() },
-        }
-    }
-
-    fn query_of_many(&mut self) -> Document {
-        let id = self.id();
-        match self.rng.random_range(0..8) {
-            0 => doc! {},
-            1 => doc! { "region": region(id) },
-            2 => doc! { "a": self.scalar() },
-            3 => doc! { "n": self.rng.random_range(0..3) },
-            4 => doc! { "_id": { "$in": [id, self.id(), self.id()] } },
-            5 => doc! { "_id": { "$gt": id } },
-            6 => doc! { "s": "on", "region": region(id) },
-            _ => doc! { "t": { "$exists": true } },
-        }
-    }
-}
-
-/// The shard key of what the query names, by itself or by an `_id`.
-fn region_of(query: &Document) -> Bson {
-    match query.get("region") {
-        Some(Bson::Document(equal)) => equal.get("$eq").cloned().unwrap_or(Bson::Null),
-        Some(region) => region.clone(),
-        None => Bson::String(region(query.get_i32("_id").unwrap_or(0)).to_owned()),
     }
 }
 

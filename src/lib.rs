@@ -36,6 +36,7 @@ pub mod reply;
 pub mod route;
 pub mod write;
 
+pub mod extended_json;
 pub mod fleet;
 pub mod prepare;
 pub mod sweep;

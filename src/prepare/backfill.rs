@@ -15,6 +15,7 @@ use super::batches::in_order;
 use super::position::BackfillPosition;
 use crate::catalog::Protected;
 use crate::claims::{Candidate, InFlight};
+use crate::extended_json::as_json;
 use crate::namespace::Namespace;
 use crate::progress::Progress;
 use crate::proxy_collection::StoreError;
@@ -205,7 +206,7 @@ async fn backfill_batch(
     for (candidate, other) in duplicates {
         let duplicate = protected.constraints[position].duplicate(&candidate.keys[0].key).await;
         let text = String::from_utf8_lossy(duplicate.errmsg()).into_owned();
-        violations.push(format!("{text}: _id {:?} and _id {:?}", candidate.owner.id, other.id));
+        violations.push(format!("{text}: _id {} and _id {other}", candidate.owner));
     }
     Ok(violations)
 }
@@ -223,7 +224,7 @@ fn candidates<'a>(
         operation: None,
     };
     let name_it = |error: &dyn fmt::Display| match document.get("_id") {
-        Ok(Some(id)) => format!("_id {id:?}: {error}"),
+        Ok(Some(id)) => format!("_id {}: {error}", as_json(&id.into())),
         _ => error.to_string(),
     };
     let doc = Doc::new(document.as_bytes()).map_err(|error| name_it(&error))?;

@@ -60,7 +60,7 @@ impl ProxyCollection {
                 // Another attempt is changing it; the next sweep reads it again.
                 Ok(_) => {}
                 Err(error @ StoreError::Unroutable) => {
-                    tracing::warn!(%error, constraint = self.constraint.name(), owner = ?seen.owner.id, "not swept");
+                    tracing::warn!(%error, constraint = self.constraint.name(), _id = %seen.owner, "not swept");
                 }
                 Err(error) => return Err(error),
             }

@@ -8,6 +8,7 @@
 //! - `lease` is how long the reservation may be in flight, in milliseconds. It is 0 if it never was.
 //! - `at` is the cluster time of the write. The server fills it in.
 
+use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use bson::{
@@ -17,6 +18,7 @@ use bson::{
 use tokio::time::Instant;
 
 use crate::constraint::{Key, id_identity};
+use crate::extended_json::as_json;
 use crate::raw::Builder;
 use crate::reservation::Token;
 
@@ -78,6 +80,13 @@ impl Owner {
     pub fn bytes(&self) -> usize {
         let route = self.route.as_ref().map_or(0, |route| route.as_bytes().len());
         rawdoc! { "": self.id.clone() }.as_bytes().len() + route
+    }
+}
+
+/// Its `_id`, as extended JSON.
+impl Display for Owner {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        as_json(&self.id).fmt(formatter)
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
-use super::finding::value_as_json;
 use super::repair::Repaired;
 use super::{Finding, FindingKind, KEYS_REMEMBERED, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
+use crate::extended_json::as_json;
 use crate::proxy_collection::{Moment, Owner, Reservation, StoreError};
 use crate::raw::Doc;
 
@@ -201,7 +201,7 @@ impl Verification<'_> {
         let mut found = match &fault {
             Fault::Missing => finding(FindingKind::Missing),
             Fault::Foreign(reservation) => Finding {
-                reservation: Some(value_as_json(&reservation.owner.id)),
+                reservation: Some(as_json(&reservation.owner.id)),
                 ..finding(FindingKind::Foreign)
             },
             Fault::Misrouted(_) => finding(FindingKind::Misrouted),

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use bson::{Bson, RawBson};
+use bson::RawBson;
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, Key};
+use crate::extended_json::as_json;
 use crate::proxy_collection::Owner;
 
 /// In which way documents and reservations contradict each other.
@@ -80,7 +81,7 @@ impl Finding {
 
     pub(super) fn about<'a>(mut self, owners: impl IntoIterator<Item = &'a Owner>) -> Finding {
         self.documents
-            .extend(owners.into_iter().map(|owner| value_as_json(&owner.id)));
+            .extend(owners.into_iter().map(|owner| as_json(&owner.id)));
         self
     }
 
@@ -150,12 +151,5 @@ fn key_as_json(key: &Key) -> Value {
             .map(RawBson::Document),
         None => key.reservation_id().get("k").ok().flatten().map(RawBson::from),
     };
-    document.map_or(Value::Null, |document| value_as_json(&document))
-}
-
-/// The value as extended JSON; as Rust would print it where it can't be (text that isn't UTF-8, say).
-pub(super) fn value_as_json(value: &RawBson) -> Value {
-    let decoded = Bson::try_from(value.clone()).ok();
-    let json = decoded.and_then(|value| serde_json::to_value(value).ok());
-    json.unwrap_or_else(|| format!("{value:?}").into())
+    document.map_or(Value::Null, |document| as_json(&document))
 }

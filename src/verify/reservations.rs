@@ -3,9 +3,9 @@
 use bson::RawBson;
 use tokio::time::Instant;
 
-use super::finding::value_as_json;
 use super::{Finding, FindingKind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
 use crate::constraint::Key;
+use crate::extended_json::as_json;
 use crate::proxy_collection::{Reservation, StoreError};
 use crate::reservation::Scope;
 
@@ -103,7 +103,7 @@ impl Verification<'_> {
         for id in std::mem::take(&mut suspects.unreadable) {
             if let Some(reason) = self.proxy.unreadable(&id).await? {
                 let found = Finding {
-                    reservation: Some(value_as_json(&id)),
+                    reservation: Some(as_json(&id)),
                     reason: Some(reason.to_string()),
                     ..Finding::new(FindingKind::Unreadable, &self.proxy.constraint, None)
                 };
@@ -137,7 +137,7 @@ impl Verification<'_> {
         };
         for ((key, reservation), repaired) in abandoned.iter().zip(freed) {
             let found = Finding {
-                reservation: Some(value_as_json(&reservation.owner.id)),
+                reservation: Some(as_json(&reservation.owner.id)),
                 repaired,
                 ..Finding::new(FindingKind::Abandoned, &self.proxy.constraint, Some(key))
             };

@@ -217,7 +217,7 @@ async fn note_if_given_twice(
         tracing::error!(
             collection = %run.op.protected.namespace,
             constraint = proxy.constraint.name(),
-            owner = ?candidate.owner.id,
+            _id = %candidate.owner,
             "two documents with one _id hold one key: the collection was sharded anew while a statement was under way; \
              keyward verify shows them"
         );

@@ -169,7 +169,10 @@ async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
     let version = ReservationVersion::from(Token::of(InFlight::default().begin().attempt()));
     let reserved = store.reserve(&[(&key, &elsewhere, version)]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
-    assert_eq!(backfilled_within(lease, &protected, &there).await, [BackfillOutcome::Reserved]);
+    assert_eq!(
+        backfilled_within(lease, &protected, &there).await,
+        [BackfillOutcome::Reserved]
+    );
     store.release_by_version(&[(&key, version)]).await.unwrap();
     let other = run(&keyward.client().await, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");

@@ -308,7 +308,7 @@ async fn enforce(
     let mut waiting = Vec::new();
     if !added.is_empty() {
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.unseen_end() {
+        if let Some(end) = service.writes.unobserved_end() {
             tracing::info!(
                 "waiting until no transaction from before can be open any more, nor a write whose outcome nobody knows"
             );

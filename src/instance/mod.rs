@@ -230,7 +230,7 @@ impl Instance {
         let last = writes.replace(writes.catalog().clone());
         let is_over = tokio::time::timeout(AT_WORK, last.is_over()).await.is_ok();
         self.membership
-            .leave(is_drained && is_over && writes.unseen_end().is_none())
+            .leave(is_drained && is_over && writes.unobserved_end().is_none())
             .await;
         // The pages close last, so that the draining can be watched to the end.
         drop(self.pages);

@@ -80,7 +80,7 @@ impl Attempt {
     /// A key is a position in `0..keys` of a list. The driver keeps the list sorted, so that all attempts take keys in
     /// one order.
     pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).settled()
+        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).next_effects()
     }
 
     /// As [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
@@ -129,7 +129,7 @@ impl Attempt {
             let_through: self.let_through,
             ..Attempt::claiming(self.token, self.inherited, vec![Claim::Unclaimed; keys])
         };
-        let (attempt, more) = anew.settled();
+        let (attempt, more) = anew.next_effects();
         effects.extend(more);
         (attempt, effects)
     }
@@ -192,7 +192,7 @@ impl Attempt {
             (AttemptState::Claiming(_), _) => self.step_claim(event),
             (AttemptState::Waiting(claims), Event::WaitOver) => {
                 let claims = claims.clone();
-                self.with(AttemptState::Claiming(claims)).settled()
+                self.with(AttemptState::Claiming(claims)).next_effects()
             }
             (AttemptState::Waiting(claims), Event::Failed(key)) if *key < claims.len() => {
                 self.give_up(NotHeld::Unsure(*key))
@@ -239,12 +239,12 @@ impl Attempt {
         }
         match effect {
             Some(effect) => (self, vec![effect]),
-            None => self.settled(),
+            None => self.next_effects(),
         }
     }
 
     /// Decides the next effects once no claim is busy any more.
-    fn settled(mut self) -> (Attempt, Vec<Effect>) {
+    fn next_effects(mut self) -> (Attempt, Vec<Effect>) {
         let AttemptState::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };

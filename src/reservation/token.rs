@@ -35,7 +35,7 @@ const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
     /// Represents an unknown attempt that has written in a transaction that is still open.
-    pub const UNSEEN: Token = Token::of(AttemptId([0; 16]));
+    pub const UNKNOWN: Token = Token::of(AttemptId([0; 16]));
 
     /// The token of an attempt at position 0, without a retryable operation.
     pub const fn of(attempt: AttemptId) -> Token {

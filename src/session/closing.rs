@@ -71,7 +71,7 @@ impl Session {
             return Ok(());
         }
         if self.is_unanswered {
-            if !self.replies.is_settled() {
+            if !self.replies.is_idle() {
                 return Ok(());
             }
             // Upstream takes one message after the other: with this one's reply, those without are done.

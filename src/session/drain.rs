@@ -57,7 +57,7 @@ impl Drain {
 
     /// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
     pub fn rejects(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
-        *verdict == Verdict::Hello || self.is_late() && !request_context.goes_on()
+        *verdict == Verdict::Hello || self.is_late() && !request_context.continues_earlier()
     }
 
     fn is_late(&self) -> bool {

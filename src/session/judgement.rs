@@ -64,12 +64,14 @@ impl<'m> Judged<'m> {
     }
 
     /// Whether Keyward forwards the request at once.
-    pub(super) fn goes_on(&self, drain: Option<&Drain>, service: &Service) -> bool {
+    pub(super) fn decide_to_forward(&self, drain: Option<&Drain>, service: &Service) -> bool {
         let Ok(verdict) = &self.verdict else { return false };
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
-        let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.may_write());
-        let may_commit = || service.may_write() && service.writes.commit(self.context.transaction) == Commit::GoesOn;
+        let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
+        let may_commit = || {
+            service.is_permitted_to_write() && service.writes.decide_commit(self.context.transaction) == Commit::Forward
+        };
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()

@@ -114,8 +114,10 @@ impl Service {
     }
 
     /// Whether nobody can take this Keyward for gone.
-    fn may_write(&self) -> bool {
-        self.membership.as_ref().is_none_or(|membership| membership.may_write())
+    fn is_permitted_to_write(&self) -> bool {
+        self.membership
+            .as_ref()
+            .is_none_or(|membership| membership.is_permitted_to_write())
     }
 
     /// Notes whether `constraint` is enforced, and shows it.
@@ -328,7 +330,7 @@ impl Session {
         is_set: bool,
     ) -> Result<Stepped, End> {
         self.steps = self.steps.wrapping_add(1);
-        if self.requests != Requests::Waiting || !self.replies.is_settled() {
+        if self.requests != Requests::Waiting || !self.replies.is_idle() {
             let may_read = self.replies.count_pending() < AHEAD_MAX;
             let length_max = self.length_max();
             let mut has_arrived = false;

@@ -81,7 +81,7 @@ impl Replies {
 
     /// Makes Keyward's own `reply` the next one. Only while no reply is pending.
     pub fn answer(&mut self, reply: Vec<u8>) {
-        debug_assert!(self.is_settled(), "replies keep the order of the requests");
+        debug_assert!(self.is_idle(), "replies keep the order of the requests");
         self.passing = Passing::Own {
             message: reply,
             written: 0,
@@ -113,7 +113,7 @@ impl Replies {
     }
 
     /// Whether the client has all that it waits for.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && matches!(self.passing, Passing::Nothing)
     }
 

@@ -116,7 +116,7 @@ impl RequestContext {
     }
 
     /// Whether it goes on with what an earlier command began, and so can't be carried out elsewhere.
-    pub fn goes_on(&self) -> bool {
+    pub fn continues_earlier(&self) -> bool {
         self.is_of_cursor || self.is_in_transaction && self.edge != Some(Edge::Start)
     }
 
@@ -151,7 +151,7 @@ mod tests {
             let request_context = request_context(command);
             (
                 request_context.leaves_transaction(),
-                request_context.goes_on(),
+                request_context.continues_earlier(),
                 request_context.label(),
             )
         };
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn cursors_go_on_and_writes_may_write() {
-        assert!(request_context(&doc! { "getMore": 1_i64, "collection": "c" }).goes_on());
-        assert!(!request_context(&doc! { "find": "c" }).goes_on());
+        assert!(request_context(&doc! { "getMore": 1_i64, "collection": "c" }).continues_earlier());
+        assert!(!request_context(&doc! { "find": "c" }).continues_earlier());
         for (command, may_write) in [
             ("find", false),
             ("insert", true),

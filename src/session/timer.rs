@@ -88,7 +88,7 @@ impl Session {
         let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;
         match self.drain {
             Some(_) if may_go => Some(End::Stopping),
-            None if is_idle && self.replies.is_settled() && may_go => Some(End::Idle),
+            None if is_idle && self.replies.is_idle() && may_go => Some(End::Idle),
             _ => None,
         }
     }

@@ -41,7 +41,7 @@ pub async fn bulk_write(
         let run = next..bulk.end_of_run(next);
         let kind = bulk.operations[next].kind;
         // In a client's transaction only the commit counts.
-        if !bulk.in_transaction && !upstream.may_write() {
+        if !bulk.in_transaction && !upstream.is_permitted_to_write() {
             return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
         let body = body(bulk, run.clone(), time_ms)?;

@@ -57,7 +57,7 @@ pub async fn statements(
     list: &'static str,
     positions: std::ops::Range<usize>,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         return Ok((withheld(op.command), false));
     }
     let times = op.reservation_times();
@@ -140,7 +140,7 @@ pub async fn statement(
     time: Option<Duration>,
 ) -> Result<Sent, ForwardError> {
     let command = op.command;
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         return Ok(Sent {
             outcome: Outcome::NotApplied(UnappliedReason::Command),
             by_majority: false,

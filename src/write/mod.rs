@@ -86,7 +86,7 @@ pub async fn serve(
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn refuse_commit(
+pub async fn answer_commit(
     commit: Doc<'_>,
     transaction: Option<TransactionId>,
     context: &Context,
@@ -98,13 +98,13 @@ pub async fn refuse_commit(
         return Ok(None);
     };
     let transactions = &context.transactions;
-    Ok(match transactions.commit(transaction) {
-        Commit::GoesOn => None,
+    Ok(match transactions.decide_commit(transaction) {
+        Commit::Forward => None,
         Commit::Unknown => {
             let is_on_one = context.catalog().is_on_one_replica_set();
             commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
         }
-        Commit::Refused => {
+        Commit::Refuse => {
             // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't
             // committed, with any answer.
             ask_to_end(commit, upstream).await?;

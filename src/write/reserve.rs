@@ -45,7 +45,7 @@ pub async fn reserve(
             return Claimed::TimeLimit;
         }
         context
-            .in_flight
+            .attempts
             .wait_for(conflicting.attempt, back_off.next().min(left))
             .await;
         candidate.step(&Event::WaitOver);

@@ -214,7 +214,7 @@ fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
         [
             Effect::Release(1),
             Effect::Wait {
-                conflicting: Token::UNSEEN
+                conflicting: Token::UNKNOWN
             }
         ]
     );
@@ -475,7 +475,7 @@ proptest! {
 #[should_panic = "without one of its keys"]
 fn a_write_never_goes_on_without_one_of_its_keys() {
     let contested = Claim::Contested {
-        conflicting: Token::UNSEEN,
+        conflicting: Token::UNKNOWN,
     };
     let attempt = Attempt::claiming(
         Token::of(AttemptId([1; 16])),

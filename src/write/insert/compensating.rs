@@ -31,7 +31,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
             ready.len(),
         ));
     };
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         let refusal = WriteRefusal::outlasted(op.is_retryable());
         return Ok(Part::refused(&refusal, &Times::default(), ready.len()));
     }

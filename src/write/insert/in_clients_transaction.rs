@@ -29,7 +29,7 @@ use crate::write::update::reservation_diff::{ReservationConflict, ReservationDif
 pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) -> Result<Vec<u8>, ForwardError> {
     match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
-        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+        Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
             // The refused command may have left the transaction open, with a part of the insert. If the server refused a read
             // or the first command that reserves, Keyward doesn't abort. That command may at most have left a reservation
             // without a document, which does no harm. The transaction then stays as the server left it, as without Keyward.

@@ -22,7 +22,7 @@ use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use super::txn::Failure;
-use crate::claims::{AttemptUnderWay, Candidate, ConstrainedKey, advance_attempts, anticipate};
+use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
 use crate::constraint::{KeyError, Strategy};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
@@ -45,7 +45,7 @@ const RESTARTS_MAX: u32 = 3;
 struct Insert<'a> {
     op: WriteOp<'a>,
     strategy: Strategy,
-    attempt: AttemptUnderWay,
+    guard: AttemptGuard,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -66,7 +66,7 @@ enum Stopped {
 pub async fn insert(op: WriteOp<'_>, strategy: Strategy) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {
-        attempt: op.context.in_flight.begin(),
+        guard: op.context.attempts.begin(),
         op,
         strategy,
         restarts: 0,
@@ -153,7 +153,7 @@ impl<'a> Insert<'a> {
         for some in [&mut noted, pending, &mut rest] {
             self.op.release(some).await;
         }
-        self.attempt.announce();
+        self.guard.announce();
         forwarded?;
         Ok(rest)
     }
@@ -190,7 +190,7 @@ impl<'a> Insert<'a> {
         let mut candidates = Vec::with_capacity(positions.len());
         for position in positions {
             let token = Token {
-                attempt: self.attempt.attempt(),
+                attempt: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
                 operation: self.op.command.operation(position),
             };
@@ -232,7 +232,7 @@ impl<'a> Insert<'a> {
         let done = match way.done_before(&mut self.op, &duplicates).await {
             Ok(done) => done,
             Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                 self.stopped.get_or_insert(Stopped::Whole(refused.body));
                 return Ok(());
             }
@@ -359,7 +359,7 @@ impl<'a> Insert<'a> {
 
     /// Waits until the conflicting attempts may be decided; those of the same command are decided by now.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
-        let own = self.attempt.attempt();
+        let own = self.guard.id();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
             let left = self
                 .op
@@ -371,11 +371,11 @@ impl<'a> Insert<'a> {
             let at_most = back_off.next();
             self.op
                 .context
-                .in_flight
+                .attempts
                 .wait_for(conflicting.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
         }
-        go_on(pending);
+        end_waits(pending);
     }
 
     fn error(&mut self, position: usize, error: WriteError) {
@@ -411,7 +411,7 @@ impl<'a> Insert<'a> {
 /// Ends the waits of candidates that may go on. Documents of one command that want the same key get it in their order, as the
 /// server would write them one after the other. A candidate that holds no keys stays behind while one before it is undecided.
 /// No attempt waits for that candidate, so there are no deadlocks.
-fn go_on(pending: &mut [Candidate<'_>]) {
+fn end_waits(pending: &mut [Candidate<'_>]) {
     let mut wanted_before: HashSet<ConstrainedKey> = HashSet::new();
     for candidate in pending {
         let is_behind =

@@ -155,13 +155,13 @@ pub async fn inserted_by_majority(
         match read(op, &record, &mut transaction).await {
             Ok(statements) => return Ok(statements),
             // The command's first try uses the same session, and may still be running.
-            Err(Failure::Refused(refused))
+            Err(Failure::ErrorReply(refused))
                 if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < give_up =>
             {
                 tokio::time::sleep(back_off.next()).await;
             }
-            Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
-                return Err(Failure::Refused(refused.in_doubt(true)));
+            Err(Failure::ErrorReply(refused)) if refused.is_of_another_primary() => {
+                return Err(Failure::ErrorReply(refused.in_doubt(true)));
             }
             Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
             Err(failure) => return Err(failure),

@@ -164,7 +164,7 @@ impl<'a> Recorded<'a> {
         let mut body = Builder::new();
         body.double("ok", 0.0);
         append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
-        Err(Failure::Refused(ErrorReply { body: body.finish() }))
+        Err(Failure::ErrorReply(ErrorReply { body: body.finish() }))
     }
 }
 

@@ -56,7 +56,7 @@ pub enum Failure {
     Forward(#[from] ForwardError),
     /// The server's reply with `ok: 0`; the transaction is over.
     #[error("the server refused a command of a transaction")]
-    Refused(ErrorReply),
+    ErrorReply(ErrorReply),
     /// The server's reply to a commit that may have taken effect or not.
     #[error("nobody knows whether a transaction was committed")]
     InDoubt(ErrorReply),
@@ -316,7 +316,7 @@ impl Transaction {
                 }
                 // The error concerns the transaction that the first try had left.
                 let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
-                Err(Failure::Refused(match is_meant_for_another {
+                Err(Failure::ErrorReply(match is_meant_for_another {
                     true => ErrorReply::transient(),
                     false => refused,
                 }))
@@ -336,7 +336,7 @@ impl Transaction {
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
+            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
@@ -352,10 +352,10 @@ impl Transaction {
     /// [`Failure`]; `Refused` if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         // The commands of the transaction may have waited long.
-        if !upstream.may_write() {
+        if !upstream.is_permitted_to_write() {
             self.abort(upstream).await?;
             let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
-            return Err(Failure::Refused(ErrorReply { body }));
+            return Err(Failure::ErrorReply(ErrorReply { body }));
         }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
@@ -374,7 +374,7 @@ impl Transaction {
             tokio::time::sleep(back_off.next()).await;
             last = match self.commit(upstream).await {
                 // Another transaction of the session has begun meanwhile, so the server no longer knows the outcome.
-                Err(Failure::Refused(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
+                Err(Failure::ErrorReply(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
                     return Err(Failure::InDoubt(refused));
                 }
                 last => last,

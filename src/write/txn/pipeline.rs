@@ -55,7 +55,7 @@ pub async fn run(
     for _ in 0..within {
         match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
             Err(Failure::Forward(error)) => return Err(error),
         }
     }

@@ -88,11 +88,11 @@ impl<'a> Statement<'a> {
         }
         let affected = usize::try_from(documents_affected(outcome)?).unwrap_or(0);
         let inserted = upserted_id(outcome)?.map(id_document);
-        let is_unseen = selected.before.is_empty() && inserted.is_none();
-        if is_unseen && affected > 0 {
+        let has_changed_unread = selected.before.is_empty() && inserted.is_none();
+        if has_changed_unread && affected > 0 {
             // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
-            return Err(Failure::Refused(ErrorReply::transient()));
+            return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let after = match inserted {
             Some(id) => self.look_at_inserted(op, &id, transaction).await?,
@@ -125,7 +125,9 @@ impl<'a> Statement<'a> {
             .read_selected(op, &selection, (most, places), keep, transaction)
             .await;
         let mut selected = match selected {
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
+            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
+                return Ok(Err(Evaluation::ReadRefused(refused)));
+            }
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
@@ -323,7 +325,7 @@ impl<'a> Statement<'a> {
                     false => None,
                 }
             }
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                 (!refused.is_transient()).then_some(Err(refused))
             }
             Err(Failure::Forward(error)) => return Err(error),

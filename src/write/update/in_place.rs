@@ -119,8 +119,8 @@ async fn try_once(
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
-    let under_way = run.op.context.in_flight.begin();
-    let token = run.token(&under_way);
+    let guard = run.op.context.attempts.begin();
+    let token = run.token(&guard);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
@@ -164,7 +164,7 @@ async fn look(
     Ok(Err(match nothing.outcome {
         Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::ErrorReply(refused),
         // With the client's own query, which the error may quote.
-        Outcome::NotApplied(_) => run.unseen(ErrorReply { body: refused }).await?,
+        Outcome::NotApplied(_) => run.answer_to_refused_read(ErrorReply { body: refused }).await?,
         _ => nothing.into(),
     }))
 }

@@ -45,8 +45,8 @@ impl StatementRun<'_, '_> {
                     Some(refusal @ StatementResult::Duplicate(_)) => match self.recorded().await {
                         Ok(recorded) => Some(recorded.unwrap_or(refusal)),
                         Err(Failure::Forward(error)) => return Err(error),
-                        Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                        Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                        Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                             Some(StatementResult::ErrorReply(refused.body))
                         }
                     },
@@ -57,13 +57,13 @@ impl StatementRun<'_, '_> {
                     self.doubt_places().await;
                     None
                 }
-                Ok(Evaluation::Unseen(refused)) => {
+                Ok(Evaluation::ReadRefused(refused)) => {
                     transaction.abort(self.op.upstream).await?;
-                    Some(self.unseen(refused).await?)
+                    Some(self.answer_to_refused_read(refused).await?)
                 }
                 Err(Failure::Forward(error)) => return Err(error),
-                Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                     transaction.abort(self.op.upstream).await?;
                     Some(StatementResult::ErrorReply(refused.body))
                 }
@@ -94,10 +94,10 @@ impl StatementRun<'_, '_> {
                 self.doubt_places().await;
                 None
             }
-            Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
+            Ok(Evaluation::ReadRefused(refused)) => Some(self.answer_to_refused_read(refused).await?),
             Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                 Some(StatementResult::ErrorReply(refused.body))
             }
         };
@@ -146,7 +146,7 @@ impl StatementRun<'_, '_> {
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
             // The same operation was sent twice, and the other try has just recorded its result.
-            return Err(Failure::Refused(ErrorReply::transient()));
+            return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
@@ -215,7 +215,7 @@ impl StatementRun<'_, '_> {
         let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {
             Ok(evaluated) => evaluated,
             Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
                 return Ok(StatementResult::ErrorReply(refused.body));
             }
@@ -235,9 +235,9 @@ impl StatementRun<'_, '_> {
                 self.doubt_places().await;
                 Ok(StatementResult::Refused(WriteRefusal::Conflict))
             }
-            Evaluation::Unseen(refused) => {
+            Evaluation::ReadRefused(refused) => {
                 transaction.abort(self.op.upstream).await?;
-                self.unseen(refused).await
+                self.answer_to_refused_read(refused).await
             }
         }
     }
@@ -254,7 +254,7 @@ impl StatementRun<'_, '_> {
         let database = &self.op.protected.namespace.database;
         match transaction.run(self.op.upstream, database, command, None).await {
             Ok(reply) => Ok(StatementResult::Reply(reply)),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                 self.leave_or_abort(transaction, &refused).await?;
                 Ok(StatementResult::ErrorReply(refused.body))
             }
@@ -286,7 +286,7 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn unseen(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
+    pub async fn answer_to_refused_read(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
             Some(Err(refused)) => StatementResult::ErrorReply(refused.body),

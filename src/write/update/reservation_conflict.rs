@@ -13,8 +13,8 @@ use crate::write::reserve::Claimed;
 /// Resolves the conflict. Waits for other attempts at the key until Keyward gives up. If the key can be held it is free now,
 /// and Keyward may try the transaction again.
 pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> Claimed {
-    let under_way = op.context.in_flight.begin();
-    let token = Token::of(under_way.attempt());
+    let guard = op.context.attempts.begin();
+    let token = Token::of(guard.id());
     let key = conflict.key.clone();
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), conflict.owner.clone(), vec![key]);
     let claimed = match op.reserve(&mut candidate).await {

@@ -1,7 +1,7 @@
 //! Holds one statement in progress, with everything needed to run it.
 
 use super::evaluation::Places;
-use crate::claims::AttemptUnderWay;
+use crate::claims::AttemptGuard;
 use crate::command::statement::Statement;
 use crate::reservation::{Operation, Token};
 use crate::write::operation::WriteOp;
@@ -21,10 +21,10 @@ pub struct StatementRun<'r, 'a> {
 }
 
 impl StatementRun<'_, '_> {
-    /// The token of the attempt `under_way` at the statement's keys.
-    pub fn token(&self, under_way: &AttemptUnderWay) -> Token {
+    /// The token of the attempt `guard` at the statement's keys.
+    pub fn token(&self, guard: &AttemptGuard) -> Token {
         Token {
-            attempt: under_way.attempt(),
+            attempt: guard.id(),
             position: u32::try_from(self.index).unwrap_or(u32::MAX),
             operation: self.operation,
         }

@@ -31,8 +31,8 @@ pub async fn insert_new(
     fields: &[u8],
     upserts: &mut usize,
 ) -> Result<InPlaceOutcome, ForwardError> {
-    let under_way = run.op.context.in_flight.begin();
-    let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&under_way), fields) else {
+    let guard = run.op.context.attempts.begin();
+    let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&guard), fields) else {
         return run.meet_obstacle(upserts).await;
     };
     let tried = match run.op.reserve(&mut candidate).await {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use keyward::catalog::Protected;
-use keyward::claims::{Candidate, InFlight};
+use keyward::claims::{AttemptRegistry, Candidate};
 use keyward::metrics::Metrics;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
 use keyward::raw::Doc;
@@ -37,7 +37,7 @@ fn user(id: i32, email: &str) -> Document {
 
 /// What becomes of the document's keys, as it was read.
 async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
-    let under_way = InFlight::default().begin();
+    let under_way = AttemptRegistry::default().begin();
     let attempt = under_way.attempt();
     let token = Token {
         attempt,

@@ -92,7 +92,7 @@ impl Transactional {
             Ok(TransactionOutcome::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
-            Ok(_) | Err(Failure::Refused(_)) => {
+            Ok(_) | Err(Failure::ErrorReply(_)) => {
                 transaction.abort(op.upstream).await?;
                 Ok(Done::Nothing)
             }

@@ -144,7 +144,7 @@ impl Transactional {
                     Ok(statements) => Ok(TransactionOutcome::DoneBefore(statements)),
                     Err(Failure::Forward(error)) => Err(error),
                     // Some of these documents exist, or did; only a retry can find out whether they stay.
-                    Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                    Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
                         Ok(TransactionOutcome::InDoubt(refused.in_doubt(true).body))
                     }
                 }
@@ -154,13 +154,13 @@ impl Transactional {
                 Ok(tried)
             }
             Err(Failure::Forward(error)) => Err(error),
-            Err(Failure::Refused(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
                 Ok(TransactionOutcome::Conflict)
             }
-            Err(Failure::Refused(refused)) if refused.is_transient() => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() => {
                 Ok(TransactionOutcome::Failed(refused.in_doubt(op.is_retryable()).body))
             }
-            Err(Failure::Refused(refused)) => {
+            Err(Failure::ErrorReply(refused)) => {
                 transaction.abort(op.upstream).await?;
                 Ok(TransactionOutcome::Failed(refused.body))
             }
@@ -205,7 +205,7 @@ impl Transactional {
             ReservationMode::Checked => {
                 let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
                     Ok(looks) => looks,
-                    Err(refused) => return Ok(unseen(refused, op.is_retryable())),
+                    Err(refused) => return Ok(of_failed_look(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
                 reservations::count(&own)? + reservations::count(&looks)? == keys
@@ -326,12 +326,12 @@ impl UnreadReplies {
     /// The next reply. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
     fn next(&mut self) -> Result<Vec<u8>, Failure> {
         let next = self.0.pop_front().unwrap_or_else(|| Ok(Vec::new()));
-        next.map_err(Failure::Refused)
+        next.map_err(Failure::ErrorReply)
     }
 }
 
 /// The outcome of a transaction whose reservations couldn't be read.
-fn unseen(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
+fn of_failed_look(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
     if refused.is_of_another_primary() {
         return TransactionOutcome::Failed(refused.in_doubt(is_retryable).body);
     }

@@ -176,7 +176,7 @@ impl Protection for Catalog {
         self.databases.contains_key(database)
     }
 
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
+    fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
         let is_register = database == fleet::DATABASE.as_bytes() && collection == fleet::COLLECTION.as_bytes();
         collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_register
     }

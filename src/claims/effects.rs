@@ -259,19 +259,19 @@ impl SlotGroup<'_, '_> {
     }
 
     async fn look_up(self, slots: Vec<Slot>, scope: Scope) -> Vec<Answer> {
-        let claim = |slot: &Slot| {
+        let pair = |slot: &Slot| {
             Some((
                 self.key(*slot),
                 &self.candidates[slot.0].conflicting.get(&slot.1)?.owner,
             ))
         };
-        let claims: Vec<_> = slots.iter().filter_map(claim).collect();
+        let pairs: Vec<_> = slots.iter().filter_map(pair).collect();
         assert_eq!(
-            claims.len(),
+            pairs.len(),
             slots.len(),
             "a look-up follows the read of the conflicting reservation"
         );
-        let held = self.proxy().look_up(&claims, scope).await;
+        let held = self.proxy().look_up(&pairs, scope).await;
         self.answer(slots, held, |key, held| match held {
             true => Event::OwnerHolds(key),
             false => Event::OwnerAbsent(key),
@@ -324,8 +324,8 @@ impl SlotGroup<'_, '_> {
     /// The slots whose documents hold their keys, and those that it failed for.
     async fn release_unheld(&self, slots: Vec<Slot>, scope: Scope) -> (Vec<Slot>, Vec<Answer>) {
         let released = async {
-            let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
-            let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
+            let pairs: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
+            let mut held = self.proxy().look_up(&pairs, scope).await?.into_iter();
             let (held, unheld): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| held.next().unwrap_or(true));
             let keys: Vec<_> = unheld
                 .iter()

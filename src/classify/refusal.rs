@@ -46,7 +46,7 @@ pub enum CommandRefusal {
         "{command} can't be used on {namespace}, because this is a proxy collection that Keyward itself keeps; clients \
          may only read it"
     )]
-    ProxyCollection {
+    KeywardsOwn {
         /// The command or pipeline stage.
         command: String,
         /// The proxy collection.
@@ -118,7 +118,7 @@ impl CommandRefusal {
         let namespace = target.display();
         match kind {
             TargetKind::Protected => CommandRefusal::Unprotectable { command, namespace },
-            TargetKind::ProxyCollection => CommandRefusal::ProxyCollection { command, namespace },
+            TargetKind::KeywardsOwn => CommandRefusal::KeywardsOwn { command, namespace },
         }
     }
 

@@ -42,7 +42,7 @@ impl<'a> KeyUpdate<'a> {
     /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
         // The server compares old values, and under a collation other values would equal them.
-        let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
+        let has_collation = protected.is_collated || statement.raw.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
         // The server of one shard remembers the document that a `findAndModify` returned. Without the shard key, Keyward
         // couldn't find out which shard's answer that is.
@@ -53,8 +53,8 @@ impl<'a> KeyUpdate<'a> {
             || is_known_by_record
             || !statement.is_single
             || has_collation
-            || is_large(statement.own)?
-            || names_a_position(statement.own)?
+            || is_large(statement.raw)?
+            || names_a_position(statement.raw)?
             || !is_targeted(query, &protected.shard_key)?
             || !may_wait_for_majority(statement.body)?
         {
@@ -121,8 +121,8 @@ impl<'a> KeyUpdate<'a> {
 }
 
 /// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
-fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
-    for field in own.nested("fields")?.into_iter().flat_map(Doc::elements) {
+fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
+    for field in raw.nested("fields")?.into_iter().flat_map(Doc::elements) {
         if field?.name.ends_with(b".$") {
             return Ok(true);
         }
@@ -132,9 +132,9 @@ fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
 
 /// Whether the query and the update leave too little room for the pinned values. Other fields don't count: a driver's retry may
 /// carry a newer `$clusterTime`.
-fn is_large(own: Doc<'_>) -> Result<bool, Malformed> {
+fn is_large(raw: Doc<'_>) -> Result<bool, Malformed> {
     let mut bytes = 0;
-    for element in own.elements() {
+    for element in raw.elements() {
         let element = element?;
         if matches!(element.name, b"q" | b"query" | b"u" | b"update") {
             bytes += element.value.len();

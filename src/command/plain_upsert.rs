@@ -34,8 +34,8 @@ impl<'a> PlainUpsert<'a> {
         // The server refuses other types. On an existing document Keyward leaves the option out, so nobody would.
         let is_boolean = |option: Element<'_>| option.kind == ElementType::Boolean;
         if !statement.is_upsert
-            || !statement.own.get("upsert")?.is_some_and(is_boolean)
-            || statement.own.get("upsertSupplied")?.is_some()
+            || !statement.raw.get("upsert")?.is_some_and(is_boolean)
+            || statement.raw.get("upsertSupplied")?.is_some()
             || !names_shard(query, &protected.shard_key)?
         {
             return Ok(None);

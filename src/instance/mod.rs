@@ -129,7 +129,7 @@ impl Instance {
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
-        let writes = writes.with_users(upstream.has_credential());
+        let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
         fleet::show(&config.constraints, &waiting, &service, &readiness);

@@ -17,7 +17,7 @@ use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
-use super::find::find_within;
+use super::find::find_in_transaction;
 use super::owner::owner_filter;
 use super::time_out::within;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
@@ -214,7 +214,7 @@ impl ProxyCollection {
         // By the collection's own collation and on every shard: these are the documents in the placeholder's way.
         let filter = owner_filter(owner, Scope::Everywhere);
         let find = rawdoc! { "find": name, "filter": filter.clone() };
-        let documents = find_within(session, &self.database, find).await?.documents;
+        let documents = find_in_transaction(session, &self.database, find).await?.documents;
         if documents.is_empty() {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
         }

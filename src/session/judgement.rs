@@ -11,7 +11,7 @@ use crate::namespace::Namespace;
 use crate::traces::CommandSpan;
 use crate::wire::{Flags, Message, Rejection, Request};
 use crate::write::Commit;
-use crate::write::plan::is_forwarded;
+use crate::write::plan::changes_no_key;
 
 /// A request, and the decisions on it. The next stages use them and read nothing again.
 pub(super) struct Judged<'m> {
@@ -45,7 +45,7 @@ impl<'m> Judged<'m> {
             Err(rejection) => Err(rejection.clone()),
         };
         let affects_no_key = match (&verdict, &request.parsed) {
-            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => is_forwarded(write, message, catalog),
+            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => changes_no_key(write, message, catalog),
             _ => false,
         };
         let by_key = match &verdict {

@@ -54,7 +54,7 @@ impl Context {
 
     /// The same context; if `have_to`, clients have to log in.
     #[must_use]
-    pub fn with_users(self, have_to: bool) -> Context {
+    pub fn requiring_login(self, have_to: bool) -> Context {
         Context {
             has_users: have_to,
             ..self

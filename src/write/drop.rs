@@ -196,8 +196,8 @@ async fn decided(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
     let each = protected.constraints.iter().map(|proxy| async move {
         let found: Result<_, StoreError> = async {
             let recent = proxy.recent(span, SETTLED_MAX).await?;
-            let claims: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
-            let held = proxy.look_up(&claims, Scope::Everywhere).await?;
+            let pairs: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
+            let held = proxy.look_up(&pairs, Scope::Everywhere).await?;
             Ok(recent.into_iter().zip(held))
         }
         .await;
@@ -224,7 +224,7 @@ async fn release(protected: &Protected, decided: &[Vec<(Key, Reservation)>]) {
                 let gone = proxy.unheld(decided, Scope::Linearizable).await?;
                 proxy.release_seen(&gone).await
             };
-            proxy.or_left_behind(released).await;
+            proxy.log_failed_release(released).await;
         });
     join_all(each).await;
 }

@@ -35,16 +35,17 @@ pub enum ForwardError {
     Malformed(#[from] Malformed),
 }
 
-/// Waits for the reply within a lease. The server ends a command with a shorter time limit, so a later reply isn't worth
-/// waiting for. After a timeout the connection can't be used any more.
+/// Waits for the reply no longer than `limit`. The server ends the command by then, so a later reply isn't worth waiting for.
+/// After a timeout the connection can't be used any more.
 ///
-/// # Errors [`ForwardError`]: the reply's own, or the timeout.
-pub async fn within<T>(
-    lease: Duration,
+/// # Errors
+/// [`ForwardError`]: the reply's own, or the timeout.
+pub async fn reply_within<T>(
+    limit: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(lease));
-    tokio::time::timeout(lease, reply).await.map_err(late)?
+    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(limit));
+    tokio::time::timeout(limit, reply).await.map_err(late)?
 }
 
 /// Forwards the statements at `positions` of an `update` or `delete` (`list` is its batch) unchanged. Returns the reply's body,
@@ -155,9 +156,15 @@ pub async fn statement(
                 documents: vec![own],
             };
             let part = part_of_body(command, list, std::iter::once(index), times)?.finish();
-            (concerned(Doc::new(&part)?, acknowledged, time, times)?, vec![sequence])
+            (
+                with_write_concern(Doc::new(&part)?, acknowledged, time, times)?,
+                vec![sequence],
+            )
         }
-        None => (concerned(Doc::new(own)?, acknowledged, time, times)?, Vec::new()),
+        None => (
+            with_write_concern(Doc::new(own)?, acknowledged, time, times)?,
+            Vec::new(),
+        ),
     };
     let draft = Draft {
         sequences,
@@ -206,7 +213,7 @@ pub fn part_of_body(
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
         positions
-            .map(|position| retry.operation(position).statement)
+            .map(|position| retry.retry_id(position).statement)
             .collect::<Vec<_>>()
     });
     let numbers = numbers.filter(|numbers| must_be_stated(numbers));
@@ -238,7 +245,7 @@ pub fn part_of_body(
 }
 
 /// The command with the write concern `acknowledged`, and with the limit `time` if there is one.
-fn concerned(
+fn with_write_concern(
     command: Doc<'_>,
     acknowledged: Acknowledged,
     time: Option<Duration>,

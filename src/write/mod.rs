@@ -127,7 +127,7 @@ async fn carry_out(
         Plan::Bulk(Err(refusal)) => refusal.body(&Times::default()),
         Plan::Drop(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
         Plan::DropDatabase(database) => drop::drop_database(context, database, message.body, upstream).await?,
-        Plan::ShardKeyChange => shard_key_change::change_shard_key(context, message.body, upstream).await?,
+        Plan::ShardKeyChange => shard_key_change::forward_and_renew_shard_keys(context, message.body, upstream).await?,
     };
     Ok(Served::Reply(reply))
 }
@@ -148,7 +148,7 @@ async fn carry_out_command(
         CommandWork::Insert(command, strategy) => {
             let op = WriteOp::new(context, &plan.protected, command, upstream);
             match Transaction::of_client(op.protected, command.body, op.upstream)? {
-                Some(transaction) => insert::insert_within(op, transaction).await,
+                Some(transaction) => insert::insert_in_clients_transaction(op, transaction).await,
                 None => insert::insert(op, *strategy).await,
             }
         }

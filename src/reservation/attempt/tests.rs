@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::reservation::{Age, AttemptId, ConflictingReservation, Operation, Scope};
+use crate::reservation::{Age, AttemptId, ConflictingReservation, RetryId, Scope};
 
 fn token(attempt: u8) -> Token {
     Token {
@@ -238,7 +238,7 @@ fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
 
 #[test]
 fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
-    let operation = Operation {
+    let operation = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
@@ -337,7 +337,7 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
 
 #[test]
 fn the_same_operation_for_another_document_is_in_conflict() {
-    let operation = Operation {
+    let operation = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,

@@ -14,7 +14,7 @@ use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;
 use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
@@ -26,7 +26,10 @@ use crate::write::update::reservation_diff::{ReservationConflict, ReservationDif
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) -> Result<Vec<u8>, ForwardError> {
+pub async fn insert_in_clients_transaction(
+    mut op: WriteOp<'_>,
+    mut transaction: Transaction,
+) -> Result<Vec<u8>, ForwardError> {
     match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
         Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
@@ -74,7 +77,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         let holds = |new: &DocumentKeys| new.owner == conflict.owner;
         let position = new_documents.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(op, &conflict).await {
-            Claimed::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
+            ReserveOutcome::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
             _ => WriteRefusal::Conflict.body(&protected.times()),
         });
     }

@@ -29,7 +29,7 @@ use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
-pub use in_clients_transaction::insert_within;
+pub use in_clients_transaction::insert_in_clients_transaction;
 use part::Part;
 use way::InsertWay;
 
@@ -192,7 +192,7 @@ impl<'a> Insert<'a> {
             let token = Token {
                 attempt: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.op.command.operation(position),
+                operation: self.op.command.retry_id(position),
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
@@ -240,7 +240,7 @@ impl<'a> Insert<'a> {
         // The keys that the candidates reserved before they met the duplicate.
         self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
-            self.reply.retried(retry.operation(candidate.position).statement);
+            self.reply.retried(retry.retry_id(candidate.position).statement);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! itself.
 //!
 //! If a driver gets no reply to a write, it repeats the write under the same session, transaction number and statement numbers
-//! ([`Operation`](crate::reservation::Operation)). This table lists all questions about retries; the last two are answered
+//! ([`RetryId`](crate::reservation::RetryId)). This table lists all questions about retries; the last two are answered
 //! outside this folder:
 //!
 //! | question | asked when | called from | proof | where |

@@ -17,7 +17,7 @@ use crate::catalog::Protected;
 use crate::command::running::append_fields;
 use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
@@ -42,7 +42,7 @@ pub struct Recorded<'a> {
 
 impl<'a> Recorded<'a> {
     /// The record of `operation`.
-    pub fn new(protected: &'a Protected, operation: Operation) -> Self {
+    pub fn new(protected: &'a Protected, operation: RetryId) -> Self {
         Recorded {
             database: &protected.namespace.database,
             id: id_of(operation),
@@ -181,7 +181,7 @@ fn incomplete() -> ErrorReply {
 }
 
 /// The `_id` of an operation's record.
-pub fn id_of(operation: Operation) -> RawDocumentBuf {
+pub fn id_of(operation: RetryId) -> RawDocumentBuf {
     let mut id = RawDocumentBuf::new();
     let session = bson::Binary {
         subtype: bson::spec::BinarySubtype::Generic,

@@ -271,8 +271,8 @@ pub async fn commit_unseen(
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
     Ok(match reply::code(Doc::new(&answer)?)? {
-        Some(code) if !NOT_OPEN.contains(&code) => Some(unsure(answer)),
-        None => Some(unsure(answer)),
+        Some(code) if !NOT_OPEN.contains(&code) => Some(in_doubt_reply(answer)),
+        None => Some(in_doubt_reply(answer)),
         Some(code) if DECIDED.contains(&code) => None,
         Some(_) if is_on_one_replica_set => {
             let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
@@ -297,7 +297,7 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
     let reply = upstream.run(&command.finish()).await?;
     Ok(match reply::is_ok(Doc::new(&reply)?)? {
         true => None,
-        false => Some(unsure(reply)),
+        false => Some(in_doubt_reply(reply)),
     })
 }
 
@@ -319,7 +319,7 @@ pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<
 
 /// The reply to a commit if Keyward can't find out whether it may forward it. It carries no label for running the transaction
 /// again: a driver would follow it although the transaction may be committed.
-fn unsure(answer: Vec<u8>) -> Vec<u8> {
+fn in_doubt_reply(answer: Vec<u8>) -> Vec<u8> {
     ErrorReply { body: answer }.in_doubt(true).body
 }
 

@@ -35,7 +35,7 @@ pub async fn run(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<Result<Vec<u8>, ErrorReply>>, ForwardError> {
-    let (within, reads) = (steps.len(), outside.len());
+    let (in_transaction, reads) = (steps.len(), outside.len());
     for PipelinedCommand {
         database,
         command,
@@ -51,8 +51,8 @@ pub async fn run(
         command.string("$db", database.as_bytes());
         upstream.send(&Draft::of_body(&command.finish())).await?;
     }
-    let mut replies = Vec::with_capacity(within + reads);
-    for _ in 0..within {
+    let mut replies = Vec::with_capacity(in_transaction + reads);
+    for _ in 0..in_transaction {
         match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
             Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),

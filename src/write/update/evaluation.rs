@@ -338,7 +338,7 @@ impl<'a> Statement<'a> {
 
     /// Whether the server may take different `_id`s for equal.
     fn is_collated(self, protected: &Protected) -> Result<bool, Malformed> {
-        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
         Ok(protected.is_collated || collation.is_some())
     }
 
@@ -353,7 +353,7 @@ impl<'a> Statement<'a> {
         places: Places,
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {
-        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
         let protected = op.protected;
         let is_collated = self.is_collated(protected)?;
         let is_by_id = protected.shard_key.is_empty() || protected.shard_key == ["_id"];

@@ -36,7 +36,7 @@ use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
 use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
 
@@ -125,14 +125,14 @@ async fn try_once(
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(run, &own, &seen, old, &mut candidate).await,
+        ReserveOutcome::Held => write(run, &own, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
-        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
-        Claimed::Duplicate(_) => run.meet_obstacle(upserts).await,
-        Claimed::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
+        ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
+        ReserveOutcome::Duplicate(_) => run.meet_obstacle(upserts).await,
+        ReserveOutcome::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
-        Claimed::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
+        ReserveOutcome::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried

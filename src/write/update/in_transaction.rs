@@ -15,7 +15,7 @@ use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
@@ -177,11 +177,11 @@ impl StatementRun<'_, '_> {
         upserts: &mut usize,
     ) -> Result<Option<StatementResult>, ForwardError> {
         Ok(match resolve(self.op, conflict).await {
-            Claimed::Held => None,
-            Claimed::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
-            Claimed::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
-            Claimed::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            Claimed::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
+            ReserveOutcome::Held => None,
+            ReserveOutcome::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
+            ReserveOutcome::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
+            ReserveOutcome::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
+            ReserveOutcome::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
         })
     }
 
@@ -224,7 +224,7 @@ impl StatementRun<'_, '_> {
             Evaluation::Ran(result) => Ok(result),
             Evaluation::ReservationConflict(conflict) => {
                 transaction.abort(self.op.upstream).await?;
-                Ok(self.resolve_within(&conflict).await)
+                Ok(self.resolve_in_clients_transaction(&conflict).await)
             }
             Evaluation::Abandoned(result) => {
                 transaction.abort(self.op.upstream).await?;
@@ -295,11 +295,11 @@ impl StatementRun<'_, '_> {
     }
 
     /// The result for a client whose transaction met the conflict.
-    async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
+    async fn resolve_in_clients_transaction(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
-            Claimed::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
-            Claimed::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
+            ReserveOutcome::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
+            ReserveOutcome::Held | ReserveOutcome::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
+            ReserveOutcome::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
         }
     }
 }

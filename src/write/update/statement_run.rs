@@ -3,7 +3,7 @@
 use super::evaluation::Places;
 use crate::claims::AttemptGuard;
 use crate::command::statement::Statement;
-use crate::reservation::{Operation, Token};
+use crate::reservation::{RetryId, Token};
 use crate::write::operation::WriteOp;
 
 /// A statement with everything needed to run it.
@@ -15,7 +15,7 @@ pub struct StatementRun<'r, 'a> {
     /// The statement.
     pub statement: Statement<'a>,
     /// The operation of a retryable statement.
-    pub operation: Option<Operation>,
+    pub operation: Option<RetryId>,
     /// Whether documents are where Keyward expects them.
     pub places: Places,
 }

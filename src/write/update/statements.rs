@@ -108,7 +108,7 @@ impl<'a> Modify<'_, 'a> {
         StatementRun {
             index,
             statement: self.plans[index].statement,
-            operation: self.op.command.operation(index),
+            operation: self.op.command.retry_id(index),
             places: Places::Believed,
             op: &mut *self.op,
         }

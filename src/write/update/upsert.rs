@@ -20,7 +20,7 @@ use crate::server::code;
 use crate::server::reply;
 use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 
 /// Inserts the new document, of which `fields` has everything that keys are made of.
 ///
@@ -36,13 +36,13 @@ pub async fn insert_new(
         return run.meet_obstacle(upserts).await;
     };
     let tried = match run.op.reserve(&mut candidate).await {
-        Claimed::Held => write(run, &mut candidate).await,
-        Claimed::Duplicate(_) => Ok(Inserted::Refused),
-        Claimed::Unsure(key) => {
+        ReserveOutcome::Held => write(run, &mut candidate).await,
+        ReserveOutcome::Duplicate(_) => Ok(Inserted::Refused),
+        ReserveOutcome::Unsure(key) => {
             let refusal = run.op.unsure(candidate.keys[key].constraint);
             Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(refusal))))
         }
-        Claimed::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
+        ReserveOutcome::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
             WriteRefusal::TimeLimit,
         )))),
     };

@@ -18,7 +18,7 @@ use super::reservations;
 use crate::claims::Candidate;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
@@ -36,7 +36,7 @@ const CHECKED_AT_ONCE: usize = 500;
 #[derive(Debug)]
 pub struct Transactional {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
-    pub(super) first: Option<Operation>,
+    pub(super) first: Option<RetryId>,
     /// The moment when Keyward gives up; each slice has its own time, unless the client set a limit.
     pub(super) give_up: Instant,
 }
@@ -82,7 +82,7 @@ impl Transactional {
     /// For the slice of the command that begins at `first`.
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         Transactional {
-            first: op.command.operation(first),
+            first: op.command.retry_id(first),
             give_up: op.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
     }
@@ -96,7 +96,7 @@ impl Transactional {
     }
 
     pub(super) fn statement(op: &WriteOp<'_>, position: usize) -> Option<i32> {
-        Some(op.command.operation(position)?.statement)
+        Some(op.command.retry_id(position)?.statement)
     }
 
     pub(super) fn unsure(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> WriteRefusal {
@@ -180,7 +180,10 @@ impl Transactional {
         transaction: &mut Transaction,
     ) -> Result<TransactionOutcome, Failure> {
         let is_noted = !load.notes.is_empty();
-        let TransactionCommands { own, rounds } = self.commands(op, load, reservations)?;
+        let TransactionCommands {
+            reservation_commands,
+            rounds,
+        } = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
         for (steps, looks) in rounds {
             let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
@@ -198,17 +201,19 @@ impl Transactional {
                 Added::No => return Ok(TransactionOutcome::Conflict),
             }
         }
-        let own = (0..own).map(|_| replies.next()).collect::<Result<Vec<_>, _>>()?;
+        let reserved_replies = (0..reservation_commands)
+            .map(|_| replies.next())
+            .collect::<Result<Vec<_>, _>>()?;
         let reply = replies.next()?;
         let are_reserved = match reservations {
-            ReservationMode::Written => reservations::are_written(&own)?,
+            ReservationMode::Written => reservations::are_written(&reserved_replies)?,
             ReservationMode::Checked => {
                 let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
                     Ok(looks) => looks,
                     Err(refused) => return Ok(of_failed_look(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                reservations::count(&own)? + reservations::count(&looks)? == keys
+                reservations::count(&reserved_replies)? + reservations::count(&looks)? == keys
                     && reservations::are_later(&looks, Doc::new(&reply)?)?
             }
         };
@@ -231,7 +236,7 @@ impl Transactional {
     ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
         let are_looked_at = are_looked_at(op, reservations);
-        let own = match reservations {
+        let of_reservations = match reservations {
             ReservationMode::Written => reservations::inserts(op.protected, these),
             ReservationMode::Checked if are_looked_at => Vec::new(),
             ReservationMode::Checked => reservations::checks(op.protected, these),
@@ -240,12 +245,12 @@ impl Transactional {
             true => reservations::looks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
-        let count = own.len();
+        let count = of_reservations.len();
         let mut first = Vec::new();
         if !load.notes.is_empty() {
             first.push(inserted::add(op.protected, &load.notes));
         }
-        first.extend(own);
+        first.extend(of_reservations);
         // The documents are the transaction's last command, so that the server's error for a document isn't mistaken for the
         // consequence of an earlier command.
         let documents = Self::documents(op, load)?;
@@ -257,7 +262,10 @@ impl Transactional {
                 vec![(first, looks)]
             }
         };
-        Ok(TransactionCommands { own: count, rounds })
+        Ok(TransactionCommands {
+            reservation_commands: count,
+            rounds,
+        })
     }
 
     /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
@@ -313,7 +321,7 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMod
 /// The commands of one transaction before its commit.
 struct TransactionCommands<'s> {
     /// How many of them check or write reservations inside the transaction.
-    own: usize,
+    reservation_commands: usize,
     /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
     rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
 }

@@ -51,7 +51,7 @@ pub fn known<'a>(
     })
 }
 
-/// Refuses the command if one of `targets` is a protected or a proxy collection.
+/// Refuses the command if one of `targets` is a protected collection, or Keyward's own.
 fn refuse_known<'a>(
     targets: impl Iterator<Item = Target<'a>>,
     command: &CommandHead<'a>,
@@ -89,7 +89,7 @@ fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result
     Ok(define(refusal, command, protection))
 }
 
-/// Refuses a definition for `refusal`, or because it is that of a proxy collection.
+/// Refuses a definition for `refusal`, or because the collection is Keyward's own.
 fn define<'a>(refusal: Option<CommandRefusal>, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     if let Some(refusal) = refusal {
         return Verdict::Refuse(refusal);

@@ -21,7 +21,7 @@ pub struct Target<'a> {
 pub enum TargetKind {
     /// A constraint holds on it.
     Protected,
-    /// It contains a constraint's reservations.
+    /// Keyward keeps it: it contains a constraint's reservations, or is the register.
     KeywardsOwn,
 }
 

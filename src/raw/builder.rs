@@ -63,6 +63,7 @@ impl Builder {
 
     /// Appends the bytes before a value, which will take `value` bytes.
     fn name(&mut self, kind: ElementType, name: &[u8], value: usize) {
+        // For each field of each command: names are constants, or come from checked BSON.
         debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
         self.bytes.reserve(name.len() + value + 2);
         self.bytes.push(kind as u8);

@@ -81,7 +81,10 @@ impl Replies {
 
     /// Makes Keyward's own `reply` the next one. Only while no reply is pending.
     pub fn answer(&mut self, reply: Vec<u8>) {
-        debug_assert!(self.is_idle(), "replies keep the order of the requests");
+        assert!(
+            self.is_idle(),
+            "a reply is pending: a client would get the reply of another request"
+        );
         self.passing = Passing::Own {
             message: reply,
             written: 0,

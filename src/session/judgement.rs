@@ -63,19 +63,20 @@ impl<'m> Judged<'m> {
         }
     }
 
-    /// Whether Keyward forwards the request at once.
+    /// Decides whether Keyward forwards the request at once. If the request commits a client's transaction, the decision on that
+    /// commit is recorded: later statements in the transaction are refused.
     pub(super) fn decide_to_forward(&self, drain: Option<&Drain>, service: &Service) -> bool {
         let Ok(verdict) = &self.verdict else { return false };
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
-        let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
+        let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
         let may_commit = || {
             service.is_permitted_to_write() && service.writes.decide_commit(self.context.transaction) == Commit::Forward
         };
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()
-            && may_write()
+            && is_registered()
             && (!self.context.commits() || may_commit())
     }
 

@@ -66,7 +66,7 @@ impl Session {
             Action::Forward(judged.pending())
         } else if self.replies.is_idle() {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
-            // Of an earlier message, whose client knows that the action is open.
+            // A transaction noted for an earlier message: its client already has the error for it, so nobody ends it here.
             self.upstream.take_open_transaction();
             let handler = MessageHandler {
                 service: &self.service,
@@ -146,7 +146,7 @@ struct MessageHandler<'s> {
 }
 
 impl MessageHandler<'_> {
-    /// Serves one message that doesn't go on at once; `reply_id` is the reply's own number.
+    /// Serves one message that isn't forwarded at once; `reply_id` is the reply's own number.
     async fn handle(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
@@ -213,7 +213,7 @@ impl MessageHandler<'_> {
         Ok(Action::Forward(judged.pending()))
     }
 
-    /// Makes sure that a command which may write does so with the knowledge of the other Keywards.
+    /// Makes sure that the other Keywards can know of a command's writes before it is carried out.
     async fn register(
         &self,
         undeclared: Vec<Namespace>,
@@ -245,7 +245,7 @@ impl MessageHandler<'_> {
         message: &OpMsg<'_>,
     ) -> Result<Served, End> {
         let commands = &self.service.metrics.commands;
-        // Before anything is done as Keyward's own user, whose rights aren't the client's.
+        // Checked before Keyward does anything with its own rights, which aren't the client's.
         if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
             commands.unauthorized.inc();
             return Ok(Served::Reply(body));
@@ -255,7 +255,7 @@ impl MessageHandler<'_> {
             true => Plan::Forward,
             false => Plan::of_key_write(write, message, self.catalog),
         };
-        // By itself it takes more room than the rest of a connection, most of which never write here.
+        // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
         let served = served?;
@@ -289,7 +289,7 @@ impl ReplyTo {
         Ok(Action::Answer(reply))
     }
 
-    /// Does with a message that is turned down what the server does.
+    /// Treats a message that is turned down as the server does.
     fn turn_down(self, rejection: &Rejection) -> Result<Action, End> {
         match rejection.treatment() {
             Treatment::Close => Err(rejection.clone().into()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
-use crate::reservation::AttemptId;
+use crate::reservation::{AttemptId, Token};
 
 /// The attempts under way in this process.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +22,12 @@ pub struct AttemptGuard {
     attempt: AttemptId,
     all: AttemptRegistry,
     notify: Arc<Notify>,
+}
+
+/// The token of an attempt that isn't registered: a transaction writes its reservations, and other attempts conflict with that
+/// transaction instead of waiting for it.
+pub fn unregistered_token() -> Token {
+    Token::of(AttemptId(rand::random()))
 }
 
 impl AttemptRegistry {

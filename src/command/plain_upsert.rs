@@ -1,4 +1,4 @@
-//! Upserts of one document whose new document Keyward can read from the statement, as far as keys are made of it.
+//! Recognises upserts whose new document Keyward can read from the statement, as far as keys are made of it.
 //!
 //! The server makes the new document from the query's equalities and the update. Keyward reads only plain forms: equalities with
 //! scalar values, and the updates of [`KeyUpdate`]. The query names the document's shard. It also names the document's `_id`, or

@@ -1,4 +1,4 @@
-//! Statements that write one document by a key.
+//! Recognises statements that write one document by a unique field.
 
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
 

@@ -1,4 +1,4 @@
-//! Tells a change of the catalog when every command in progress was decided by the new constraints.
+//! Tells when no command that the previous catalog decided is in progress any more.
 //!
 //! Each connection holds the epoch of the catalog that decided its commands in progress. It releases the epoch after the reply
 //! has arrived. So Keyward counts no messages: a change of the catalog waits until no connection holds the previous epoch.

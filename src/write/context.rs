@@ -66,7 +66,8 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// Whether Keyward forwards the commit of a client's transaction. The server refuses a commit without a transaction.
+    /// Decides whether Keyward forwards the commit of a client's transaction, and records the decision. The server refuses a
+    /// commit without a transaction.
     pub fn decide_commit(&self, transaction: Option<TransactionId>) -> Commit {
         transaction.map_or(Commit::Forward, |transaction| {
             self.transactions.decide_commit(transaction)

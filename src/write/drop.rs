@@ -89,8 +89,7 @@ pub async fn drop_database(
     }
     match drop_all(context, database, body, upstream).await {
         Ok(times) => Ok(dropped_database(database, &times)),
-        Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => Ok(refused.body),
-        Err(Failure::Forward(error)) => Err(error),
+        Err(failure) => Ok(failure.into_reply()?.body),
     }
 }
 

@@ -27,7 +27,6 @@ use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
-pub use crate::command::affected_keys::overlap;
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward::ForwardError;
@@ -74,6 +73,7 @@ pub async fn serve(
         Ok(under_way) => under_way,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
+    // An error leaves the statement unfinished. So its transaction is never committed.
     let served = carry_out(plan, message, context, upstream).await?;
     match upstream.take_broken_off() {
         true => under_way.break_off(),
@@ -82,7 +82,8 @@ pub async fn serve(
     Ok(served)
 }
 
-/// The reply to a commit that Keyward must not forward unchanged; `None` if Keyward may forward it after all.
+/// Decides on a commit ([`txn::client_transactions::ClientTransactions::decide_commit`] records the decision), and ends the transaction if Keyward refuses
+/// it. Returns the client's reply; `None` if Keyward forwards the commit unchanged.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
@@ -145,11 +146,11 @@ async fn carry_out_command(
     }
     match &plan.work {
         CommandWork::Refused(refusal) => Ok(refusal.body(&Times::default())),
-        CommandWork::Insert(command, strategy) => {
+        CommandWork::Insert(command) => {
             let op = WriteOp::new(context, &plan.protected, command, upstream);
             match Transaction::of_client(op.protected, command.body, op.upstream)? {
                 Some(transaction) => insert::insert_in_clients_transaction(op, transaction).await,
-                None => insert::insert(op, *strategy).await,
+                None => insert::insert(op).await,
             }
         }
         CommandWork::Statements(command, kind, statements) => {

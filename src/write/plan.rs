@@ -1,7 +1,7 @@
-//! Plans a write from its message and the constraints alone, without asking a server.
+//! Plans a write from its message, the constraints and the shard key alone, without asking a server.
 //!
-//! A plan carries its constraints, so that Keyward looks them up once. It depends on the statements and the constraints, never
-//! on documents. So a driver's retry gets the plan of its first try, and finds the first try's result.
+//! A plan carries its constraints, so that Keyward looks them up once. It depends on the statements, the constraints and the
+//! shard key, never on documents. So a driver's retry gets the plan of its first try, and finds the first try's result.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use crate::command::key_update::KeyUpdate;
 use crate::command::plain_upsert::PlainUpsert;
 use crate::command::shape::Form;
 use crate::command::statement::{Statement, StatementKind};
-use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
 use crate::route::needs_routing;
@@ -54,7 +53,7 @@ pub struct CommandPlan<'m> {
 #[derive(Debug)]
 pub enum CommandWork<'m> {
     /// Inserts documents with their reservations.
-    Insert(BatchCommand<'m>, Strategy),
+    Insert(BatchCommand<'m>),
     /// Statements of an `update` or a `delete`, or the single statement of a `findAndModify`.
     Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
     /// No work: Keyward refuses the command.
@@ -127,7 +126,7 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Co
         None => BatchCommand::single(message.body)?,
     };
     let Form::Changes(kind) = form else {
-        return Ok(CommandWork::Insert(command, protected.strategy()));
+        return Ok(CommandWork::Insert(command));
     };
     for raw in &command.documents {
         if !kind.can_read_query(*raw).map_err(WriteRefusal::Malformed)? {

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::catalog::Protected;
-use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
+use crate::claims::{ConstrainedKey, keys_of_new, owner_of, unregistered_token, with_id};
 use crate::command::running::append_fields;
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
-use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward::ForwardError;
@@ -32,7 +31,8 @@ pub async fn insert_in_clients_transaction(
 ) -> Result<Vec<u8>, ForwardError> {
     match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
-        Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
+        Err(failure) => {
+            let refused = failure.into_reply()?;
             // The refused command may have left the transaction open, with a part of the insert. If the server refused a read
             // or the first command that reserves, Keyward doesn't abort. That command may at most have left a reservation
             // without a document, which does no harm. The transaction then stays as the server left it, as without Keyward.
@@ -41,13 +41,12 @@ pub async fn insert_in_clients_transaction(
             }
             Ok(refused.body)
         }
-        Err(Failure::Forward(error)) => Err(error),
     }
 }
 
 async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
     let (protected, command) = (op.protected, op.command);
-    let token = Token::of(AttemptId(rand::random()));
+    let token = unregistered_token();
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut new_documents = Vec::with_capacity(command.documents.len());
     for document in &command.documents {

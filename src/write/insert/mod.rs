@@ -21,9 +21,8 @@ use super::forward::ForwardError;
 use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
-use super::txn::Failure;
 use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
-use crate::constraint::{KeyError, Strategy};
+use crate::constraint::KeyError;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
@@ -44,7 +43,6 @@ const RESTARTS_MAX: u32 = 3;
 /// One `insert` in progress.
 struct Insert<'a> {
     op: WriteOp<'a>,
-    strategy: Strategy,
     guard: AttemptGuard,
     restarts: u32,
     reply: WriteReply,
@@ -59,16 +57,15 @@ enum Stopped {
     Whole(Vec<u8>),
 }
 
-/// Carries out the insert by `strategy`; returns the reply's body.
+/// Carries out the insert; returns the reply's body.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn insert(op: WriteOp<'_>, strategy: Strategy) -> Result<Vec<u8>, ForwardError> {
+pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {
         guard: op.context.attempts.begin(),
         op,
-        strategy,
         restarts: 0,
         reply: WriteReply::default(),
         stopped: None,
@@ -87,7 +84,7 @@ impl<'a> Insert<'a> {
         let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
         anticipate(self.op.protected, &mut pending);
-        let way = InsertWay::of_slice(&self.op, self.strategy, first, &pending);
+        let way = InsertWay::of_slice(&self.op, first, &pending);
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
@@ -118,8 +115,9 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Candidates
-    /// that an ordered command may not attempt yet are returned with new attempts.
+    /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Returns the
+    /// rest: the documents behind the first one that an ordered command must insert before them. They hold no keys until the
+    /// next round.
     async fn try_ready(
         &mut self,
         way: &InsertWay,
@@ -161,12 +159,9 @@ impl<'a> Insert<'a> {
     /// On one replica set, a transaction inserts all documents at once if no reservation is in the way. Otherwise Keyward
     /// claims the keys first.
     async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
-        let InsertWay::Transactional(transactional) = way else {
+        let Some(transactional) = way.at_once(&self.op).filter(|_| self.stopped.is_none()) else {
             return Ok(());
         };
-        if !self.op.protected.is_on_one_replica_set || self.stopped.is_some() {
-            return Ok(());
-        }
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
         let Some(part) = transactional.insert_at_once(&mut self.op, &all).await? else {
             return Ok(());
@@ -231,9 +226,8 @@ impl<'a> Insert<'a> {
         }
         let done = match way.done_before(&mut self.op, &duplicates).await {
             Ok(done) => done,
-            Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
-                self.stopped.get_or_insert(Stopped::Whole(refused.body));
+            Err(failure) => {
+                self.stopped.get_or_insert(Stopped::Whole(failure.into_reply()?.body));
                 return Ok(());
             }
         };
@@ -335,11 +329,11 @@ impl<'a> Insert<'a> {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    let is_there = candidate.conflicts_with_itself(key);
+                    let is_same_document = candidate.conflicts_with_itself(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.op.protected.constraints[*constraint];
                     // This same document exists: the server checks `_id` first.
-                    let error = match is_there {
+                    let error = match is_same_document {
                         true => {
                             proxy.metrics.duplicates.inc();
                             WriteError::duplicate_id(&self.op.protected.namespace, &candidate.owner.id)
@@ -357,7 +351,8 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now.
+    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now. If the client's time
+    /// is over, refuses the command instead.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
         let own = self.guard.id();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
@@ -366,7 +361,7 @@ impl<'a> Insert<'a> {
                 .client_deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                self.refuse(&WriteRefusal::TimeLimit);
+                return self.refuse(&WriteRefusal::TimeLimit);
             }
             let at_most = back_off.next();
             self.op

@@ -15,10 +15,11 @@ use bson::{RawDocumentBuf, cstr};
 
 use crate::catalog::Protected;
 use crate::command::running::append_fields;
-use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
+use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
+use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -52,7 +53,7 @@ impl<'a> Recorded<'a> {
     /// The reply to a first try, if that committed.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn find(
         &self,
         transaction: &mut Transaction,
@@ -137,7 +138,7 @@ impl<'a> Recorded<'a> {
     /// Writes `reply`; returns false if another try has written its reply.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn write(
         &self,
         reply: &[u8],
@@ -154,16 +155,16 @@ impl<'a> Recorded<'a> {
         let outcome = transaction
             .run(upstream, self.database, command, Some(sequence))
             .await?;
-        let errors = Doc::new(&outcome)?.nested("writeErrors")?;
-        let Some(error) = errors.map(|errors| errors.nested("0")).transpose()?.flatten() else {
+        let errors = write_errors(Doc::new(&outcome)?)?;
+        let Some(error) = errors.first() else {
             return Ok(true);
         };
-        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
+        if error.code == DUPLICATE_KEY {
             return Ok(false);
         }
         let mut body = Builder::new();
         body.double("ok", 0.0);
-        append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
+        append_fields(&mut body, error.body, &["errmsg", "code", "codeName"])?;
         Err(Failure::ErrorReply(ErrorReply { body: body.finish() }))
     }
 }

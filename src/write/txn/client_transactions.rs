@@ -187,8 +187,8 @@ impl ClientTransactions {
         Ok(StatementUnderWay { transactions: self, id })
     }
 
-    /// Decides on a commit. If Keyward forwards it, nothing more is written in the transaction; if Keyward refuses it, it
-    /// refuses all later commits, too.
+    /// Decides on a commit, and records the decision. If Keyward forwards the commit, it writes nothing more in the transaction.
+    /// If Keyward refuses it, it refuses all later commits, too.
     pub fn decide_commit(&self, id: TransactionId) -> Commit {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {

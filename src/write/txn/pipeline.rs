@@ -6,7 +6,7 @@
 //!
 //! Reads outside of the transaction may follow. The other end of the connection runs them after the transaction's commands.
 
-use super::{ErrorReply, Failure, Transaction};
+use super::{ErrorReply, Transaction};
 use crate::raw::Builder;
 use crate::server::reply;
 use crate::upstream::Connection;
@@ -55,8 +55,7 @@ pub async fn run(
     for _ in 0..in_transaction {
         match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
-            Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
-            Err(Failure::Forward(error)) => return Err(error),
+            Err(failure) => replies.push(Err(failure.into_reply()?)),
         }
     }
     for _ in 0..reads {

@@ -28,6 +28,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
         statement: plan.statement,
         operation: op.command.retry_id(0),
         places: Places::Believed,
+        upserts: 0,
         op,
     };
     let result = match transaction {

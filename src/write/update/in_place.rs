@@ -60,9 +60,8 @@ pub async fn run_in_place(
 ) -> Result<StatementResult, ForwardError> {
     let mut back_off = BackOff::default();
     let (mut missed, mut misses) = (Vec::new(), 0);
-    let mut upserts = 0;
     loop {
-        match try_once(run, key_update, new_document, &mut upserts).await? {
+        match try_once(run, key_update, new_document).await? {
             InPlaceOutcome::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
@@ -86,11 +85,10 @@ async fn try_once(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
-    upserts: &mut usize,
 ) -> Result<InPlaceOutcome, ForwardError> {
     let seen = match (look(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
-        (Ok(None), Some(new_document)) => return insert_new(run, new_document, upserts).await,
+        (Ok(None), Some(new_document)) => return insert_new(run, new_document).await,
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
         (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
@@ -109,7 +107,7 @@ async fn try_once(
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return run.meet_obstacle(upserts).await;
+        return run.meet_obstacle().await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
@@ -128,7 +126,7 @@ async fn try_once(
         ReserveOutcome::Held => write(run, &own, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
-        ReserveOutcome::Duplicate(_) => run.meet_obstacle(upserts).await,
+        ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
         ReserveOutcome::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),

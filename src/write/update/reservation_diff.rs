@@ -89,7 +89,7 @@ impl ReservationDiff {
     /// The first of the keys to reserve that a document already holds, as the client's `transaction` sees it.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn duplicate(
         &self,
         protected: &Protected,
@@ -118,7 +118,7 @@ impl ReservationDiff {
     /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn run(
         self,
         protected: &Protected,

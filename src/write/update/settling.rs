@@ -128,8 +128,8 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn meet_obstacle(&mut self, upserts: &mut usize) -> Result<InPlaceOutcome, ForwardError> {
-        let Some(result) = self.obstacle(upserts).await? else {
+    pub async fn meet_obstacle(&mut self) -> Result<InPlaceOutcome, ForwardError> {
+        let Some(result) = self.obstacle().await? else {
             return Ok(InPlaceOutcome::Again);
         };
         // Asked last: the first try may have ended meanwhile.

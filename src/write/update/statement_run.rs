@@ -18,6 +18,8 @@ pub struct StatementRun<'r, 'a> {
     pub operation: Option<RetryId>,
     /// Whether documents are where Keyward expects them.
     pub places: Places,
+    /// The tries of an upsert that should have found the document in its way.
+    pub upserts: usize,
 }
 
 impl StatementRun<'_, '_> {

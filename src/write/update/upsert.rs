@@ -1,4 +1,4 @@
-//! A plain upsert ([`crate::command::plain_upsert`]) that matches no document: inserts one.
+//! Inserts the document of a plain upsert ([`crate::command::plain_upsert`]) that matches none.
 //!
 //! Keyward reserves the new document's keys. Then it sends the client's own upsert, under the client's own number, with a query that
 //! matches nothing. So the server makes just this document, or refuses its `_id`. A document that has appeared meanwhile stays
@@ -26,14 +26,10 @@ use crate::write::reserve::ReserveOutcome;
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn insert_new(
-    run: &mut StatementRun<'_, '_>,
-    fields: &[u8],
-    upserts: &mut usize,
-) -> Result<InPlaceOutcome, ForwardError> {
+pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result<InPlaceOutcome, ForwardError> {
     let guard = run.op.context.attempts.begin();
     let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&guard), fields) else {
-        return run.meet_obstacle(upserts).await;
+        return run.meet_obstacle().await;
     };
     let tried = match run.op.reserve(&mut candidate).await {
         ReserveOutcome::Held => write(run, &mut candidate).await,
@@ -50,7 +46,7 @@ pub async fn insert_new(
     match tried? {
         Inserted::Ended(tried) => Ok(tried),
         // Asked after the release: otherwise the statement would meet its own reservations.
-        Inserted::Refused => run.meet_obstacle(upserts).await,
+        Inserted::Refused => run.meet_obstacle().await,
     }
 }
 

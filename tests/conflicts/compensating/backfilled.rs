@@ -38,7 +38,7 @@ fn user(id: i32, email: &str) -> Document {
 /// What becomes of the document's keys, as it was read.
 async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
     let under_way = AttemptRegistry::default().begin();
-    let attempt = under_way.attempt();
+    let attempt = under_way.id();
     let token = Token {
         attempt,
         position: 0,

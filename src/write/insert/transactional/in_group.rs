@@ -1,4 +1,4 @@
-//! Runs one transaction of a strict insert, alone or in a group.
+//! Chooses whether a transaction of a strict insert runs alone or in a group.
 
 use std::borrow::Cow;
 

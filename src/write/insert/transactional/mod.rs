@@ -3,7 +3,7 @@
 //! On shards, Keyward checks the reservations between the insert and the commit, at a moment that isn't before the
 //! transaction's snapshots. If all data is on one replica set, the transaction writes the reservations itself. A takeover
 //! causes a conflict ([`crate::proxy_collection`]), so delays do no harm: a Keyward that was stopped for an hour inserts no
-//! document whose keys it has lost. `attempt.rs` states why the commit waits for the other commands' replies.
+//! document whose keys it has lost. `transaction.rs` states why the commit waits for the other commands' replies.
 
 mod group_commit;
 mod in_group;

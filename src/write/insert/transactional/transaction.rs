@@ -1,7 +1,8 @@
-//! Runs one transaction that inserts documents.
+//! Runs one transaction that inserts documents, of one client or of a group.
 //!
 //! It writes the record of a retryable command, inserts the documents, and commits. On one replica set it checks or writes the
-//! reservations, too. Keyward sends every command but the commit without waiting. The commit waits for the replies. If the
+//! reservations, too. Keyward sends every command but the commit without waiting, in up to three rounds if there are many keys
+//! (`CHECKED_AT_ONCE`). The commit waits for the replies. If the
 //! server refuses a command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A
 //! commit sent behind that command would commit the others without it.
 //!
@@ -32,6 +33,7 @@ use crate::write::txn::pipeline::{self, PipelinedCommand};
 
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
+
 /// How Keyward inserts the documents of one slice of an `insert`.
 #[derive(Debug)]
 pub struct Transactional {
@@ -142,11 +144,8 @@ impl Transactional {
                 transaction.abort(op.upstream).await?;
                 match self.inserted_by_majority(op).await {
                     Ok(statements) => Ok(TransactionOutcome::DoneBefore(statements)),
-                    Err(Failure::Forward(error)) => Err(error),
                     // Some of these documents exist, or did; only a retry can find out whether they stay.
-                    Err(Failure::ErrorReply(refused) | Failure::InDoubt(refused)) => {
-                        Ok(TransactionOutcome::InDoubt(refused.in_doubt(true).body))
-                    }
+                    Err(failure) => Ok(TransactionOutcome::InDoubt(failure.into_reply()?.in_doubt(true).body)),
                 }
             }
             Ok(tried) => {
@@ -333,8 +332,9 @@ struct UnreadReplies(VecDeque<Result<Vec<u8>, ErrorReply>>);
 impl UnreadReplies {
     /// The next reply. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
     fn next(&mut self) -> Result<Vec<u8>, Failure> {
-        let next = self.0.pop_front().unwrap_or_else(|| Ok(Vec::new()));
-        next.map_err(Failure::ErrorReply)
+        let next = self.0.pop_front();
+        next.expect("each command has a reply here, or one before it was refused")
+            .map_err(Failure::ErrorReply)
     }
 }
 

@@ -98,13 +98,9 @@ impl<'a> BatchCommand<'a> {
     /// [`Malformed`] if it isn't BSON.
     pub fn insert_body(&self) -> Result<Builder, Malformed> {
         let mut body = Builder::new();
-        for element in self.body.elements() {
-            let element = element?;
-            let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
-            if !is_set_anew {
-                body.element(&element);
-            }
-        }
+        body.elements_where(self.body, |element| {
+            !matches!(element.name, b"documents" | b"maxTimeMS") && !is_about_running(element)
+        })?;
         Ok(body)
     }
 

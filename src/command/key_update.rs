@@ -101,12 +101,7 @@ impl<'a> KeyUpdate<'a> {
                 if let Some(id) = document.get("_id")? {
                     replaced.element(&id);
                 }
-                for element in replacement.elements() {
-                    let element = element?;
-                    if element.name != b"_id" {
-                        replaced.element(&element);
-                    }
-                }
+                replaced.elements_where(*replacement, |element| element.name != b"_id")?;
                 Ok(Some(replaced.finish()))
             }
             KeyUpdate::Fields(assignments) => {
@@ -202,12 +197,7 @@ fn replacement<'a>(
 
 /// Operators that change keys only by `$set` and `$unset`, with whole values, each once.
 fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
-    let paths: Vec<&str> = protected
-        .constraints
-        .iter()
-        .flat_map(|proxy| proxy.constraint.paths())
-        .collect();
-    let unchangeable: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
+    let (paths, unchangeable) = (protected.key_paths(), protected.place_paths());
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
     for operator in operators.elements() {
         let operator = operator?;

@@ -125,12 +125,7 @@ fn replaced(query: Doc<'_>, replacement: Doc<'_>) -> Result<Option<Vec<u8>>, Mal
     if let Some(id) = &asked_for {
         document.append(id.kind, b"_id", id.value);
     }
-    for element in replacement.elements() {
-        let element = element?;
-        if element.name != b"_id" {
-            document.element(&element);
-        }
-    }
+    document.elements_where(replacement, |element| element.name != b"_id")?;
     Ok(Some(document.finish()))
 }
 
@@ -144,12 +139,7 @@ fn updated(
     let Some(mut document) = key_update.applied_to(Doc::new(asked_for)?)? else {
         return Ok(None);
     };
-    let keys: Vec<&str> = protected
-        .constraints
-        .iter()
-        .flat_map(|proxy| proxy.constraint.paths())
-        .collect();
-    let place: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
+    let (keys, place) = (protected.key_paths(), protected.place_paths());
     let operators = statement.update()?.map(|update| update.as_document_or_array());
     let operators = operators.transpose()?.flatten().unwrap_or(Doc::empty());
     let mut set: Vec<&[u8]> = Vec::new();

@@ -221,12 +221,9 @@ impl<'a> Statement<'a> {
             None => Doc::new(&raw)?,
         };
         let mut command = Builder::new();
-        for element in body.elements() {
-            let element = element?;
-            if Some(element.name) != list.map(str::as_bytes) && !is_about_running(&element) {
-                command.element(&element);
-            }
-        }
+        command.elements_where(body, |element| {
+            Some(element.name) != list.map(str::as_bytes) && !is_about_running(element)
+        })?;
         if let Some(list) = list {
             command.open(ElementType::Array, list.as_bytes());
             command.append(ElementType::EmbeddedDocument, b"0", &raw);

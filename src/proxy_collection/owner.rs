@@ -18,6 +18,16 @@ use crate::traces::{ProxyRequest, asking};
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
+impl Owner {
+    /// Whether its route has exactly the fields of `shard_key`.
+    pub fn has_route_by(&self, shard_key: &[String]) -> bool {
+        let paths = self.route.iter().flat_map(|route| route.iter().flatten());
+        paths
+            .map(|(path, _)| path.as_str())
+            .eq(shard_key.iter().map(String::as_str))
+    }
+}
+
 impl ProxyCollection {
     /// Returns for each key whether its own owner holds it.
     ///

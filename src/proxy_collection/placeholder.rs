@@ -90,7 +90,7 @@ impl ProxyCollection {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
             let sharding = self.sharding().await?;
-            if !is_routable(&seen.owner, &sharding.key) {
+            if !seen.owner.has_route_by(&sharding.key) {
                 return Err(StoreError::Unroutable);
             }
             let mut session = self.begin().await?;
@@ -280,12 +280,6 @@ fn refused(error: &Document) -> StoreError {
 /// The field that a document has briefly, inside a transaction.
 const TOUCHED: &str = "keyward_touched";
 
-/// Whether the owner's route has exactly the fields of the present shard key.
-fn is_routable(owner: &Owner, shard_key: &[String]) -> bool {
-    let paths: Vec<&str> = routes(owner).map(|(path, _)| path).collect();
-    paths == shard_key.iter().map(String::as_str).collect::<Vec<_>>()
-}
-
 fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
     let elements = owner.route.iter().flat_map(|route| route.iter().flatten());
     elements.map(|(path, value)| (path.as_str(), value.into()))
@@ -359,9 +353,9 @@ mod tests {
             route,
         };
         let key = ["a".to_owned(), "b".to_owned()];
-        assert!(is_routable(&owner(Some(rawdoc! { "a": 1, "b": null })), &key));
-        assert!(!is_routable(&owner(Some(rawdoc! { "a": 1 })), &key));
-        assert!(!is_routable(&owner(None), &key));
-        assert!(is_routable(&owner(None), &[]));
+        assert!(owner(Some(rawdoc! { "a": 1, "b": null })).has_route_by(&key));
+        assert!(!owner(Some(rawdoc! { "a": 1 })).has_route_by(&key));
+        assert!(!owner(None).has_route_by(&key));
+        assert!(owner(None).has_route_by(&[]));
     }
 }

@@ -120,12 +120,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
             }
         }
     }
-    for field in namespace.entry.elements() {
-        let field = field?;
-        if field.name != b"ns" {
-            body.element(&field);
-        }
-    }
+    body.elements_where(namespace.entry, |field| field.name != b"ns")?;
     if let Some(time_ms) = time_ms {
         body.int32("maxTimeMS", i32::try_from(time_ms).unwrap_or(i32::MAX));
     }

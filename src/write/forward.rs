@@ -252,14 +252,9 @@ fn with_write_concern(
     times: &Times,
 ) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
-    for element in command.elements() {
-        let element = element?;
-        let is_replaced =
-            matches!(element.name, b"writeConcern" | b"$clusterTime") || element.name == b"maxTimeMS" && time.is_some();
-        if !is_replaced {
-            with.element(&element);
-        }
-    }
+    with.elements_where(command, |element| {
+        !matches!(element.name, b"writeConcern" | b"$clusterTime") && (element.name != b"maxTimeMS" || time.is_none())
+    })?;
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
     acknowledged.append_w(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());

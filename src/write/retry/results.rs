@@ -116,12 +116,7 @@ impl<'a> Recorded<'a> {
             return Ok(vec![record]);
         }
         let mut without = Builder::new();
-        for element in Doc::new(reply)?.elements() {
-            let element = element?;
-            if element.name != b"value" {
-                without.element(&element);
-            }
-        }
+        without.elements_where(Doc::new(reply)?, |element| element.name != b"value")?;
         let parts = reply.chunks(PART_BYTES_MAX);
         let mut record = document(self.id.as_bytes());
         record.append(ElementType::EmbeddedDocument, b"reply", &without.finish());
@@ -223,12 +218,7 @@ const OF_THE_COMMIT: [&[u8]; 5] = [
 /// The part of a statement's reply about the statement itself.
 fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut without = Builder::new();
-    for element in Doc::new(reply)?.elements() {
-        let element = element?;
-        if !OF_THE_COMMIT.contains(&element.name) {
-            without.element(&element);
-        }
-    }
+    without.elements_where(Doc::new(reply)?, |element| !OF_THE_COMMIT.contains(&element.name))?;
     Ok(without.finish())
 }
 
@@ -238,11 +228,8 @@ fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 /// [`Malformed`] if either isn't BSON.
 pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::from_document(&of_the_statement(reply)?);
-    for element in Doc::new(commit)?.elements() {
-        let element = element?;
-        if matches!(element.name, b"$clusterTime" | b"operationTime") {
-            with.element(&element);
-        }
-    }
+    with.elements_where(Doc::new(commit)?, |element| {
+        matches!(element.name, b"$clusterTime" | b"operationTime")
+    })?;
     Ok(with.finish())
 }

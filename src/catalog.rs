@@ -44,6 +44,17 @@ impl Protected {
         of_constraints.chain(self.shard_key.iter().map(String::as_str))
     }
 
+    /// The paths of all constraints.
+    pub fn key_paths(&self) -> Vec<&str> {
+        let paths = self.constraints.iter().flat_map(|proxy| proxy.constraint.paths());
+        paths.collect()
+    }
+
+    /// The paths that say which document it is: those of the shard key, and `_id`.
+    pub fn place_paths(&self) -> Vec<&str> {
+        self.shard_key.iter().map(String::as_str).chain(["_id"]).collect()
+    }
+
     /// How documents and their reservations are kept consistent: as the operator chose, or as it suits the deployment.
     /// If one constraint asks for a transaction, all use one, since a document is inserted once for all of them.
     pub fn strategy(&self) -> Strategy {
@@ -176,7 +187,7 @@ impl Protection for Catalog {
         self.databases.contains_key(database)
     }
 
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
+    fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
         let is_register = database == fleet::DATABASE.as_bytes() && collection == fleet::COLLECTION.as_bytes();
         collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_register
     }

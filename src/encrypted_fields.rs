@@ -6,9 +6,9 @@
 use bson::Document;
 
 use crate::classify::EncryptedField;
+use crate::command::affected_keys::overlap;
 use crate::constraint::Constraint;
 use crate::raw::Element;
-use crate::write::overlap;
 
 /// The paths of the encrypted fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -217,13 +217,7 @@ async fn apply_constraints(
     let added = without(wanted, &current.constraints, is_same);
     // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
     let removed = without(&current.constraints, wanted, is_named);
-    // Neither is part of the definition.
-    let settings = |constraints: &[Arc<Constraint>]| -> Vec<_> {
-        let settings = constraints.iter().map(|one| (one.strategy(), one.routes()));
-        settings.collect()
-    };
-    let are_they = names(wanted) == names(&current.constraints) && settings(wanted) == settings(&current.constraints);
-    if are_they && added.is_empty() {
+    if added.is_empty() && are_unchanged(&current.constraints, wanted) {
         return Ok(Applied {
             added,
             removed,
@@ -308,7 +302,7 @@ async fn enforce(
     let mut waiting = Vec::new();
     if !added.is_empty() {
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
-        if let Some(end) = service.writes.unseen_end() {
+        if let Some(end) = service.writes.unobserved_end() {
             tracing::info!(
                 "waiting until no transaction from before can be open any more, nor a write whose outcome nobody knows"
             );
@@ -362,6 +356,16 @@ fn is_same(one: &Constraint, other: &Constraint) -> bool {
         && matches!(definitions, (Ok(one), Ok(other)) if one == other)
 }
 
+/// Whether `wanted` states for each constraint what `current` states, in the same order. Options that are no part of the definition
+/// count, too: Keyward replaces the catalog for them. The order of a document's fields doesn't count here; [`is_same`] compares it
+/// where it matters.
+fn are_unchanged(current: &[Arc<Constraint>], wanted: &[Arc<Constraint>]) -> bool {
+    let is_unchanged = |(one, other): (&Arc<Constraint>, &Arc<Constraint>)| {
+        one.namespace() == other.namespace() && one.spec() == other.spec()
+    };
+    current.len() == wanted.len() && current.iter().zip(wanted).all(is_unchanged)
+}
+
 fn names(constraints: &[Arc<Constraint>]) -> Vec<String> {
     constraints
         .iter()
@@ -373,11 +377,61 @@ fn names(constraints: &[Arc<Constraint>]) -> Vec<String> {
 mod tests {
     use std::path::Path;
 
+    use bson::doc;
+
     use super::*;
+    use crate::constraint::{IndexSpec, Sharding, Strategy};
+    use crate::namespace::Namespace;
 
     fn config(text: &str) -> Config {
         let text = format!("upstream: mongodb://db\nconstraints: []\n{text}");
         Config::from_text(Path::new("keyward.yaml"), &text, None).unwrap()
+    }
+
+    /// A reload that took a changed option for unchanged would report success and keep the old constraint.
+    #[test]
+    fn a_change_of_any_option_is_noticed() {
+        let constraint = |spec: IndexSpec| {
+            let constraint = Constraint::new(Namespace::new("shop", "users"), spec).unwrap();
+            vec![Arc::new(constraint)]
+        };
+        let before = IndexSpec {
+            key: doc! { "email": 1 },
+            ..IndexSpec::default()
+        };
+        // A new option doesn't compile here until it is changed below.
+        let IndexSpec {
+            key: _,
+            name: _,
+            sparse: _,
+            partial_filter_expression: _,
+            collation: _,
+            sharding: _,
+            strategy: _,
+            route: _,
+        } = before.clone();
+        let with = |change: fn(&mut IndexSpec)| {
+            let mut spec = before.clone();
+            change(&mut spec);
+            spec
+        };
+        let changed = [
+            with(|spec| spec.key = doc! { "email": -1 }),
+            with(|spec| spec.key = doc! { "email": 1, "region": 1 }),
+            with(|spec| spec.name = Some("other".to_owned())),
+            with(|spec| spec.sparse = true),
+            with(|spec| spec.partial_filter_expression = Some(doc! { "email": { "$exists": true } })),
+            with(|spec| spec.collation = Some(doc! { "locale": "en", "strength": 2 })),
+            with(|spec| spec.sharding = Sharding::Ranged),
+            with(|spec| spec.strategy = Some(Strategy::Transaction)),
+            with(|spec| spec.strategy = Some(Strategy::Compensating)),
+            with(|spec| spec.route = true),
+        ];
+        let current = constraint(before.clone());
+        assert!(are_unchanged(&current, &constraint(before)));
+        for spec in changed {
+            assert!(!are_unchanged(&current, &constraint(spec.clone())), "{spec:?}");
+        }
     }
 
     #[test]

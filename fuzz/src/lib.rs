@@ -121,7 +121,7 @@ impl Protection for Guarded {
         database == GUARDED
     }
 
-    fn is_proxy_collection(&self, _database: &[u8], collection: &[u8]) -> bool {
+    fn is_keywards_own(&self, _database: &[u8], collection: &[u8]) -> bool {
         collection.starts_with(b"keyward.")
     }
 

@@ -41,14 +41,14 @@ pub struct Candidate<'a> {
     pub in_flight: bool,
     /// The effects that the attempt asks for next.
     pub effects: Vec<Effect>,
-    /// When the first of the reservations it holds can have been written at the earliest: its lease runs from there.
+    /// The earliest time at which one of its reservations can have been written: its lease runs from then.
     pub since: Option<Instant>,
     /// The reservations that stand in its way, or did when its key was refused before, by key.
     pub conflicting: HashMap<usize, Reservation>,
 }
 
 impl<'a> Candidate<'a> {
-    /// Works out owner and keys of `document` and begins its attempt.
+    /// Computes the owner and the keys of `document`, and begins its attempt.
     ///
     /// # Errors
     /// [`KeyError`] if the document can't be indexed under the collection's constraints.

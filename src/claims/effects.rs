@@ -27,10 +27,10 @@ enum EffectKind {
     Reserve,
     Read,
     LookUp(Scope),
-    /// An earlier try's, or the attempt's own.
-    TakeOver,
-    /// Another attempt's, past its lease.
-    TakeOverAbsent,
+    /// From an absent owner: another attempt's reservation, past its lease. Otherwise an earlier try's, or the attempt's own.
+    TakeOver {
+        from_absent: bool,
+    },
 }
 
 /// The answer for a slot: an event, and the reservation that was read, if any.
@@ -38,7 +38,7 @@ type Answer = (Slot, Event, Option<Reservation>);
 
 /// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
 ///
-/// Gives the tokens that candidates wait for, one for each waiting candidate.
+/// Returns the tokens that candidates wait for, one for each waiting candidate.
 pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
@@ -67,7 +67,7 @@ pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates
     }
 }
 
-/// Counts what an event says of the constraint of the candidate's key.
+/// Counts `event` in the metrics of the constraint of the candidate's key.
 fn count(protected: &Protected, candidate: &Candidate<'_>, key: usize, event: &Event) {
     let ProxyCollection {
         metrics,
@@ -100,7 +100,7 @@ fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Tok
     }
 }
 
-/// Carries out the releases that candidates ask for, and leaves what else they ask for.
+/// Carries out the releases that candidates ask for. Their other effects stay to be run.
 pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
     let mut releases = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
@@ -153,20 +153,15 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                     from_absent,
                 } => {
                     let read = candidate.conflicting.get(&key).map(|read| read.token);
-                    debug_assert_eq!(
+                    // Otherwise Keyward would take over a reservation about whose owner nothing was decided.
+                    assert_eq!(
                         read,
                         Some(conflicting),
                         "a takeover follows the read of the conflicting reservation"
                     );
-                    if read != Some(conflicting) {
-                        // Nothing was decided about that one: it is read again.
-                        candidate.conflicting.remove(&key);
-                    }
-                    match from_absent {
-                        true => (EffectKind::TakeOverAbsent, key),
-                        false => (EffectKind::TakeOver, key),
-                    }
+                    (EffectKind::TakeOver { from_absent }, key)
                 }
+                // A failed release ends a waiting attempt, which then asks for its releases again.
                 Effect::Release(key) => (EffectKind::Release, key),
                 Effect::Wait { conflicting } => {
                     count_wait(protected, candidate, conflicting);
@@ -195,8 +190,7 @@ async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>
             EffectKind::Reserve => group.reserve(slots).boxed(),
             EffectKind::Read => group.read(slots).boxed(),
             EffectKind::LookUp(scope) => group.look_up(slots, scope).boxed(),
-            EffectKind::TakeOver => group.take_over(slots, false).boxed(),
-            EffectKind::TakeOverAbsent => group.take_over(slots, true).boxed(),
+            EffectKind::TakeOver { from_absent } => group.take_over(slots, from_absent).boxed(),
             EffectKind::Release => group.release(slots).boxed(),
         }
     });
@@ -259,19 +253,19 @@ impl SlotGroup<'_, '_> {
     }
 
     async fn look_up(self, slots: Vec<Slot>, scope: Scope) -> Vec<Answer> {
-        let claim = |slot: &Slot| {
+        let pair = |slot: &Slot| {
             Some((
                 self.key(*slot),
                 &self.candidates[slot.0].conflicting.get(&slot.1)?.owner,
             ))
         };
-        let claims: Vec<_> = slots.iter().filter_map(claim).collect();
+        let pairs: Vec<_> = slots.iter().filter_map(pair).collect();
         assert_eq!(
-            claims.len(),
+            pairs.len(),
             slots.len(),
             "a look-up follows the read of the conflicting reservation"
         );
-        let held = self.proxy().look_up(&claims, scope).await;
+        let held = self.proxy().look_up(&pairs, scope).await;
         self.answer(slots, held, |key, held| match held {
             true => Event::OwnerHolds(key),
             false => Event::OwnerAbsent(key),
@@ -281,10 +275,7 @@ impl SlotGroup<'_, '_> {
     async fn take_over(self, slots: Vec<Slot>, from_absent: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
-            let Some(conflicting) = self.candidates[slot.0].conflicting.get(&slot.1) else {
-                answers.push((slot, Event::Changed(slot.1), None));
-                continue;
-            };
+            let conflicting = &self.candidates[slot.0].conflicting[&slot.1];
             let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
             let strategy = self.protected.strategy();
             let outcome = match from_absent {
@@ -324,8 +315,8 @@ impl SlotGroup<'_, '_> {
     /// The slots whose documents hold their keys, and those that it failed for.
     async fn release_unheld(&self, slots: Vec<Slot>, scope: Scope) -> (Vec<Slot>, Vec<Answer>) {
         let released = async {
-            let claims: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
-            let mut held = self.proxy().look_up(&claims, scope).await?.into_iter();
+            let pairs: Vec<_> = slots.iter().map(|slot| (self.key(*slot), self.owner(*slot))).collect();
+            let mut held = self.proxy().look_up(&pairs, scope).await?.into_iter();
             let (held, unheld): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| held.next().unwrap_or(true));
             let keys: Vec<_> = unheld
                 .iter()

@@ -3,10 +3,10 @@
 //! A [`Candidate`] is a document on its way to its keys. [`advance_attempts`] runs the effects that its attempt asks for, until the
 //! document may be written, waits for a conflicting attempt, or its attempt has ended. [`crate::reservation`] alone decides.
 
+mod attempt_registry;
 mod candidate;
 mod effects;
-mod in_flight;
 
+pub use attempt_registry::{AttemptGuard, AttemptRegistry, unregistered_token};
 pub use candidate::{Candidate, ConstrainedKey, anticipate, keys_of, keys_of_new, owner_of, with_id};
 pub use effects::{advance_attempts, run_releases};
-pub use in_flight::{AttemptUnderWay, InFlight};

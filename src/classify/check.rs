@@ -51,7 +51,7 @@ pub fn known<'a>(
     })
 }
 
-/// Refuses the command if one of `targets` is a protected or a proxy collection.
+/// Refuses the command if one of `targets` is a protected collection, or Keyward's own.
 fn refuse_known<'a>(
     targets: impl Iterator<Item = Target<'a>>,
     command: &CommandHead<'a>,
@@ -68,8 +68,8 @@ fn drop_database<'a>(command: &CommandHead<'a>, protection: &impl Protection) ->
         collection: fleet::COLLECTION.as_bytes(),
     };
     // It would also drop the register of Keywards.
-    if register.kind(protection) == Some(TargetKind::ProxyCollection) {
-        return Verdict::Refuse(CommandRefusal::of(command.name, register, TargetKind::ProxyCollection));
+    if register.kind(protection) == Some(TargetKind::KeywardsOwn) {
+        return Verdict::Refuse(CommandRefusal::of(command.name, register, TargetKind::KeywardsOwn));
     }
     match protection.protects_any_in(command.database) {
         true => Verdict::Write(Write::DropDatabase {
@@ -89,13 +89,13 @@ fn create<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result
     Ok(define(refusal, command, protection))
 }
 
-/// Refuses a definition for `refusal`, or because it is that of a proxy collection.
+/// Refuses a definition for `refusal`, or because the collection is Keyward's own.
 fn define<'a>(refusal: Option<CommandRefusal>, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     if let Some(refusal) = refusal {
         return Verdict::Refuse(refusal);
     }
     let named = Target::in_database(command.database, &command.first);
-    let proxies = named.filter(|target| target.kind(protection) == Some(TargetKind::ProxyCollection));
+    let proxies = named.filter(|target| target.kind(protection) == Some(TargetKind::KeywardsOwn));
     refuse_known(proxies, command, protection)
 }
 
@@ -175,8 +175,8 @@ fn write<'a>(kind: WriteCommand, command: &CommandHead<'a>, protection: &impl Pr
     let targets = Target::in_database(command.database, &command.first);
     match Target::find(targets, protection) {
         None => Verdict::Forward,
-        Some((target, TargetKind::ProxyCollection)) => {
-            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::ProxyCollection))
+        Some((target, TargetKind::KeywardsOwn)) => {
+            Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::KeywardsOwn))
         }
         // The write path composes its own commands, so the target must have only one reading.
         Some((target, TargetKind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
@@ -205,11 +205,11 @@ fn bulk_write<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Re
                 .into_iter()
                 .flatten();
             match Target::find(targets, protection) {
-                Some((target, TargetKind::ProxyCollection)) => {
+                Some((target, TargetKind::KeywardsOwn)) => {
                     return Ok(Verdict::Refuse(CommandRefusal::of(
                         command.name,
                         target,
-                        TargetKind::ProxyCollection,
+                        TargetKind::KeywardsOwn,
                     )));
                 }
                 Some((_, TargetKind::Protected)) => verdict = Verdict::Write(Write::BulkWrite),

@@ -23,7 +23,7 @@ pub struct CommandHead<'a> {
 }
 
 impl<'a> CommandHead<'a> {
-    /// Reads the request context. `None` if the body is empty, or if `$db` is missing or isn't a string: the server then
+    /// Reads the head of a command. `None` if the body is empty, or if `$db` is missing or isn't a string: the server then
     /// returns an error for any command.
     ///
     /// # Errors

@@ -26,8 +26,8 @@ pub trait Protection {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
     /// Whether a constraint holds on any collection of this database.
     fn protects_any_in(&self, database: &[u8]) -> bool;
-    /// Whether this is a proxy collection, or a name reserved for one.
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// Whether this is the register, a proxy collection, or a name reserved for one.
+    fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The objection to creating this collection with this value of `collation`; `None` if it isn't protected.
     fn other_collation(
         &self,

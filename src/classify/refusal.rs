@@ -41,15 +41,14 @@ pub enum CommandRefusal {
         /// The protected collection.
         namespace: String,
     },
-    /// The command would change a proxy collection.
+    /// The command would change a collection of Keyward's own: a proxy collection, or the register.
     #[error(
-        "{command} can't be used on {namespace}, because this is a proxy collection that Keyward itself keeps; clients \
-         may only read it"
+        "{command} can't be used on {namespace}, because this collection is Keyward's own; clients may only read it"
     )]
-    ProxyCollection {
+    KeywardsOwn {
         /// The command or pipeline stage.
         command: String,
-        /// The proxy collection.
+        /// The collection.
         namespace: String,
     },
     /// The command could write to any collection.
@@ -118,7 +117,7 @@ impl CommandRefusal {
         let namespace = target.display();
         match kind {
             TargetKind::Protected => CommandRefusal::Unprotectable { command, namespace },
-            TargetKind::ProxyCollection => CommandRefusal::ProxyCollection { command, namespace },
+            TargetKind::KeywardsOwn => CommandRefusal::KeywardsOwn { command, namespace },
         }
     }
 

@@ -21,8 +21,8 @@ pub struct Target<'a> {
 pub enum TargetKind {
     /// A constraint holds on it.
     Protected,
-    /// It contains a constraint's reservations.
-    ProxyCollection,
+    /// Keyward keeps it: it contains a constraint's reservations, or is the register.
+    KeywardsOwn,
 }
 
 impl<'a> Target<'a> {
@@ -30,8 +30,8 @@ impl<'a> Target<'a> {
     pub fn kind(self, protection: &impl Protection) -> Option<TargetKind> {
         if protection.protects(self.database, self.collection) {
             Some(TargetKind::Protected)
-        } else if protection.is_proxy_collection(self.database, self.collection) {
-            Some(TargetKind::ProxyCollection)
+        } else if protection.is_keywards_own(self.database, self.collection) {
+            Some(TargetKind::KeywardsOwn)
         } else {
             None
         }

@@ -19,7 +19,7 @@ impl Protection for Shop {
         database == b"shop"
     }
 
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
+    fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
         database == b"shop" && collection.starts_with(b"keyward.")
     }
 
@@ -58,7 +58,7 @@ enum VerdictKind {
     Hello,
     Write,
     Unprotectable,
-    ProxyCollection,
+    KeywardsOwn,
     OtherRefusal,
 }
 use VerdictKind::*;
@@ -69,7 +69,7 @@ fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
         Verdict::Hello => Hello,
         Verdict::Write(_) => Write,
         Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
-        Verdict::Refuse(CommandRefusal::ProxyCollection { .. }) => ProxyCollection,
+        Verdict::Refuse(CommandRefusal::KeywardsOwn { .. }) => KeywardsOwn,
         Verdict::Refuse(_) => OtherRefusal,
     }
 }
@@ -145,7 +145,7 @@ fn writes_to_protected_collections_go_to_the_write_path() {
         check(doc! { name: "users" }, Write);
         check(doc! { name: Bson::Symbol("users".into()) }, Write);
         check(doc! { name: "users\0x" }, Unprotectable);
-        check(doc! { name: "keyward.users.email_1" }, ProxyCollection);
+        check(doc! { name: "keyward.users.email_1" }, KeywardsOwn);
         check(doc! { name: bson::Uuid::new() }, OtherRefusal);
         // The server refuses these itself.
         check(doc! { name: 1 }, Forward);
@@ -159,7 +159,7 @@ fn what_gives_a_protected_collection_another_shard_key_is_watched() {
         for (namespace, expected) in [
             ("shop.users", Write),
             ("shop.orders", Forward),
-            ("shop.keyward.users.a", ProxyCollection),
+            ("shop.keyward.users.a", KeywardsOwn),
         ] {
             check_in("admin", doc! { name: namespace, "key": { "_id": 1 } }, expected);
         }
@@ -171,7 +171,7 @@ fn bulk_write_is_judged_by_its_namespaces() {
     for (namespaces, expected) in [
         (&["shop.orders"][..], Forward),
         (&["shop.orders", "shop.users"], Write),
-        (&["shop.users", "shop.keyward.users.a"], ProxyCollection),
+        (&["shop.users", "shop.keyward.users.a"], KeywardsOwn),
         (&["users"], Forward),
     ] {
         let entries: Vec<_> = namespaces.iter().map(|ns| doc! { "ns": *ns }).collect();
@@ -203,7 +203,7 @@ fn pipelines_may_not_end_in_protected_collections() {
         (
             "other",
             doc! { "$merge": { "into": { "coll": "keyward.users.a", "db": "shop" } } },
-            ProxyCollection,
+            KeywardsOwn,
         ),
         ("shop", doc! { "$facet": { "a": [{ "$out": "users" }] } }, Unprotectable),
         (
@@ -231,7 +231,7 @@ fn map_reduce_may_not_write_into_protected_collections() {
         (
             "other",
             doc! { "db": "shop", "replace": "keyward.users.a" }.into(),
-            ProxyCollection,
+            KeywardsOwn,
         ),
     ] {
         for name in ["mapReduce", "mapreduce"] {
@@ -257,18 +257,14 @@ fn what_cannot_be_protected_is_refused() {
         (
             "admin",
             doc! { "renameCollection": "shop.keyward.users.a", "to": "shop.y" },
-            ProxyCollection,
+            KeywardsOwn,
         ),
         (
             "admin",
             doc! { "reshardCollection": "shop.users", "key": {} },
             Unprotectable,
         ),
-        (
-            "admin",
-            doc! { "shardCollection": "shop.keyward.users.a" },
-            ProxyCollection,
-        ),
+        ("admin", doc! { "shardCollection": "shop.keyward.users.a" }, KeywardsOwn),
         ("shop", doc! { "convertToCapped": "users" }, Unprotectable),
         (
             "shop",
@@ -289,11 +285,7 @@ fn what_cannot_be_protected_is_refused() {
         ("shop", encrypting("collMod", "users", "email"), OtherRefusal),
         ("shop", encrypting("create", "users", "phone"), Forward),
         ("shop", encrypting("create", "others", "email"), Forward),
-        (
-            "shop",
-            encrypting("create", "keyward.users.a", "email"),
-            ProxyCollection,
-        ),
+        ("shop", encrypting("create", "keyward.users.a", "email"), KeywardsOwn),
         (
             "admin",
             doc! { "shardCollection": "shop.users", "key": {}, "timeseries": {} },
@@ -306,9 +298,9 @@ fn what_cannot_be_protected_is_refused() {
         ),
         ("shop", doc! { "create": "users", "collation": {} }, OtherRefusal),
         ("other", doc! { "create": "users", "collation": {} }, Forward),
-        ("shop", doc! { "create": "keyward.users.a" }, ProxyCollection),
-        ("shop", doc! { "collMod": "keyward.users.a" }, ProxyCollection),
-        ("shop", doc! { "createIndexes": "keyward.users.a" }, ProxyCollection),
+        ("shop", doc! { "create": "keyward.users.a" }, KeywardsOwn),
+        ("shop", doc! { "collMod": "keyward.users.a" }, KeywardsOwn),
+        ("shop", doc! { "createIndexes": "keyward.users.a" }, KeywardsOwn),
         ("admin", doc! { "applyOps": [] }, OtherRefusal),
         ("shop", doc! { "eval": "f()" }, OtherRefusal),
         ("shop", doc! { "unheardOf": "users" }, Unprotectable),
@@ -319,7 +311,7 @@ fn what_cannot_be_protected_is_refused() {
             Unprotectable,
         ),
         ("shop", doc! { "clusterInsert": "users" }, Unprotectable),
-        ("shop", doc! { "unheardOf": "keyward.users.a" }, ProxyCollection),
+        ("shop", doc! { "unheardOf": "keyward.users.a" }, KeywardsOwn),
     ] {
         check_in(database, command, expected);
     }

@@ -10,7 +10,7 @@ use bson::{Decimal128, spec::ElementType};
 use super::running::{is_about_running, session_of};
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
 use crate::wire::{BatchItemError, OpMsg};
 
 /// The most documents in one command (`maxWriteBatchSize`).
@@ -49,12 +49,12 @@ pub struct Retry {
 
 impl Retry {
     /// The operation of the statement at `position` of the command.
-    pub fn operation(&self, position: usize) -> Operation {
+    pub fn retry_id(&self, position: usize) -> RetryId {
         let statement = match &self.statements {
             Some(statements) => statements.get(position).copied().unwrap_or(-1),
             None => i32::try_from(position).unwrap_or(-1),
         };
-        Operation {
+        RetryId {
             session: self.session,
             txn_number: self.txn_number,
             statement,
@@ -80,8 +80,8 @@ impl<'a> BatchCommand<'a> {
     }
 
     /// The driver's operation of the statement at `position`, if it can be retried.
-    pub fn operation(&self, position: usize) -> Option<Operation> {
-        self.retry.as_ref().map(|retry| retry.operation(position))
+    pub fn retry_id(&self, position: usize) -> Option<RetryId> {
+        self.retry.as_ref().map(|retry| retry.retry_id(position))
     }
 
     /// Whether it is part of a client's transaction.
@@ -98,13 +98,9 @@ impl<'a> BatchCommand<'a> {
     /// [`Malformed`] if it isn't BSON.
     pub fn insert_body(&self) -> Result<Builder, Malformed> {
         let mut body = Builder::new();
-        for element in self.body.elements() {
-            let element = element?;
-            let is_set_anew = matches!(element.name, b"documents" | b"maxTimeMS") || is_about_running(&element);
-            if !is_set_anew {
-                body.element(&element);
-            }
-        }
+        body.elements_where(self.body, |element| {
+            !matches!(element.name, b"documents" | b"maxTimeMS") && !is_about_running(element)
+        })?;
         Ok(body)
     }
 

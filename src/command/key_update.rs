@@ -42,7 +42,7 @@ impl<'a> KeyUpdate<'a> {
     /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
         // The server compares old values, and under a collation other values would equal them.
-        let has_collation = protected.is_collated || statement.own.get("collation")?.is_some();
+        let has_collation = protected.is_collated || statement.raw.get("collation")?.is_some();
         let query = statement.query()?.unwrap_or(Doc::empty());
         // The server of one shard remembers the document that a `findAndModify` returned. Without the shard key, Keyward
         // couldn't find out which shard's answer that is.
@@ -53,8 +53,8 @@ impl<'a> KeyUpdate<'a> {
             || is_known_by_record
             || !statement.is_single
             || has_collation
-            || is_large(statement.own)?
-            || names_a_position(statement.own)?
+            || is_large(statement.raw)?
+            || names_a_position(statement.raw)?
             || !is_targeted(query, &protected.shard_key)?
             || !may_wait_for_majority(statement.body)?
         {
@@ -101,12 +101,7 @@ impl<'a> KeyUpdate<'a> {
                 if let Some(id) = document.get("_id")? {
                     replaced.element(&id);
                 }
-                for element in replacement.elements() {
-                    let element = element?;
-                    if element.name != b"_id" {
-                        replaced.element(&element);
-                    }
-                }
+                replaced.elements_where(*replacement, |element| element.name != b"_id")?;
                 Ok(Some(replaced.finish()))
             }
             KeyUpdate::Fields(assignments) => {
@@ -121,8 +116,8 @@ impl<'a> KeyUpdate<'a> {
 }
 
 /// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
-fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
-    for field in own.nested("fields")?.into_iter().flat_map(Doc::elements) {
+fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
+    for field in raw.nested("fields")?.into_iter().flat_map(Doc::elements) {
         if field?.name.ends_with(b".$") {
             return Ok(true);
         }
@@ -132,9 +127,9 @@ fn names_a_position(own: Doc<'_>) -> Result<bool, Malformed> {
 
 /// Whether the query and the update leave too little room for the pinned values. Other fields don't count: a driver's retry may
 /// carry a newer `$clusterTime`.
-fn is_large(own: Doc<'_>) -> Result<bool, Malformed> {
+fn is_large(raw: Doc<'_>) -> Result<bool, Malformed> {
     let mut bytes = 0;
-    for element in own.elements() {
+    for element in raw.elements() {
         let element = element?;
         if matches!(element.name, b"q" | b"query" | b"u" | b"update") {
             bytes += element.value.len();
@@ -202,12 +197,7 @@ fn replacement<'a>(
 
 /// Operators that change keys only by `$set` and `$unset`, with whole values, each once.
 fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
-    let paths: Vec<&str> = protected
-        .constraints
-        .iter()
-        .flat_map(|proxy| proxy.constraint.paths())
-        .collect();
-    let unchangeable: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
+    let (paths, unchangeable) = (protected.key_paths(), protected.place_paths());
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
     for operator in operators.elements() {
         let operator = operator?;

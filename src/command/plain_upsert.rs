@@ -1,4 +1,4 @@
-//! Upserts of one document whose new document Keyward can read from the statement, as far as keys are made of it.
+//! Recognises upserts whose new document Keyward can read from the statement, as far as keys are made of it.
 //!
 //! The server makes the new document from the query's equalities and the update. Keyward reads only plain forms: equalities with
 //! scalar values, and the updates of [`KeyUpdate`]. The query names the document's shard. It also names the document's `_id`, or
@@ -34,8 +34,8 @@ impl<'a> PlainUpsert<'a> {
         // The server refuses other types. On an existing document Keyward leaves the option out, so nobody would.
         let is_boolean = |option: Element<'_>| option.kind == ElementType::Boolean;
         if !statement.is_upsert
-            || !statement.own.get("upsert")?.is_some_and(is_boolean)
-            || statement.own.get("upsertSupplied")?.is_some()
+            || !statement.raw.get("upsert")?.is_some_and(is_boolean)
+            || statement.raw.get("upsertSupplied")?.is_some()
             || !names_shard(query, &protected.shard_key)?
         {
             return Ok(None);
@@ -125,12 +125,7 @@ fn replaced(query: Doc<'_>, replacement: Doc<'_>) -> Result<Option<Vec<u8>>, Mal
     if let Some(id) = &asked_for {
         document.append(id.kind, b"_id", id.value);
     }
-    for element in replacement.elements() {
-        let element = element?;
-        if element.name != b"_id" {
-            document.element(&element);
-        }
-    }
+    document.elements_where(replacement, |element| element.name != b"_id")?;
     Ok(Some(document.finish()))
 }
 
@@ -144,12 +139,7 @@ fn updated(
     let Some(mut document) = key_update.applied_to(Doc::new(asked_for)?)? else {
         return Ok(None);
     };
-    let keys: Vec<&str> = protected
-        .constraints
-        .iter()
-        .flat_map(|proxy| proxy.constraint.paths())
-        .collect();
-    let place: Vec<&str> = protected.shard_key.iter().map(String::as_str).chain(["_id"]).collect();
+    let (keys, place) = (protected.key_paths(), protected.place_paths());
     let operators = statement.update()?.map(|update| update.as_document_or_array());
     let operators = operators.transpose()?.flatten().unwrap_or(Doc::empty());
     let mut set: Vec<&[u8]> = Vec::new();

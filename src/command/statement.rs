@@ -30,8 +30,8 @@ impl StatementKind {
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
-    pub fn can_read_query(self, own: Doc<'_>) -> Result<bool, Malformed> {
-        Ok(match own.get(self.query_name())? {
+    pub fn can_read_query(self, raw: Doc<'_>) -> Result<bool, Malformed> {
+        Ok(match raw.get(self.query_name())? {
             Some(query) if query.is_nothing() => self == StatementKind::FindAndModify,
             Some(query) => query.kind == ElementType::EmbeddedDocument,
             None => self == StatementKind::FindAndModify,
@@ -56,7 +56,7 @@ pub struct Statement<'a> {
     /// The command's body.
     pub body: Doc<'a>,
     /// The statement itself; the body for a `findAndModify`.
-    pub own: Doc<'a>,
+    pub raw: Doc<'a>,
     /// Whether it is about one document only.
     pub is_single: bool,
     /// Whether it inserts a document if none matches.
@@ -75,22 +75,22 @@ pub struct Selection<'a> {
 }
 
 impl<'a> Statement<'a> {
-    /// The statement `own` of the command `body`.
+    /// The statement `raw` of the command `body`.
     ///
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
-    pub fn of(kind: StatementKind, body: Doc<'a>, own: Doc<'a>) -> Result<Self, Malformed> {
+    pub fn of(kind: StatementKind, body: Doc<'a>, raw: Doc<'a>) -> Result<Self, Malformed> {
         let is_single = match kind {
-            StatementKind::Update => !own.is_set("multi")?,
-            StatementKind::Delete => own.is_set("limit")?,
+            StatementKind::Update => !raw.is_set("multi")?,
+            StatementKind::Delete => raw.is_set("limit")?,
             StatementKind::FindAndModify => true,
         };
         Ok(Statement {
             kind,
             body,
-            own,
+            raw,
             is_single,
-            is_upsert: own.is_set("upsert")?,
+            is_upsert: raw.is_set("upsert")?,
         })
     }
 
@@ -99,7 +99,7 @@ impl<'a> Statement<'a> {
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn query(self) -> Result<Option<Doc<'a>>, Malformed> {
-        let query = self.own.get(self.kind.query_name())?;
+        let query = self.raw.get(self.kind.query_name())?;
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
@@ -110,7 +110,7 @@ impl<'a> Statement<'a> {
     pub fn deletes(self) -> Result<bool, Malformed> {
         Ok(match self.kind {
             StatementKind::Delete => true,
-            StatementKind::FindAndModify => self.own.is_set("remove")?,
+            StatementKind::FindAndModify => self.raw.is_set("remove")?,
             StatementKind::Update => false,
         })
     }
@@ -121,8 +121,8 @@ impl<'a> Statement<'a> {
     /// [`Malformed`] if it isn't BSON.
     pub fn update(self) -> Result<Option<Element<'a>>, Malformed> {
         match self.kind {
-            StatementKind::Update => self.own.get("u"),
-            StatementKind::FindAndModify => self.own.get("update"),
+            StatementKind::Update => self.raw.get("u"),
+            StatementKind::FindAndModify => self.raw.get("update"),
             StatementKind::Delete => Ok(None),
         }
     }
@@ -134,9 +134,9 @@ impl<'a> Statement<'a> {
     pub fn selection(self) -> Result<Selection<'a>, Malformed> {
         let variables = self.body.get("let")?;
         let options = [
-            self.own.get("sort")?,
-            self.own.get("collation")?,
-            self.own.get("hint")?,
+            self.raw.get("sort")?,
+            self.raw.get("collation")?,
+            self.raw.get("hint")?,
             variables,
             self.body.get("maxTimeMS")?,
         ];
@@ -184,26 +184,26 @@ impl<'a> Statement<'a> {
     }
 
     fn rewritten(self, rewritten: &[u8], update: Option<&[u8]>, only_updates: bool) -> Result<Vec<u8>, Malformed> {
-        let mut own = Builder::new();
-        for element in self.own.elements() {
+        let mut raw = Builder::new();
+        for element in self.raw.elements() {
             let element = element?;
             match (element.name, update) {
                 (name, _) if name == self.kind.query_name().as_bytes() => {
-                    own.append(ElementType::EmbeddedDocument, name, rewritten)
+                    raw.append(ElementType::EmbeddedDocument, name, rewritten)
                 }
-                (b"u" | b"update", Some(update)) => own.append(ElementType::EmbeddedDocument, element.name, update),
+                (b"u" | b"update", Some(update)) => raw.append(ElementType::EmbeddedDocument, element.name, update),
                 (b"upsert", _) if only_updates => continue,
-                _ => own.element(&element),
+                _ => raw.element(&element),
             };
         }
-        if self.own.get(self.kind.query_name())?.is_none() {
-            own.append(
+        if self.raw.get(self.kind.query_name())?.is_none() {
+            raw.append(
                 ElementType::EmbeddedDocument,
                 self.kind.query_name().as_bytes(),
                 rewritten,
             );
         }
-        Ok(own.finish())
+        Ok(raw.finish())
     }
 
     /// The statement as a command of its own. If `rewritten` is given, it replaces the statement's query.
@@ -211,25 +211,22 @@ impl<'a> Statement<'a> {
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn command(self, rewritten: Option<&[u8]>) -> Result<Builder, Malformed> {
-        let own = match rewritten {
+        let raw = match rewritten {
             Some(rewritten) => self.with_query(rewritten)?,
-            None => self.own.bytes().to_vec(),
+            None => self.raw.bytes().to_vec(),
         };
         let list = self.kind.list();
         let body = match list {
             Some(_) => self.body,
-            None => Doc::new(&own)?,
+            None => Doc::new(&raw)?,
         };
         let mut command = Builder::new();
-        for element in body.elements() {
-            let element = element?;
-            if Some(element.name) != list.map(str::as_bytes) && !is_about_running(&element) {
-                command.element(&element);
-            }
-        }
+        command.elements_where(body, |element| {
+            Some(element.name) != list.map(str::as_bytes) && !is_about_running(element)
+        })?;
         if let Some(list) = list {
             command.open(ElementType::Array, list.as_bytes());
-            command.append(ElementType::EmbeddedDocument, b"0", &own);
+            command.append(ElementType::EmbeddedDocument, b"0", &raw);
             command.close();
         }
         Ok(command)

@@ -27,7 +27,7 @@ pub fn check(raw: Vec<Option<RawConstraint>>, found: &mut FoundProblems<'_>) -> 
         let Some(one) = raw.and_then(|raw| check_one(raw, list.item(index), found)) else {
             continue;
         };
-        match accepted.iter().find_map(|other| clash(&one, other)) {
+        match accepted.iter().find_map(|other| conflict_between(&one, other)) {
             Some((setting, reason)) => found.refuse(one.path.field(setting), reason),
             None => accepted.push(one),
         }
@@ -96,7 +96,7 @@ fn blamed(error: &SpecError, path: &SettingPath) -> SettingPath {
 }
 
 /// The conflict between two constraints, if there is one: the setting to blame, and the reason.
-fn clash(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
+fn conflict_between(one: &Accepted, other: &Accepted) -> Option<(&'static str, String)> {
     if one.constraint.namespace() != other.constraint.namespace() {
         let proxy_collection = one.constraint.proxy_collection();
         return (proxy_collection == other.constraint.proxy_collection()).then(|| {

@@ -156,6 +156,11 @@ impl Constraint {
         &self.name
     }
 
+    /// The specification that it was made of.
+    pub fn spec(&self) -> &IndexSpec {
+        &self.spec
+    }
+
     /// Whether it is the index on `_id`, which every collection has.
     pub fn is_on_id(&self) -> bool {
         self.name == ID_INDEX

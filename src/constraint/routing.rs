@@ -64,7 +64,10 @@ impl Constraint {
         let value = |path: &str| equal.iter().find(|value| value.name == path.as_bytes()).copied();
         let values: Option<Vec<Element<'_>>> = self.fields.iter().map(|field| value(&field.path)).collect();
         let draft = KeyDraft::new(self, &mut values?.into_iter()).ok()?;
-        debug_assert!(matches!(self.collation, Collation::Simple), "checked above");
+        assert!(
+            matches!(self.collation, Collation::Simple),
+            "a collated key is a sort key, which only the server computes"
+        );
         Some(draft.finish())
     }
 }

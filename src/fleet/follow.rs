@@ -30,7 +30,7 @@ pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
                 LOOK.min(membership.terms().renewal())
             }
         };
-        match membership.may_write() {
+        match membership.is_permitted_to_write() {
             true => readiness.unblock(&Obstacle::Register),
             false => readiness.block(
                 Obstacle::Register,

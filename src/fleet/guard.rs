@@ -60,8 +60,8 @@ impl<P: Protection> Protection for Guard<'_, P> {
         self.protection.protects_any_in(database)
     }
 
-    fn is_proxy_collection(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.protection.is_proxy_collection(database, collection)
+    fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protection.is_keywards_own(database, collection)
     }
 
     fn other_collation(

@@ -67,7 +67,7 @@ impl Membership {
     }
 
     /// Whether nobody can have taken its entry away.
-    pub fn may_write(&self) -> bool {
+    pub fn is_permitted_to_write(&self) -> bool {
         self.permit.holds()
     }
 

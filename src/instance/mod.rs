@@ -129,7 +129,7 @@ impl Instance {
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
-        let writes = writes.with_users(upstream.has_credential());
+        let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
         let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
         fleet::show(&config.constraints, &waiting, &service, &readiness);
@@ -230,7 +230,7 @@ impl Instance {
         let last = writes.replace(writes.catalog().clone());
         let is_over = tokio::time::timeout(AT_WORK, last.is_over()).await.is_ok();
         self.membership
-            .leave(is_drained && is_over && writes.unseen_end().is_none())
+            .leave(is_drained && is_over && writes.unobserved_end().is_none())
             .await;
         // The pages close last, so that the draining can be watched to the end.
         drop(self.pages);

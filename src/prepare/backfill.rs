@@ -14,7 +14,7 @@ use super::backfill_documents::{BackfillOutcome, backfill_documents};
 use super::batches::in_order;
 use super::position::BackfillPosition;
 use crate::catalog::Protected;
-use crate::claims::{Candidate, InFlight};
+use crate::claims::{AttemptRegistry, Candidate};
 use crate::extended_json::as_json;
 use crate::namespace::Namespace;
 use crate::progress::Progress;
@@ -186,10 +186,10 @@ async fn backfill_batch(
     lease: Duration,
     batch: &[RawDocumentBuf],
 ) -> Result<Vec<String>, StoreError> {
-    let under_way = InFlight::default().begin();
+    let guard = AttemptRegistry::default().begin();
     let (mut wanted, mut violations) = (Vec::new(), Vec::new());
     for (index, document) in batch.iter().enumerate() {
-        match candidates(protected, position, under_way.attempt(), index, document) {
+        match candidates(protected, position, guard.id(), index, document) {
             Ok(candidates) => wanted.extend(candidates),
             Err(text) => violations.push(text),
         }
@@ -197,7 +197,7 @@ async fn backfill_batch(
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
-    for (candidate, outcome) in backfill_documents(protected, lease, under_way.attempt(), wanted).await? {
+    for (candidate, outcome) in backfill_documents(protected, lease, guard.id(), wanted).await? {
         if let BackfillOutcome::Duplicate(other) = outcome {
             duplicates.push((candidate, other));
         }

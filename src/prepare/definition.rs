@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use mongodb::{Client, Collection};
 
 use super::PrepareError;
-use super::claim::is_claimed;
+use super::backfill_claim::is_claimed;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::namespace::Namespace;

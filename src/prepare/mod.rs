@@ -6,9 +6,9 @@
 //! next start. It never leaves a constraint that only seems to hold.
 
 mod backfill;
+mod backfill_claim;
 mod backfill_documents;
 mod batches;
-mod claim;
 mod definition;
 mod error;
 mod existing;

@@ -8,7 +8,7 @@ use bson::{Bson, oid::ObjectId};
 use mongodb::Client;
 
 use super::backfill::{self, Report, Reports};
-use super::claim::Claims;
+use super::backfill_claim::BackfillClaims;
 use super::definition::{ConstraintState, Definitions, definition_id};
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
@@ -101,7 +101,7 @@ impl ReservingConstraints {
             }
         }
         loop {
-            let claims = Claims::new(client);
+            let claims = BackfillClaims::new(client);
             let work = backfill_unclaimed(pending, &claims, &mut waiting);
             let left = claims.renewed_during(work).await;
             // The documents of a violated constraint are read again at every try. So its claim stays until it expires.
@@ -124,7 +124,7 @@ impl ReservingConstraints {
 /// by now.
 async fn backfill_unclaimed<'a>(
     pending: Vec<Backfilling<'a>>,
-    claims: &Claims,
+    claims: &BackfillClaims,
     waiting: &mut Vec<WaitingConstraint>,
 ) -> Result<Vec<Backfilling<'a>>, PrepareError> {
     let (mut reports, mut backfilled, mut left) = (Vec::new(), Vec::new(), Vec::new());

@@ -69,7 +69,7 @@ impl ProxyCollection {
     }
 
     /// Waits for a release, and logs a failure. The reservations then stay until the next write that meets them, or a sweep.
-    pub async fn or_left_behind(&self, released: impl Future<Output = Result<(), StoreError>>) {
+    pub async fn log_failed_release(&self, released: impl Future<Output = Result<(), StoreError>>) {
         if let Err(error) = released.await {
             tracing::warn!(%error, constraint = self.constraint.name(), "could not release");
         }

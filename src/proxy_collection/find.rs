@@ -45,7 +45,7 @@ impl Finder {
         let mut session = self.sessions.take().await?;
         let found = within(
             self.limit,
-            find_within(&mut session, &self.database, as_a_write_sees(command)),
+            find_in_transaction(&mut session, &self.database, as_a_write_sees(command)),
         )
         .await?;
         self.sessions.keep(session);
@@ -72,7 +72,7 @@ pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
 }
 
 /// As [`Finder::find`], in `session`, and in its transaction if it has one.
-pub(super) async fn find_within(
+pub(super) async fn find_in_transaction(
     session: &mut ClientSession,
     database: &Database,
     command: RawDocumentBuf,

@@ -121,8 +121,8 @@ pub struct ProxyCollection {
     database: Database,
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
-    reserving: Reserving,
-    reservings: Queue<Reserving>,
+    reserve_now: Reserving,
+    reserve_queue: Queue<Reserving>,
     reading: Queue<Reading>,
     deleting: Queue<Deleting>,
     /// Only where the constraint has a collation.
@@ -164,8 +164,8 @@ impl ProxyCollection {
             sort_keys: constraint
                 .collation()
                 .and_then(|collation| sort_keys::SortKeys::new(client, &database, collation)),
-            reservings: Queue::start(reserving.clone()),
-            reserving,
+            reserve_queue: Queue::start(reserving.clone()),
+            reserve_now: reserving,
             reading: Queue::start(Reading {
                 finder: finder.clone(),
                 name: namespace.collection.clone(),
@@ -245,12 +245,12 @@ impl ProxyCollection {
             .map(|(key, owner, version)| reservation::document(key, owner, *version, self.lease));
         let documents: Vec<_> = documents.collect();
         let reserved = async {
-            if self.reserving.is_busy(&documents) {
-                return Ok(self.reserving.each_alone(&documents).await);
+            if self.reserve_now.is_busy(&documents) {
+                return Ok(self.reserve_now.each_alone(&documents).await);
             }
             match claims.iter().any(|(_, _, version)| version.in_flight) {
-                true => self.reservings.ask(documents).await,
-                false => Ok(self.reserving.run(documents).await),
+                true => self.reserve_queue.ask(documents).await,
+                false => Ok(self.reserve_now.run(documents).await),
             }
         };
         asking(ProxyRequest::Reserve, &self.constraint, claims.len(), reserved).await

@@ -18,6 +18,16 @@ use crate::traces::{ProxyRequest, asking};
 /// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
+impl Owner {
+    /// Whether its route has exactly the fields of `shard_key`.
+    pub fn has_route_by(&self, shard_key: &[String]) -> bool {
+        let paths = self.route.iter().flat_map(|route| route.iter().flatten());
+        paths
+            .map(|(path, _)| path.as_str())
+            .eq(shard_key.iter().map(String::as_str))
+    }
+}
+
 impl ProxyCollection {
     /// Returns for each key whether its own owner holds it.
     ///
@@ -25,11 +35,11 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.
-    pub async fn look_up(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
-        let mut held = Vec::with_capacity(claims.len());
-        for claims in claims.chunks(KEYS_MAX) {
+    pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
+        let mut held = Vec::with_capacity(pairs.len());
+        for pairs in pairs.chunks(KEYS_MAX) {
             let mut ids_of_owners: HashMap<Key, Vec<Vec<u8>>> = HashMap::new();
-            for document in self.owners(claims, scope).await? {
+            for document in self.owners(pairs, scope).await? {
                 let id = id_identity(&id_of(&document)?);
                 for key in self.keys_of(&[document])? {
                     ids_of_owners.entry(key).or_default().push(id.clone());
@@ -39,23 +49,23 @@ impl ProxyCollection {
                 let ids_of_owners = ids_of_owners.get(*key);
                 ids_of_owners.is_some_and(|ids_of_owners| ids_of_owners.contains(&id_identity(&owner.id)))
             };
-            held.extend(claims.iter().map(is_held));
+            held.extend(pairs.iter().map(is_held));
         }
         Ok(held)
     }
 
     /// Reads the documents with the `_id`s of these owners, within `scope`.
-    async fn owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let found = self.find_owners(claims, scope);
-        asking(ProxyRequest::LookForOwner, &self.constraint, claims.len(), found).await
+    async fn owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let found = self.find_owners(pairs, scope);
+        asking(ProxyRequest::LookForOwner, &self.constraint, pairs.len(), found).await
     }
 
-    async fn find_owners(&self, claims: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        if claims.is_empty() {
+    async fn find_owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        if pairs.is_empty() {
             return Ok(Vec::new());
         }
         let mut owners = RawArrayBuf::new();
-        claims
+        pairs
             .iter()
             .for_each(|(_, owner)| owners.push(owner_filter(owner, scope)));
         let mut command = rawdoc! {
@@ -84,8 +94,8 @@ impl ProxyCollection {
         scope: Scope,
     ) -> Result<Vec<(&'r Key, &'r Reservation)>, StoreError> {
         if !reservations.is_empty() {
-            let claims: Vec<_> = reservations.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
-            let mut held = self.look_up(&claims, scope).await?.into_iter();
+            let pairs: Vec<_> = reservations.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
+            let mut held = self.look_up(&pairs, scope).await?.into_iter();
             reservations.retain(|_| !held.next().unwrap_or(true));
         }
         Ok(reservations)
@@ -100,8 +110,8 @@ impl ProxyCollection {
         if reserved.is_empty() {
             return Ok(());
         }
-        let claims: Vec<_> = reserved.iter().map(|(key, owner, _)| (*key, *owner)).collect();
-        let held = self.look_up(&claims, Scope::Linearizable).await?;
+        let pairs: Vec<_> = reserved.iter().map(|(key, owner, _)| (*key, *owner)).collect();
+        let held = self.look_up(&pairs, Scope::Linearizable).await?;
         let unheld = reserved.iter().zip(held).filter(|(_, held)| !held);
         let unheld: Vec<_> = unheld.map(|((key, _, token), _)| (*key, *token)).collect();
         self.release_by_token(&unheld).await

@@ -17,7 +17,7 @@ use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
-use super::find::find_within;
+use super::find::find_in_transaction;
 use super::owner::owner_filter;
 use super::time_out::within;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
@@ -90,7 +90,7 @@ impl ProxyCollection {
         let mut proof = Proof::Placeholder { filled: Vec::new() };
         for _ in 0..TRIES {
             let sharding = self.sharding().await?;
-            if !is_routable(&seen.owner, &sharding.key) {
+            if !seen.owner.has_route_by(&sharding.key) {
                 return Err(StoreError::Unroutable);
             }
             let mut session = self.begin().await?;
@@ -214,7 +214,7 @@ impl ProxyCollection {
         // By the collection's own collation and on every shard: these are the documents in the placeholder's way.
         let filter = owner_filter(owner, Scope::Everywhere);
         let find = rawdoc! { "find": name, "filter": filter.clone() };
-        let documents = find_within(session, &self.database, find).await?.documents;
+        let documents = find_in_transaction(session, &self.database, find).await?.documents;
         if documents.is_empty() {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
         }
@@ -279,12 +279,6 @@ fn refused(error: &Document) -> StoreError {
 
 /// The field that a document has briefly, inside a transaction.
 const TOUCHED: &str = "keyward_touched";
-
-/// Whether the owner's route has exactly the fields of the present shard key.
-fn is_routable(owner: &Owner, shard_key: &[String]) -> bool {
-    let paths: Vec<&str> = routes(owner).map(|(path, _)| path).collect();
-    paths == shard_key.iter().map(String::as_str).collect::<Vec<_>>()
-}
 
 fn routes(owner: &Owner) -> impl Iterator<Item = (&str, RawBson)> {
     let elements = owner.route.iter().flat_map(|route| route.iter().flatten());
@@ -359,9 +353,9 @@ mod tests {
             route,
         };
         let key = ["a".to_owned(), "b".to_owned()];
-        assert!(is_routable(&owner(Some(rawdoc! { "a": 1, "b": null })), &key));
-        assert!(!is_routable(&owner(Some(rawdoc! { "a": 1 })), &key));
-        assert!(!is_routable(&owner(None), &key));
-        assert!(is_routable(&owner(None), &[]));
+        assert!(owner(Some(rawdoc! { "a": 1, "b": null })).has_route_by(&key));
+        assert!(!owner(Some(rawdoc! { "a": 1 })).has_route_by(&key));
+        assert!(!owner(None).has_route_by(&key));
+        assert!(owner(None).has_route_by(&[]));
     }
 }

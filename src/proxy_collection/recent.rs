@@ -23,8 +23,8 @@ impl ProxyCollection {
         let mut recent = Vec::with_capacity(found.documents.len());
         for document in &found.documents {
             // Other documents are skipped: no write waits for them.
-            if let Ok(young_one) = self.entry(document)?.read {
-                recent.push(young_one);
+            if let Ok(reservation) = self.entry(document)?.read {
+                recent.push(reservation);
             }
         }
         Ok(recent)

@@ -10,7 +10,7 @@ use mongodb::ClientSession;
 use mongodb::error::TRANSIENT_TRANSACTION_ERROR;
 use mongodb::options::{ReadConcern, WriteConcern};
 
-use super::find::find_within;
+use super::find::find_in_transaction;
 use super::owner::owner_filter;
 use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError, find_keys};
@@ -41,7 +41,7 @@ impl ProxyCollection {
     /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn at_one_moment(
         &self,
-        claims: &[(&Key, &Owner)],
+        pairs: &[(&Key, &Owner)],
         shard_key: &[String],
         owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
     ) -> Result<Vec<Moment>, StoreError> {
@@ -49,7 +49,7 @@ impl ProxyCollection {
         loop {
             tries += 1;
             let mut session = self.begin().await?;
-            let mut outcome = self.look(&mut session, claims, shard_key, &owner_of).await;
+            let mut outcome = self.look(&mut session, pairs, shard_key, &owner_of).await;
             match outcome {
                 // The commit fails if a primary that was deposed has answered.
                 Ok(_) => {
@@ -84,12 +84,12 @@ impl ProxyCollection {
     async fn look(
         &self,
         session: &mut ClientSession,
-        claims: &[(&Key, &Owner)],
+        pairs: &[(&Key, &Owner)],
         shard_key: &[String],
         owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
     ) -> Result<Vec<Moment>, StoreError> {
-        let keys: Vec<&Key> = claims.iter().map(|(key, _)| *key).collect();
-        let found = find_within(
+        let keys: Vec<&Key> = pairs.iter().map(|(key, _)| *key).collect();
+        let found = find_in_transaction(
             session,
             &self.database,
             find_keys(self.reservations.name(), keys.iter().copied()),
@@ -108,7 +108,7 @@ impl ProxyCollection {
         let named = entries.iter().filter_map(|entry| entry.read.as_ref().ok());
         for owner in named
             .map(|(_, reservation)| &reservation.owner)
-            .chain(claims.iter().map(|(_, owner)| *owner))
+            .chain(pairs.iter().map(|(_, owner)| *owner))
         {
             owners.push(owner_filter(owner, Scope::Everywhere));
         }
@@ -116,7 +116,7 @@ impl ProxyCollection {
         command.append(cstr!("projection"), self.projection(shard_key)?);
         command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
         let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
-        for document in find_within(session, &self.database, command).await?.documents {
+        for document in find_in_transaction(session, &self.database, command).await?.documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
             let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
             owners.push((owner, self.constraint.keys(document).unwrap_or_default()));

@@ -2,7 +2,7 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::{Doc, Element};
+use super::{Doc, Element, Malformed};
 
 /// Builds a document from elements, names and bytes that need not be UTF-8.
 #[derive(Debug, Clone)]
@@ -30,6 +30,24 @@ impl Builder {
     /// An empty document.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Appends the elements of `document` that `is_kept` accepts.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn elements_where(
+        &mut self,
+        document: Doc<'_>,
+        is_kept: impl Fn(&Element<'_>) -> bool,
+    ) -> Result<&mut Self, Malformed> {
+        for element in document.elements() {
+            let element = element?;
+            if is_kept(&element) {
+                self.element(&element);
+            }
+        }
+        Ok(self)
     }
 
     /// Starts with the elements of a whole document; more may follow. Starts empty if the bytes aren't a document.
@@ -63,6 +81,7 @@ impl Builder {
 
     /// Appends the bytes before a value, which will take `value` bytes.
     fn name(&mut self, kind: ElementType, name: &[u8], value: usize) {
+        // For each field of each command: names are constants, or come from checked BSON.
         debug_assert!(!name.contains(&0), "a field name can't hold a zero byte");
         self.bytes.reserve(name.len() + value + 2);
         self.bytes.push(kind as u8);

@@ -56,12 +56,7 @@ impl WriteError {
     /// [`Malformed`] if it isn't BSON.
     pub fn from_server(error: Doc<'_>) -> Result<WriteError, Malformed> {
         let mut fields = Builder::new();
-        for element in error.elements() {
-            let element = element?;
-            if element.name != b"index" {
-                fields.element(&element);
-            }
-        }
+        fields.elements_where(error, |element| element.name != b"index")?;
         Ok(WriteError {
             fields: fields.finish(),
         })

@@ -24,7 +24,7 @@ pub struct Attempt {
     /// before it was forwarded isn't inherited: the attempt wrote it and got no answer.
     inherited: BTreeSet<usize>,
     /// Whether it might have been forwarded, now or at an earlier start.
-    let_through: bool,
+    may_have_been_forwarded: bool,
     /// A key without a sure answer from the cluster, perhaps to a release. Such a release may still arrive, and would
     /// delete a newer reservation under the same token. So the attempt doesn't begin again.
     failed: Option<usize>,
@@ -77,10 +77,10 @@ enum AttemptState {
 impl Attempt {
     /// Begins an attempt at `keys` keys. Without keys the write may be forwarded at once.
     ///
-    /// A key is a position in `0..keys` of a list. The driver keeps the list sorted, so that all attempts take keys in
+    /// A key is a position in `0..keys` of a list. The executor keeps the list sorted, so that all attempts take keys in
     /// one order.
     pub fn begin(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
-        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).settled()
+        Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).next_effects()
     }
 
     /// As [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
@@ -126,10 +126,10 @@ impl Attempt {
         }
         let mut effects = self.clone().withdraw();
         let anew = Attempt {
-            let_through: self.let_through,
+            may_have_been_forwarded: self.may_have_been_forwarded,
             ..Attempt::claiming(self.token, self.inherited, vec![Claim::Unclaimed; keys])
         };
-        let (attempt, more) = anew.settled();
+        let (attempt, more) = anew.next_effects();
         effects.extend(more);
         (attempt, effects)
     }
@@ -139,7 +139,7 @@ impl Attempt {
             token,
             pace: ClaimPace::AllAtOnce,
             inherited,
-            let_through: false,
+            may_have_been_forwarded: false,
             failed: None,
             state: AttemptState::Claiming(claims),
         }
@@ -192,7 +192,7 @@ impl Attempt {
             (AttemptState::Claiming(_), _) => self.step_claim(event),
             (AttemptState::Waiting(claims), Event::WaitOver) => {
                 let claims = claims.clone();
-                self.with(AttemptState::Claiming(claims)).settled()
+                self.with(AttemptState::Claiming(claims)).next_effects()
             }
             (AttemptState::Waiting(claims), Event::Failed(key)) if *key < claims.len() => {
                 self.give_up(NotHeld::Unsure(*key))
@@ -233,18 +233,18 @@ impl Attempt {
             conflicting,
             ..
         }) = effect
-            && (conflicting != self.token || self.let_through)
+            && (conflicting != self.token || self.may_have_been_forwarded)
         {
             self.inherited.insert(key);
         }
         match effect {
             Some(effect) => (self, vec![effect]),
-            None => self.settled(),
+            None => self.next_effects(),
         }
     }
 
     /// Decides the next effects once no claim is busy any more.
-    fn settled(mut self) -> (Attempt, Vec<Effect>) {
+    fn next_effects(mut self) -> (Attempt, Vec<Effect>) {
         let AttemptState::Claiming(claims) = &mut self.state else {
             return (self, Vec::new());
         };
@@ -322,7 +322,7 @@ impl Attempt {
                 claims.iter().all(|claim| *claim == Claim::Held),
                 "a write goes on without one of its keys: {claims:?}"
             );
-            self.let_through = true;
+            self.may_have_been_forwarded = true;
             return (self.with(AttemptState::Forwarding(claims)), vec![Effect::Forward]);
         }
         (self, effects)

@@ -83,7 +83,7 @@ impl Claim {
             (Claim::Reserving, Event::Taken(_)) => (Claim::Reading, Some(Effect::Read(key))),
             (Claim::Reserving, Event::Busy(_)) => (
                 Claim::Contested {
-                    conflicting: Token::UNSEEN,
+                    conflicting: Token::UNKNOWN,
                 },
                 None,
             ),

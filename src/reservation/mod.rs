@@ -20,7 +20,7 @@ mod token;
 
 pub use attempt::{Attempt, Ended, NotHeld};
 pub use claim::{Age, ConflictingReservation, Scope};
-pub use token::{AttemptId, Operation, Token};
+pub use token::{AttemptId, RetryId, Token};
 
 /// The next action of an attempt's executor. A key is its position in the list that the attempt began with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -63,7 +63,7 @@ pub enum Effect {
     Forward,
 }
 
-/// An event that the driver is sure of.
+/// An event that the executor is sure of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The reservation is written, majority.

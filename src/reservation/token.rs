@@ -10,7 +10,7 @@ pub struct AttemptId(pub [u8; 16]);
 
 /// A statement of a retryable write. The server itself recognises a retry by these fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Operation {
+pub struct RetryId {
     /// `lsid.id`.
     pub session: [u8; 16],
     /// `txnNumber`.
@@ -27,7 +27,7 @@ pub struct Token {
     /// The document's position in the command, so that two documents of one command conflict like any others.
     pub position: u32,
     /// The driver's operation, if it can be retried.
-    pub operation: Option<Operation>,
+    pub operation: Option<RetryId>,
 }
 
 const PLAIN: usize = 16 + 4;
@@ -35,7 +35,7 @@ const RETRYABLE: usize = PLAIN + 16 + 8 + 4;
 
 impl Token {
     /// Represents an unknown attempt that has written in a transaction that is still open.
-    pub const UNSEEN: Token = Token::of(AttemptId([0; 16]));
+    pub const UNKNOWN: Token = Token::of(AttemptId([0; 16]));
 
     /// The token of an attempt at position 0, without a retryable operation.
     pub const fn of(attempt: AttemptId) -> Token {
@@ -68,7 +68,7 @@ impl Token {
             RETRYABLE => {
                 let (session, rest) = rest.split_first_chunk::<16>()?;
                 let (txn_number, rest) = rest.split_first_chunk::<8>()?;
-                Some(Operation {
+                Some(RetryId {
                     session: *session,
                     txn_number: i64::from_le_bytes(*txn_number),
                     statement: i32::from_le_bytes(*rest.first_chunk::<4>()?),
@@ -100,7 +100,7 @@ mod tests {
             position: 3,
             operation: None,
         };
-        let operation = Operation {
+        let operation = RetryId {
             session: [9; 16],
             txn_number: -2,
             statement: 5,
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_retry_is_the_same_statement_of_the_same_operation() {
-        let operation = Operation {
+        let operation = RetryId {
             session: [9; 16],
             txn_number: 1,
             statement: 0,
@@ -133,7 +133,7 @@ mod tests {
             ..first
         };
         let sibling = Token {
-            operation: Some(Operation {
+            operation: Some(RetryId {
                 statement: 1,
                 ..operation
             }),

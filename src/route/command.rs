@@ -1,4 +1,5 @@
-//! The commands whose query may ask for a key: `find`, `count`, `distinct`, `aggregate`, and `explain` of one of these.
+//! Recognises reads by a unique field (`find`, `count`, `distinct`, `aggregate`, and `explain` of one of these), and restricts
+//! them to the owner.
 //!
 //! Each has a list of fields with which the reply stays the same. A field that isn't in the list keeps the command as it is: a
 //! hint, a transaction, a snapshot, a read preference.

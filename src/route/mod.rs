@@ -52,9 +52,7 @@ impl AskedFor {
 /// # Errors
 /// [`Malformed`] if the query isn't BSON.
 pub fn pinned(query: Doc<'_>, owner: &Owner, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
-    let Some(route) = &owner.route else { return Ok(None) };
-    let paths = route.iter().flatten().map(|(path, _)| path.as_str());
-    if !paths.eq(protected.shard_key.iter().map(String::as_str)) {
+    if owner.route.is_none() || !owner.has_route_by(&protected.shard_key) {
         return Ok(None);
     }
     let id = rawdoc! { "_id": owner.id.clone() };

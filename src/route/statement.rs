@@ -1,4 +1,4 @@
-//! Statements that write one document by a key.
+//! Recognises statements that write one document by a unique field.
 
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
 
@@ -15,7 +15,7 @@ impl AskedFor {
     /// An upsert isn't one: where it finds nothing, it inserts by its own query. A sorted statement isn't one, either: while the
     /// constraint isn't enforced yet, two documents may hold the key, and the order says which of them is meant.
     pub fn by_statement(statement: Statement<'_>, protected: &Protected) -> Option<AskedFor> {
-        let has = |option: &str| statement.own.get(option).is_ok_and(|option| option.is_some());
+        let has = |option: &str| statement.raw.get(option).is_ok_and(|option| option.is_some());
         let keeps_its_way = ["collation", "hint", "sort"].into_iter().any(has);
         if !protected.routes() || !statement.is_single || statement.is_upsert || keeps_its_way {
             return None;

@@ -1,4 +1,4 @@
-//! Applies notices to a connection when it is ready for them, and tells a rejected client the reason before closing.
+//! Applies notices to a connection when it is ready for them, and sends a rejected client the reason before it closes.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::upstream::Connection;
 use crate::wire::{Draft, Envelope, Flags, OpCode, Rejection, ServerError};
 use crate::write::CatalogEpoch;
 
-/// How long a client whose message isn't read to its end has to take the reason.
+/// How long Keyward waits for a client to read the reason, if Keyward hasn't read the client's message to its end.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Session {
@@ -64,17 +64,17 @@ impl Session {
         is_reading && self.replies.is_at_boundary(&self.upstream.incoming)
     }
 
-    /// Goes over to the new catalog epoch once nothing is under way that was decided in the one before.
+    /// Takes the new catalog epoch once no command that the previous one decided is in progress here.
     async fn advance_epoch(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
         if self.next_epoch.is_none() || is_sending || self.replies.has_pending_write() {
             return Ok(());
         }
         if self.is_unanswered {
-            if !self.replies.is_settled() {
+            if !self.replies.is_idle() {
                 return Ok(());
             }
-            // Upstream takes one message after the other: with this one's reply, those without are done.
+            // Upstream answers in order. After the ping's reply, the messages without replies are done.
             let mut ping = Builder::new();
             ping.int32("ping", 1).string("$db", b"admin");
             self.upstream.request(&Draft::of_body(&ping.finish())).await?;
@@ -87,8 +87,7 @@ impl Session {
     }
 }
 
-/// Holds `epoch` until upstream has finished the work that it has begun. It goes on with that work without a reader of the answer, and
-/// closes the connection then.
+/// Keeps `epoch` until upstream has answered what it has received, and then closes the connection.
 pub(super) async fn leave_at_work(mut upstream: Connection, epoch: CatalogEpoch) {
     if upstream.outgoing.finish().await.is_ok() {
         drained(&mut upstream.incoming).await;

@@ -13,7 +13,7 @@ const HEAD_MAX: usize = 64;
 /// A search in one reply.
 #[derive(Debug)]
 pub struct CursorId {
-    /// Where the next element stands, counted from what hasn't been passed on; none before the first look.
+    /// The offset of the next element in the bytes that Keyward hasn't passed on; none before the first bytes are read.
     next: Option<usize>,
 }
 
@@ -27,13 +27,13 @@ pub enum CursorState {
 }
 
 impl CursorId {
-    /// Nothing looked at yet.
+    /// A search that has read nothing yet.
     pub fn new() -> CursorId {
         CursorId { next: None }
     }
 
-    /// Looks at what there is of the reply, from what hasn't been passed on; `is_all` if nothing more will come.
-    pub fn look(&mut self, there: &[u8], is_all: bool) -> CursorState {
+    /// Reads the bytes `there` of the reply that Keyward hasn't passed on; `is_all` if no more will come.
+    pub fn read(&mut self, there: &[u8], is_all: bool) -> CursorState {
         let later = |at: usize| match is_all {
             true => CursorState::Open(false),
             false => CursorState::Later(at.min(there.len())),
@@ -120,7 +120,7 @@ mod tests {
         let (mut passed, mut arrived) = (0, 0);
         loop {
             arrived = (arrived + step).min(message.len());
-            match search.look(&message[passed..arrived], arrived == message.len()) {
+            match search.read(&message[passed..arrived], arrived == message.len()) {
                 CursorState::Open(open) => return open,
                 CursorState::Later(up_to) => {
                     search.pass(up_to);

@@ -16,15 +16,15 @@ use crate::classify::Verdict;
 use crate::raw::Builder;
 use crate::server::{code::SHUTDOWN_IN_PROGRESS, reply::append_label};
 
-/// A driver that got the error won't use a connection that has been quiet for this long.
+/// A driver that has got the error uses no connection again that has been quiet for this long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How far a server is on its way to its end.
+/// Whether Keyward serves, or drains before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// It accepts clients and serves them.
     Serving,
-    /// It sends them away.
+    /// It sends clients away.
     Draining(Drain),
 }
 
@@ -45,7 +45,7 @@ impl Drain {
         }
     }
 
-    /// When what is still there is cut off.
+    /// When Keyward closes the remaining connections.
     pub fn until(&self) -> Instant {
         self.until
     }
@@ -55,19 +55,19 @@ impl Drain {
         QUIET.min((self.until - self.begun) / 4)
     }
 
-    /// Whether a command is to be turned away: a handshake, or, late, what can as well begin elsewhere.
+    /// Whether Keyward turns a command away: a handshake, or, in the second half of the time, a command that continues nothing.
     pub fn rejects(&self, verdict: &Verdict<'_>, request_context: &RequestContext) -> bool {
-        *verdict == Verdict::Hello || self.is_late() && !request_context.goes_on()
+        *verdict == Verdict::Hello || self.is_in_second_half() && !request_context.continues_earlier()
     }
 
-    fn is_late(&self) -> bool {
+    fn is_in_second_half(&self) -> bool {
         Instant::now() >= self.begun + (self.until - self.begun) / 2
     }
 
     /// The error that a handshake gets, or a command with this context.
     ///
-    /// Its topology version is of a process of its own: drivers leave out what is older than what they know, and
-    /// the next Keyward at this address will pass on what its own `mongos` says.
+    /// Its topology version names this process. Drivers ignore a version that is older than the one they know. The next Keyward
+    /// at this address passes on the version of its own `mongos`, which names another process.
     pub fn error(&self, process: ObjectId, request_context: Option<&RequestContext>) -> Vec<u8> {
         let left = self.until.saturating_duration_since(Instant::now());
         let mut body = Builder::new();
@@ -90,14 +90,14 @@ impl Drain {
     }
 }
 
-/// Ends when the server is draining and a connection that hasn't said anything has had a moment to.
+/// Ends when Keyward drains and a connection without any message has had a moment to send one.
 pub(super) async fn nothing_came(stage: &mut watch::Receiver<Stage>) {
     if let Some(drain) = draining(stage).await {
         tokio::time::sleep(drain.quiet()).await;
     }
 }
 
-/// Ends when the server is draining; nothing if it is gone altogether.
+/// Ends when Keyward drains; `None` if Keyward stops without draining.
 pub(crate) async fn draining(stage: &mut watch::Receiver<Stage>) -> Option<Drain> {
     let stage = stage.wait_for(|stage| *stage != Stage::Serving).await.ok()?;
     match *stage {

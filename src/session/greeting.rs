@@ -100,7 +100,7 @@ async fn first_message(client_in: &mut Incoming, client_out: &mut Outgoing, leng
     }
 }
 
-/// Tells what else was sent instead of a message; HTTP is answered.
+/// Recognises what the client sent instead of a message, and answers HTTP.
 async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
     if bytes.starts_with(b"GET ") {
         return match client.write_pieces([HTTP_ANSWER].into_iter()).await {

@@ -11,7 +11,7 @@ use crate::namespace::Namespace;
 use crate::traces::CommandSpan;
 use crate::wire::{Flags, Message, Rejection, Request};
 use crate::write::Commit;
-use crate::write::plan::is_forwarded;
+use crate::write::plan::changes_no_key;
 
 /// A request, and the decisions on it. The next stages use them and read nothing again.
 pub(super) struct Judged<'m> {
@@ -45,7 +45,7 @@ impl<'m> Judged<'m> {
             Err(rejection) => Err(rejection.clone()),
         };
         let affects_no_key = match (&verdict, &request.parsed) {
-            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => is_forwarded(write, message, catalog),
+            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => changes_no_key(write, message, catalog),
             _ => false,
         };
         let by_key = match &verdict {
@@ -63,17 +63,20 @@ impl<'m> Judged<'m> {
         }
     }
 
-    /// Whether Keyward forwards the request at once.
-    pub(super) fn goes_on(&self, drain: Option<&Drain>, service: &Service) -> bool {
+    /// Decides whether Keyward forwards the request at once. If the request commits a client's transaction, the decision on that
+    /// commit is recorded: later statements in the transaction are refused.
+    pub(super) fn decide_to_forward(&self, drain: Option<&Drain>, service: &Service) -> bool {
         let Ok(verdict) = &self.verdict else { return false };
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
-        let may_write = || self.undeclared.is_empty() && (!self.asks_to_write || service.may_write());
-        let may_commit = || service.may_write() && service.writes.commit(self.context.transaction) == Commit::GoesOn;
+        let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
+        let may_commit = || {
+            service.is_permitted_to_write() && service.writes.decide_commit(self.context.transaction) == Commit::Forward
+        };
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()
-            && may_write()
+            && is_registered()
             && (!self.context.commits() || may_commit())
     }
 

@@ -1,5 +1,5 @@
-//! If a connection breaks, Keyward ends the transaction that it left open there. Otherwise other writes would wait for the
-//! server's limit.
+//! Ends the transaction that Keyward left open on a connection that broke. Otherwise other writes would wait for the server's
+//! limit.
 //!
 //! Keyward ends its session with its own rights and on a connection of its own. A prepared transaction stays as it is, so a commit
 //! on several shards takes effect on all of them or on none. A driver's retry finds out its outcome as always. That retry uses
@@ -20,12 +20,12 @@ use crate::upstream::{Connection, Upstream};
 
 /// The longest time before the client learns that its connection is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So long it is tried to end a session.
-const TIME_MAX: Duration = Duration::from_secs(10);
-/// Between two tries: the connections of Keyward's own client may be lost, too.
+/// How long Keyward tries to end a session.
+const ENDING_MAX: Duration = Duration::from_secs(10);
+/// The wait between two tries: the connections of Keyward's own client may be lost, too.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether the log says already that sessions can't be ended.
+/// Whether Keyward has logged that it can't end sessions.
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the transaction that the lost `connection` may have left open. Keyward doesn't wait for a slow end.
@@ -39,7 +39,7 @@ pub(super) async fn end(connection: &mut Connection, upstream: &Upstream) {
 }
 
 async fn end_session(client: Client, command: Document) {
-    let deadline = Instant::now() + TIME_MAX;
+    let deadline = Instant::now() + ENDING_MAX;
     let reason = loop {
         match timeout_at(deadline, client.database("admin").run_command(command.clone())).await {
             Ok(Ok(_)) => {
@@ -51,7 +51,7 @@ async fn end_session(client: Client, command: Document) {
                 _ if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
                 _ => break error.to_string(),
             },
-            Err(_) => break format!("no answer within {}", humantime::format_duration(TIME_MAX)),
+            Err(_) => break format!("no answer within {}", humantime::format_duration(ENDING_MAX)),
         }
     };
     if !WARNED.swap(true, Ordering::Relaxed) {

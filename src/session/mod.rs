@@ -113,9 +113,11 @@ impl Service {
         }
     }
 
-    /// Whether nobody can take this Keyward for gone.
-    fn may_write(&self) -> bool {
-        self.membership.as_ref().is_none_or(|membership| membership.may_write())
+    /// Whether the register permits this Keyward to write.
+    fn is_permitted_to_write(&self) -> bool {
+        self.membership
+            .as_ref()
+            .is_none_or(|membership| membership.is_permitted_to_write())
     }
 
     /// Notes whether `constraint` is enforced, and shows it.
@@ -156,22 +158,22 @@ struct Session {
     rights: Rights,
     /// Where compressed requests are unpacked.
     scratch: Vec<u8>,
-    /// Of the request that waits to be served.
+    /// The trace span of the request that waits to be served.
     waiting: CommandSpan,
     /// Set while `scratch` holds the unpacked request.
     unpacked_by: Option<Compressor>,
-    /// The memory that it takes.
+    /// The share of memory that the unpacked request takes.
     unpacked_share: Share,
     /// The number of the last reply that Keyward itself composed.
     last_reply_id: i32,
     limits: Limits,
-    /// Since when clients are sent away.
+    /// Set once Keyward sends its clients away.
     drain: Option<Drain>,
     /// Set once the server at the other end isn't the primary any more.
     is_deposed: bool,
     /// Whether the client's last command left a transaction open.
     in_transaction: bool,
-    /// Held for what the catalog of its time has decided here.
+    /// The catalog epoch that decided the commands in progress here.
     epoch: CatalogEpoch,
     /// The catalog epoch that has begun since.
     next_epoch: Option<CatalogEpoch>,
@@ -328,7 +330,7 @@ impl Session {
         is_set: bool,
     ) -> Result<Stepped, End> {
         self.steps = self.steps.wrapping_add(1);
-        if self.requests != Requests::Waiting || !self.replies.is_settled() {
+        if self.requests != Requests::Waiting || !self.replies.is_idle() {
             let may_read = self.replies.count_pending() < AHEAD_MAX;
             let length_max = self.length_max();
             let mut has_arrived = false;

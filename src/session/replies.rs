@@ -22,7 +22,7 @@ pub struct Replies {
     passing: Passing,
     /// Looks for the cursor that the reply on its way leaves open.
     search: Option<CursorId>,
-    /// Whether the last reply that could left a cursor open.
+    /// Whether the last reply that could leave a cursor open did so.
     has_cursor: bool,
     /// Whether a reply said that the client is authenticated.
     is_authenticated: bool,
@@ -33,7 +33,7 @@ pub struct Replies {
 pub struct PendingReply {
     /// The request that the reply answers, by its number.
     pub answers: i32,
-    /// How the request came, if it is a handshake, whose reply is edited.
+    /// The envelope of the request, if it is a handshake, whose reply Keyward edits.
     pub hello: Option<Envelope>,
     /// Whether several replies may come, each answering the one before.
     pub may_stream: bool,
@@ -51,11 +51,11 @@ pub struct PendingReply {
 #[derive(Debug)]
 enum Passing {
     Nothing,
-    /// So many bytes are still to go through as they come.
+    /// Upstream's reply, of which this many bytes are yet to be passed on.
     Through {
         left: usize,
     },
-    /// A message of ours, from this position on.
+    /// Keyward's own message, of which the bytes up to `written` are sent.
     Own {
         message: Vec<u8>,
         written: usize,
@@ -81,7 +81,10 @@ impl Replies {
 
     /// Makes Keyward's own `reply` the next one. Only while no reply is pending.
     pub fn answer(&mut self, reply: Vec<u8>) {
-        debug_assert!(self.is_settled(), "replies keep the order of the requests");
+        assert!(
+            self.is_idle(),
+            "a reply is pending: a client would get the reply of another request"
+        );
         self.passing = Passing::Own {
             message: reply,
             written: 0,
@@ -113,7 +116,7 @@ impl Replies {
     }
 
     /// Whether the client has all that it waits for.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && matches!(self.passing, Passing::Nothing)
     }
 
@@ -148,8 +151,8 @@ impl Replies {
         self.is_authenticated
     }
 
-    /// The handshake that is all that the client waits for, if nothing of its reply has come: another one may be given in
-    /// its place, after which the connection has to end.
+    /// The pending handshake, if the client waits for nothing else and no byte of its reply has come. Keyward may answer it
+    /// itself; then the connection has to end.
     pub fn pending_hello(&self, upstream: &Incoming) -> Option<Envelope> {
         let nothing_came = matches!(self.passing, Passing::Nothing) && upstream.inbox.bytes().is_empty();
         match self.pending.front() {
@@ -161,7 +164,7 @@ impl Replies {
         }
     }
 
-    /// Goes one step on.
+    /// Passes on the next bytes.
     ///
     /// - Cancel: loses nothing.
     ///
@@ -177,7 +180,7 @@ impl Replies {
             Passing::Through { left } => {
                 let mut there = upstream.inbox.bytes().len().min(*left);
                 if let Some(search) = &mut self.search {
-                    match search.look(&upstream.inbox.bytes()[..there], there == *left) {
+                    match search.read(&upstream.inbox.bytes()[..there], there == *left) {
                         CursorState::Later(up_to) => there = up_to,
                         CursorState::Open(is_open) => {
                             self.has_cursor = is_open;

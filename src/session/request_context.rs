@@ -15,7 +15,7 @@ pub struct RequestContext {
     pub transaction: Option<TransactionId>,
     /// It begins or ends that transaction.
     edge: Option<Edge>,
-    /// It goes on with a cursor, or closes one.
+    /// It continues a cursor, or closes one.
     is_of_cursor: bool,
     /// Its reply may leave a cursor open.
     pub may_leave_cursor: bool,
@@ -115,12 +115,12 @@ impl RequestContext {
         self.edge == Some(Edge::Commit)
     }
 
-    /// Whether it goes on with what an earlier command began, and so can't be carried out elsewhere.
-    pub fn goes_on(&self) -> bool {
+    /// Whether it continues what an earlier command began, and so can't be carried out elsewhere.
+    pub fn continues_earlier(&self) -> bool {
         self.is_of_cursor || self.is_in_transaction && self.edge != Some(Edge::Start)
     }
 
-    /// The label by which a driver knows that it may do again what was turned away: this command, or its transaction.
+    /// The label by which a driver knows what it may repeat if the command is turned away: the command, or its transaction.
     pub fn label(&self) -> Option<&'static str> {
         match (self.is_in_transaction, self.edge) {
             (true, _) if self.ends_transaction() => Some("RetryableWriteError"),
@@ -151,7 +151,7 @@ mod tests {
             let request_context = request_context(command);
             (
                 request_context.leaves_transaction(),
-                request_context.goes_on(),
+                request_context.continues_earlier(),
                 request_context.label(),
             )
         };
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn cursors_go_on_and_writes_may_write() {
-        assert!(request_context(&doc! { "getMore": 1_i64, "collection": "c" }).goes_on());
-        assert!(!request_context(&doc! { "find": "c" }).goes_on());
+        assert!(request_context(&doc! { "getMore": 1_i64, "collection": "c" }).continues_earlier());
+        assert!(!request_context(&doc! { "find": "c" }).continues_earlier());
         for (command, may_write) in [
             ("find", false),
             ("insert", true),

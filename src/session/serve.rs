@@ -55,28 +55,28 @@ impl Session {
         note_transaction(&context, &self.service, self.replies.is_authenticated());
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
-        let goes_on = judged.goes_on(self.drain.as_ref(), &self.service);
-        let is_handshake = goes_on && matches!(judged.verdict, Ok(Verdict::Hello));
+        let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
+        let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello));
         let span = match &judged.request.parsed {
             _ if has_waited => std::mem::take(&mut self.waiting),
             Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
             _ => CommandSpan::default(),
         };
-        let action = if goes_on {
+        let action = if is_forwarded {
             Action::Forward(judged.pending())
-        } else if self.replies.is_settled() {
+        } else if self.replies.is_idle() {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
-            // Of an earlier message, whose client knows that the action is open.
+            // A transaction noted for an earlier message: its client already has the error for it, so nobody ends it here.
             self.upstream.take_open_transaction();
-            let server = Server {
+            let handler = MessageHandler {
                 service: &self.service,
                 catalog: &catalog,
-                is_known: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
+                may_act_for_client: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
                 drain: self.drain.as_ref(),
                 rights: &mut self.rights,
                 upstream: &mut self.upstream,
             };
-            let action = span.around(server.serve(judged, self.last_reply_id)).await?;
+            let action = span.around(handler.handle(judged, self.last_reply_id)).await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -135,19 +135,19 @@ fn note_transaction(context: &RequestContext, service: &Service, is_authenticate
 }
 
 /// What serving one message needs, by the constraints that it was judged by.
-struct Server<'s> {
+struct MessageHandler<'s> {
     service: &'s Service,
     catalog: &'s Arc<Catalog>,
     /// Whether the client has logged in, where it must.
-    is_known: bool,
+    may_act_for_client: bool,
     drain: Option<&'s Drain>,
     rights: &'s mut Rights,
     upstream: &'s mut Connection,
 }
 
-impl Server<'_> {
-    /// Serves one message that doesn't go on at once; `reply_id` is the reply's own number.
-    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
+impl MessageHandler<'_> {
+    /// Serves one message that isn't forwarded at once; `reply_id` is the reply's own number.
+    async fn handle(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
             reply_id,
@@ -164,7 +164,7 @@ impl Server<'_> {
         }
         // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
         let undeclared = std::mem::take(&mut judged.undeclared);
-        if self.is_known
+        if self.may_act_for_client
             && let Err(refusal) = self.register(undeclared, judged.asks_to_write, &context).await
         {
             commands.turned_away.inc();
@@ -173,7 +173,7 @@ impl Server<'_> {
         if context.commits()
             && let Ok(Message::Msg(commit)) = &judged.request.parsed
             && let Some(reply) =
-                write::refuse_commit(commit.body, context.transaction, &self.service.writes, self.upstream).await?
+                write::answer_commit(commit.body, context.transaction, &self.service.writes, self.upstream).await?
         {
             return reply_to.answer(&reply);
         }
@@ -200,7 +200,7 @@ impl Server<'_> {
 
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
     async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
-        if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.is_known)
+        if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.may_act_for_client)
             && let Some(routed) = by_key
                 .route(&judged.request, self.service, self.rights, self.upstream)
                 .await?
@@ -213,7 +213,7 @@ impl Server<'_> {
         Ok(Action::Forward(judged.pending()))
     }
 
-    /// Makes sure that a command which may write does so with the knowledge of the other Keywards.
+    /// Makes sure that the other Keywards can know of a command's writes before it is carried out.
     async fn register(
         &self,
         undeclared: Vec<Namespace>,
@@ -231,7 +231,7 @@ impl Server<'_> {
             let declared = membership.declare(undeclared, &[]).await;
             declared.map_err(|error| unregistered(error.to_string()))?;
         }
-        match !(asks_to_write || context.commits()) || membership.may_write() {
+        match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
             true => Ok(()),
             false => Err(unregistered("its entry couldn't be renewed".to_owned())),
         }
@@ -245,7 +245,7 @@ impl Server<'_> {
         message: &OpMsg<'_>,
     ) -> Result<Served, End> {
         let commands = &self.service.metrics.commands;
-        // Before anything is done as Keyward's own user, whose rights aren't the client's.
+        // Checked before Keyward does anything with its own rights, which aren't the client's.
         if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
             commands.unauthorized.inc();
             return Ok(Served::Reply(body));
@@ -255,7 +255,7 @@ impl Server<'_> {
             true => Plan::Forward,
             false => Plan::of_key_write(write, message, self.catalog),
         };
-        // By itself it takes more room than the rest of a connection, most of which never write here.
+        // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
         let served = served?;
@@ -289,7 +289,7 @@ impl ReplyTo {
         Ok(Action::Answer(reply))
     }
 
-    /// Does with a message that is turned down what the server does.
+    /// Treats a message that is turned down as the server does.
     fn turn_down(self, rejection: &Rejection) -> Result<Action, End> {
         match rejection.treatment() {
             Treatment::Close => Err(rejection.clone().into()),

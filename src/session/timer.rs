@@ -11,11 +11,11 @@ use tokio::time::{Instant, Sleep};
 
 use super::{End, Requests, Session};
 
-/// Whether it is set, and how things stood when it was.
+/// Whether the timer is set, and the step at which it was set.
 #[derive(Debug)]
 pub struct Timer {
     set_at_step: Option<u64>,
-    /// When something had happened last, as far as was looked.
+    /// When the connection was last found busy.
     busy_at: Instant,
 }
 
@@ -28,12 +28,12 @@ impl Timer {
         }
     }
 
-    /// Whether it will ring.
+    /// Whether it is set.
     pub fn is_set(&self) -> bool {
         self.set_at_step.is_some()
     }
 
-    /// Has it set anew, because something else is waited for now.
+    /// Unsets it, so that it is set for the new reason.
     pub fn unset(&mut self) {
         self.set_at_step = None;
     }
@@ -64,7 +64,7 @@ impl Session {
         self.requests == Requests::Reading && !self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Whether a message of the client's takes of the memory that all share.
+    /// Whether a message of the client holds a share of the common memory.
     fn holds_memory(&self) -> bool {
         self.client_in.share.is_held() || self.unpacked_share.is_held()
     }
@@ -88,7 +88,7 @@ impl Session {
         let is_idle = !self.limits.idle_timeout.is_zero() && timer.busy_at.elapsed() >= self.limits.idle_timeout;
         match self.drain {
             Some(_) if may_go => Some(End::Stopping),
-            None if is_idle && self.replies.is_settled() && may_go => Some(End::Idle),
+            None if is_idle && self.replies.is_idle() && may_go => Some(End::Idle),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use crate::wire::{Header, OpCode, Rejection, decompress, stated_bytes};
 const LARGE_BYTES: usize = 1024 * 1024;
 
 impl Session {
-    /// Unpacks the message that has arrived, if it is large; others are unpacked when they are read.
+    /// Unpacks the message that has arrived, if it is large. A small one is unpacked when it is read.
     pub(super) async fn unpack_large(&mut self) -> Result<(), End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let Ok(Some(header)) = Header::read(message) else {
@@ -28,7 +28,8 @@ impl Session {
             return Ok(());
         }
         let packed = message.to_vec();
-        // Others may wait for memory as well, each with a message in hand: somebody has to give way.
+        // Other connections may wait for memory, too, each with a message in memory. The time-out keeps them from waiting for
+        // each other forever.
         let room = self.unpacked_share.cover(length);
         timeout(self.limits.message_timeout, room)
             .await

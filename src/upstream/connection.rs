@@ -107,7 +107,7 @@ impl Connection {
     }
 
     /// Whether what takes effect may still be sent.
-    pub(crate) fn may_write(&self) -> bool {
+    pub(crate) fn is_permitted_to_write(&self) -> bool {
         self.permit.as_ref().is_none_or(Permit::holds)
     }
 

@@ -173,7 +173,7 @@ impl Verification<'_> {
             Some(reservation) if others.contains(&reservation.owner) => Fault::Duplicate(others, true),
             Some(reservation) if reservation.owner.has_same_id_as(&owner) => {
                 // Before the collection was sharded as it is now, it had another form.
-                if !self.has_present_route(&reservation.owner) {
+                if !reservation.owner.has_route_by(&self.protected.shard_key) {
                     return None;
                 }
                 Fault::Misrouted(reservation)
@@ -185,13 +185,6 @@ impl Verification<'_> {
         };
         let key = suspect.key.clone();
         Some((Suspect { key, owner }, fault))
-    }
-
-    fn has_present_route(&self, owner: &Owner) -> bool {
-        let paths = owner.route.iter().flat_map(|route| route.iter().flatten());
-        paths
-            .map(|(path, _)| path.as_str())
-            .eq(self.protected.shard_key.iter().map(String::as_str))
     }
 
     async fn report_fault(&mut self, suspect: &Suspect, fault: Fault) -> Result<(), StoreError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Verification;
 use super::documents::Fault;
-use crate::claims::{Candidate, ConstrainedKey, InFlight};
+use crate::claims::{AttemptRegistry, Candidate, ConstrainedKey};
 use crate::constraint::Key;
 use crate::prepare::{BackfillOutcome, backfill_documents};
 use crate::proxy_collection::{Owner, Reservation, StoreError, TakenOver};
@@ -40,8 +40,8 @@ impl Verification<'_> {
 
     /// Reserves a document's key, as backfill does.
     async fn reserve(&self, key: &Key, owner: &Owner) -> Result<Repaired, StoreError> {
-        let under_way = InFlight::default().begin();
-        let attempt = under_way.attempt();
+        let guard = AttemptRegistry::default().begin();
+        let attempt = guard.id();
         let key = ConstrainedKey {
             constraint: self.position,
             key: key.clone(),
@@ -66,8 +66,8 @@ impl Verification<'_> {
                 None => return Ok(Repaired::No),
             }
         }
-        let under_way = InFlight::default().begin();
-        let token = Token::of(under_way.attempt());
+        let guard = AttemptRegistry::default().begin();
+        let token = Token::of(guard.id());
         // The strategy's proof that a write can't come any more.
         let strategy = self.protected.strategy();
         let taken = self.proxy.take_over_absent(strategy, key, seen, owner, token).await?;

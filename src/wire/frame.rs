@@ -73,7 +73,11 @@ impl<'a> Draft<'a> {
             let checksum = frame.pieces().fold(0, crc32c::crc32c_append);
             frame.copy(&checksum.to_le_bytes());
         }
-        debug_assert_eq!(frame.length(), header.length);
+        assert_eq!(
+            frame.length(),
+            header.length,
+            "the receiver would take other bytes for the next message"
+        );
         Ok(frame)
     }
 

@@ -41,7 +41,7 @@ pub async fn bulk_write(
         let run = next..bulk.end_of_run(next);
         let kind = bulk.operations[next].kind;
         // In a client's transaction only the commit counts.
-        if !bulk.in_transaction && !upstream.may_write() {
+        if !bulk.in_transaction && !upstream.is_permitted_to_write() {
             return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
         let body = body(bulk, run.clone(), time_ms)?;
@@ -120,12 +120,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
             }
         }
     }
-    for field in namespace.entry.elements() {
-        let field = field?;
-        if field.name != b"ns" {
-            body.element(&field);
-        }
-    }
+    body.elements_where(namespace.entry, |field| field.name != b"ns")?;
     if let Some(time_ms) = time_ms {
         body.int32("maxTimeMS", i32::try_from(time_ms).unwrap_or(i32::MAX));
     }

@@ -1,4 +1,4 @@
-//! Tells a change of the catalog when every command in progress was decided by the new constraints.
+//! Tells when no command that the previous catalog decided is in progress any more.
 //!
 //! Each connection holds the epoch of the catalog that decided its commands in progress. It releases the epoch after the reply
 //! has arrived. So Keyward counts no messages: a change of the catalog waits until no connection holds the previous epoch.
@@ -45,7 +45,7 @@ pub(super) struct CatalogEpochs {
     life: Duration,
     /// When a command of a client's transaction was last forwarded, or a write's reply was last lost, in milliseconds since
     /// `begun`, plus one.
-    pub(super) unseen_at: AtomicU64,
+    pub(super) unobserved_at: AtomicU64,
     /// When a write's reply was last lost, in the same unit.
     pub(super) in_doubt_at: AtomicU64,
 }
@@ -58,7 +58,7 @@ impl CatalogEpochs {
             held: Mutex::new(held),
             begun: Instant::now(),
             life: hastened(TRANSACTION_LIFE, haste::TRANSACTIONS).max(lease),
-            unseen_at: AtomicU64::new(0),
+            unobserved_at: AtomicU64::new(0),
             in_doubt_at: AtomicU64::new(0),
         }
     }

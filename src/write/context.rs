@@ -12,7 +12,7 @@ use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpoch};
 use super::insert::transactional::Groups;
 use super::txn::client_transactions::{ClientTransactions, Commit, TransactionId};
 use crate::catalog::Catalog;
-use crate::claims::InFlight;
+use crate::claims::AttemptRegistry;
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 
@@ -26,7 +26,7 @@ pub struct Context {
     /// How long Keyward presumes a reservation in flight if its owner doesn't exist yet.
     pub(super) lease: Duration,
     /// The attempts under way in this process.
-    pub(super) in_flight: InFlight,
+    pub(super) attempts: AttemptRegistry,
     pub(super) epochs: CatalogEpochs,
     /// Whether clients have to log in.
     pub(super) has_users: bool,
@@ -43,7 +43,7 @@ impl Context {
         Context {
             catalog: ArcSwap::new(catalog),
             lease,
-            in_flight: InFlight::default(),
+            attempts: AttemptRegistry::default(),
             epochs: CatalogEpochs::new(lease),
             has_users: false,
             transactions: ClientTransactions::default(),
@@ -54,7 +54,7 @@ impl Context {
 
     /// The same context; if `have_to`, clients have to log in.
     #[must_use]
-    pub fn with_users(self, have_to: bool) -> Context {
+    pub fn requiring_login(self, have_to: bool) -> Context {
         Context {
             has_users: have_to,
             ..self
@@ -66,9 +66,12 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// Whether Keyward forwards the commit of a client's transaction. The server refuses a commit without a transaction.
-    pub fn commit(&self, transaction: Option<TransactionId>) -> Commit {
-        transaction.map_or(Commit::GoesOn, |transaction| self.transactions.commit(transaction))
+    /// Decides whether Keyward forwards the commit of a client's transaction, and records the decision. The server refuses a
+    /// commit without a transaction.
+    pub fn decide_commit(&self, transaction: Option<TransactionId>) -> Commit {
+        transaction.map_or(Commit::Forward, |transaction| {
+            self.transactions.decide_commit(transaction)
+        })
     }
 
     /// How many documents one statement may change in one transaction.
@@ -90,7 +93,7 @@ impl Context {
 
     /// Notes that Keyward forwards a command of a client's transaction.
     pub fn note_transaction(&self) {
-        self.epochs.unseen_at.store(self.epochs.now(), Ordering::Relaxed);
+        self.epochs.unobserved_at.store(self.epochs.now(), Ordering::Relaxed);
     }
 
     /// Notes a write of unknown outcome: the connection broke before its reply arrived, or the reply leaves the outcome open.
@@ -98,13 +101,13 @@ impl Context {
     /// replies are not inspected.
     pub fn note_in_doubt(&self) {
         let now = self.epochs.now();
-        self.epochs.unseen_at.store(now, Ordering::Relaxed);
+        self.epochs.unobserved_at.store(now, Ordering::Relaxed);
         self.epochs.in_doubt_at.store(now, Ordering::Relaxed);
     }
 
     /// The time by which every forwarded client transaction and every write of unknown outcome must have ended.
-    pub fn unseen_end(&self) -> Option<Instant> {
-        self.epochs.end_of(&self.epochs.unseen_at)
+    pub fn unobserved_end(&self) -> Option<Instant> {
+        self.epochs.end_of(&self.epochs.unobserved_at)
     }
 
     /// The time by which every write of unknown outcome must have ended.
@@ -163,10 +166,10 @@ mod tests {
     #[test]
     fn transactions_are_waited_for_as_long_as_they_may_live() {
         let context = context();
-        assert_eq!(context.unseen_end(), None);
+        assert_eq!(context.unobserved_end(), None);
         let before = Instant::now();
         context.note_transaction();
-        let end = context.unseen_end().unwrap();
+        let end = context.unobserved_end().unwrap();
         let slack = Duration::from_millis(1);
         assert!(end + slack >= before + TRANSACTION_LIFE && end <= Instant::now() + TRANSACTION_LIFE + slack);
     }

@@ -62,12 +62,12 @@ async fn drop_with(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let Namespace { database, collection } = &protected.namespace;
-    let settled = match rights.may_drop(database.as_bytes(), collection.as_bytes()) {
-        true => settled(context, protected).await,
+    let decided = match rights.may_drop(database.as_bytes(), collection.as_bytes()) {
+        true => decided(context, protected).await,
         false => Vec::new(),
     };
     let reply = upstream.run(body.bytes()).await?;
-    release(protected, &settled).await;
+    release(protected, &decided).await;
     // The drop removed the shard key: a new collection of that name isn't sharded.
     context.renew_shard_keys().await;
     Ok(reply)
@@ -89,8 +89,7 @@ pub async fn drop_database(
     }
     match drop_all(context, database, body, upstream).await {
         Ok(times) => Ok(dropped_database(database, &times)),
-        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => Ok(refused.body),
-        Err(Failure::Forward(error)) => Err(error),
+        Err(failure) => Ok(failure.into_reply()?.body),
     }
 }
 
@@ -118,7 +117,7 @@ async fn drop_all(
         match code(Doc::new(&reply)?)? {
             // Another client dropped it meanwhile.
             None | Some(NAMESPACE_NOT_FOUND) => {}
-            Some(_) => return Err(Failure::Refused(ErrorReply { body: reply })),
+            Some(_) => return Err(Failure::ErrorReply(ErrorReply { body: reply })),
         }
     }
     // The server's own collections for the others are dropped with them, or are empty; some of them can't be dropped.
@@ -144,7 +143,7 @@ async fn names(
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
         if answer.nested("cursor")?.is_none() {
-            return Err(Failure::Refused(ErrorReply { body: reply }));
+            return Err(Failure::ErrorReply(ErrorReply { body: reply }));
         }
         for entry in cursor::batch(answer)? {
             let name = entry.get("name")?.and_then(|name| name.as_string_bytes());
@@ -191,13 +190,13 @@ async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> 
 }
 
 /// For each constraint, the recent reservations whose documents exist.
-async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Reservation)>> {
+async fn decided(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Reservation)>> {
     let span = context.lease * LEASES;
     let each = protected.constraints.iter().map(|proxy| async move {
         let found: Result<_, StoreError> = async {
             let recent = proxy.recent(span, SETTLED_MAX).await?;
-            let claims: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
-            let held = proxy.look_up(&claims, Scope::Everywhere).await?;
+            let pairs: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
+            let held = proxy.look_up(&pairs, Scope::Everywhere).await?;
             Ok(recent.into_iter().zip(held))
         }
         .await;
@@ -213,18 +212,18 @@ async fn settled(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
 }
 
 /// Deletes those of the reservations whose documents are gone now.
-async fn release(protected: &Protected, settled: &[Vec<(Key, Reservation)>]) {
+async fn release(protected: &Protected, decided: &[Vec<(Key, Reservation)>]) {
     let each = protected
         .constraints
         .iter()
-        .zip(settled)
-        .map(|(proxy, settled)| async move {
+        .zip(decided)
+        .map(|(proxy, decided)| async move {
             let released = async {
-                let settled = settled.iter().map(|(key, seen)| (key, seen)).collect();
-                let gone = proxy.unheld(settled, Scope::Linearizable).await?;
+                let decided = decided.iter().map(|(key, seen)| (key, seen)).collect();
+                let gone = proxy.unheld(decided, Scope::Linearizable).await?;
                 proxy.release_seen(&gone).await
             };
-            proxy.or_left_behind(released).await;
+            proxy.log_failed_release(released).await;
         });
     join_all(each).await;
 }

@@ -35,16 +35,17 @@ pub enum ForwardError {
     Malformed(#[from] Malformed),
 }
 
-/// Waits for the reply within a lease. The server ends a command with a shorter time limit, so a later reply isn't worth
-/// waiting for. After a timeout the connection can't be used any more.
+/// Waits for the reply no longer than `limit`. The server ends the command by then, so a later reply isn't worth waiting for.
+/// After a timeout the connection can't be used any more.
 ///
-/// # Errors [`ForwardError`]: the reply's own, or the timeout.
-pub async fn within<T>(
-    lease: Duration,
+/// # Errors
+/// [`ForwardError`]: the reply's own, or the timeout.
+pub async fn reply_within<T>(
+    limit: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(lease));
-    tokio::time::timeout(lease, reply).await.map_err(late)?
+    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(limit));
+    tokio::time::timeout(limit, reply).await.map_err(late)?
 }
 
 /// Forwards the statements at `positions` of an `update` or `delete` (`list` is its batch) unchanged. Returns the reply's body,
@@ -57,7 +58,7 @@ pub async fn statements(
     list: &'static str,
     positions: std::ops::Range<usize>,
 ) -> Result<(Vec<u8>, bool), ForwardError> {
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         return Ok((withheld(op.command), false));
     }
     let times = op.reservation_times();
@@ -140,7 +141,7 @@ pub async fn statement(
     time: Option<Duration>,
 ) -> Result<Sent, ForwardError> {
     let command = op.command;
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         return Ok(Sent {
             outcome: Outcome::NotApplied(UnappliedReason::Command),
             by_majority: false,
@@ -155,9 +156,15 @@ pub async fn statement(
                 documents: vec![own],
             };
             let part = part_of_body(command, list, std::iter::once(index), times)?.finish();
-            (concerned(Doc::new(&part)?, acknowledged, time, times)?, vec![sequence])
+            (
+                with_write_concern(Doc::new(&part)?, acknowledged, time, times)?,
+                vec![sequence],
+            )
         }
-        None => (concerned(Doc::new(own)?, acknowledged, time, times)?, Vec::new()),
+        None => (
+            with_write_concern(Doc::new(own)?, acknowledged, time, times)?,
+            Vec::new(),
+        ),
     };
     let draft = Draft {
         sequences,
@@ -206,7 +213,7 @@ pub fn part_of_body(
     let retry = command.retry.as_ref();
     let numbers = retry.map(|retry| {
         positions
-            .map(|position| retry.operation(position).statement)
+            .map(|position| retry.retry_id(position).statement)
             .collect::<Vec<_>>()
     });
     let numbers = numbers.filter(|numbers| must_be_stated(numbers));
@@ -238,21 +245,16 @@ pub fn part_of_body(
 }
 
 /// The command with the write concern `acknowledged`, and with the limit `time` if there is one.
-fn concerned(
+fn with_write_concern(
     command: Doc<'_>,
     acknowledged: Acknowledged,
     time: Option<Duration>,
     times: &Times,
 ) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::new();
-    for element in command.elements() {
-        let element = element?;
-        let is_replaced =
-            matches!(element.name, b"writeConcern" | b"$clusterTime") || element.name == b"maxTimeMS" && time.is_some();
-        if !is_replaced {
-            with.element(&element);
-        }
-    }
+    with.elements_where(command, |element| {
+        !matches!(element.name, b"writeConcern" | b"$clusterTime") && (element.name != b"maxTimeMS" || time.is_none())
+    })?;
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
     acknowledged.append_w(&mut with);
     let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());

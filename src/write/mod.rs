@@ -27,7 +27,6 @@ use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
-pub use crate::command::affected_keys::overlap;
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward::ForwardError;
@@ -74,6 +73,7 @@ pub async fn serve(
         Ok(under_way) => under_way,
         Err(refusal) => return Ok(Served::Reply(refusal.body(&Times::default()))),
     };
+    // An error leaves the statement unfinished. So its transaction is never committed.
     let served = carry_out(plan, message, context, upstream).await?;
     match upstream.take_broken_off() {
         true => under_way.break_off(),
@@ -82,11 +82,12 @@ pub async fn serve(
     Ok(served)
 }
 
-/// The reply to a commit that Keyward must not forward unchanged; `None` if Keyward may forward it after all.
+/// Decides on a commit ([`txn::client_transactions::ClientTransactions::decide_commit`] records the decision), and ends the transaction if Keyward refuses
+/// it. Returns the client's reply; `None` if Keyward forwards the commit unchanged.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn refuse_commit(
+pub async fn answer_commit(
     commit: Doc<'_>,
     transaction: Option<TransactionId>,
     context: &Context,
@@ -98,13 +99,13 @@ pub async fn refuse_commit(
         return Ok(None);
     };
     let transactions = &context.transactions;
-    Ok(match transactions.commit(transaction) {
-        Commit::GoesOn => None,
+    Ok(match transactions.decide_commit(transaction) {
+        Commit::Forward => None,
         Commit::Unknown => {
             let is_on_one = context.catalog().is_on_one_replica_set();
             commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
         }
-        Commit::Refused => {
+        Commit::Refuse => {
             // The server releases the transaction's locks, so that no other client waits for them. The transaction isn't
             // committed, with any answer.
             ask_to_end(commit, upstream).await?;
@@ -127,7 +128,7 @@ async fn carry_out(
         Plan::Bulk(Err(refusal)) => refusal.body(&Times::default()),
         Plan::Drop(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
         Plan::DropDatabase(database) => drop::drop_database(context, database, message.body, upstream).await?,
-        Plan::ShardKeyChange => shard_key_change::change_shard_key(context, message.body, upstream).await?,
+        Plan::ShardKeyChange => shard_key_change::forward_and_renew_shard_keys(context, message.body, upstream).await?,
     };
     Ok(Served::Reply(reply))
 }
@@ -145,11 +146,11 @@ async fn carry_out_command(
     }
     match &plan.work {
         CommandWork::Refused(refusal) => Ok(refusal.body(&Times::default())),
-        CommandWork::Insert(command, strategy) => {
+        CommandWork::Insert(command) => {
             let op = WriteOp::new(context, &plan.protected, command, upstream);
             match Transaction::of_client(op.protected, command.body, op.upstream)? {
-                Some(transaction) => insert::insert_within(op, transaction).await,
-                None => insert::insert(op, *strategy).await,
+                Some(transaction) => insert::insert_in_clients_transaction(op, transaction).await,
+                None => insert::insert(op).await,
             }
         }
         CommandWork::Statements(command, kind, statements) => {

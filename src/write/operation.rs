@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::context::TIME_MAX;
-use super::reserve::{Claimed, reserve};
+use super::reserve::{ReserveOutcome, reserve};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};
@@ -68,7 +68,7 @@ impl<'a> WriteOp<'a> {
     }
 
     /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
-    pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> Claimed {
+    pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> ReserveOutcome {
         reserve(self.context, self.protected, candidate, self.give_up).await
     }
 

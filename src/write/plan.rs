@@ -1,7 +1,7 @@
-//! Plans a write from its message and the constraints alone, without asking a server.
+//! Plans a write from its message, the constraints and the shard key alone, without asking a server.
 //!
-//! A plan carries its constraints, so that Keyward looks them up once. It depends on the statements and the constraints, never
-//! on documents. So a driver's retry gets the plan of its first try, and finds the first try's result.
+//! A plan carries its constraints, so that Keyward looks them up once. It depends on the statements, the constraints and the
+//! shard key, never on documents. So a driver's retry gets the plan of its first try, and finds the first try's result.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use crate::command::key_update::KeyUpdate;
 use crate::command::plain_upsert::PlainUpsert;
 use crate::command::shape::Form;
 use crate::command::statement::{Statement, StatementKind};
-use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
 use crate::route::needs_routing;
@@ -54,7 +53,7 @@ pub struct CommandPlan<'m> {
 #[derive(Debug)]
 pub enum CommandWork<'m> {
     /// Inserts documents with their reservations.
-    Insert(BatchCommand<'m>, Strategy),
+    Insert(BatchCommand<'m>),
     /// Statements of an `update` or a `delete`, or the single statement of a `findAndModify`.
     Statements(BatchCommand<'m>, StatementKind, Vec<StatementPlan<'m>>),
     /// No work: Keyward refuses the command.
@@ -88,13 +87,13 @@ pub enum Way<'m> {
 impl<'m> Plan<'m> {
     /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that classified it.
     pub fn of(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
-        match is_forwarded(write, message, catalog) {
+        match changes_no_key(write, message, catalog) {
             true => Plan::Forward,
             false => Plan::of_key_write(write, message, catalog),
         }
     }
 
-    /// As [`Plan::of`], for a write that [`is_forwarded`] has found to be able to change a key.
+    /// As [`Plan::of`], for a write that [`changes_no_key`] has found to be able to change a key.
     pub fn of_key_write(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
         let protected = |target: &Target<'_>| catalog.protected(target.database, target.collection).cloned();
         let (target, form) = match write {
@@ -127,17 +126,17 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Co
         None => BatchCommand::single(message.body)?,
     };
     let Form::Changes(kind) = form else {
-        return Ok(CommandWork::Insert(command, protected.strategy()));
+        return Ok(CommandWork::Insert(command));
     };
-    for own in &command.documents {
-        if !kind.can_read_query(*own).map_err(WriteRefusal::Malformed)? {
+    for raw in &command.documents {
+        if !kind.can_read_query(*raw).map_err(WriteRefusal::Malformed)? {
             return Err(WriteRefusal::WrongType(kind.query_name()));
         }
     }
     let plans = command
         .documents
         .iter()
-        .map(|own| StatementPlan::of(kind, *own, &command, protected));
+        .map(|raw| StatementPlan::of(kind, *raw, &command, protected));
     let plans: Result<Vec<_>, _> = plans.collect();
     let plans = plans.map_err(WriteRefusal::Malformed)?;
     Ok(CommandWork::Statements(command, kind, plans))
@@ -146,12 +145,12 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Co
 impl<'m> StatementPlan<'m> {
     fn of(
         kind: StatementKind,
-        own: Doc<'m>,
+        raw: Doc<'m>,
         command: &BatchCommand<'m>,
         protected: &Protected,
     ) -> Result<Self, Malformed> {
-        let statement = Statement::of(kind, command.body, own)?;
-        let way = if !affects_keys(kind, own, protected)? {
+        let statement = Statement::of(kind, command.body, raw)?;
+        let way = if !affects_keys(kind, raw, protected)? {
             match needs_routing(statement, protected) && !command.is_in_transaction()? {
                 true => Way::InTransaction,
                 false => Way::PassThrough,
@@ -176,7 +175,7 @@ impl<'m> StatementPlan<'m> {
 /// statements can't be read.
 ///
 /// A driver's retry is treated like its first try: the answer depends on the statement and the constraints, never on documents.
-pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> bool {
+pub fn changes_no_key(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> bool {
     let (target, kind) = match write {
         Write::Update(target) => (target, StatementKind::Update),
         Write::FindAndModify(target) => (target, StatementKind::FindAndModify),
@@ -194,7 +193,7 @@ pub fn is_forwarded(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -
 
 /// Whether Keyward carries any statement of the command out itself because it is by a key.
 fn any_needs_routing(kind: StatementKind, message: &OpMsg<'_>, protected: &Protected) -> bool {
-    let needs = |own: Doc<'_>| Statement::of(kind, message.body, own).is_ok_and(|one| needs_routing(one, protected));
+    let needs = |raw: Doc<'_>| Statement::of(kind, message.body, raw).is_ok_and(|one| needs_routing(one, protected));
     let Some(list) = kind.list() else {
         return needs(message.body);
     };
@@ -203,7 +202,7 @@ fn any_needs_routing(kind: StatementKind, message: &OpMsg<'_>, protected: &Prote
     };
     batch
         .iter()
-        .is_ok_and(|mut statements| statements.any(|own| own.is_ok_and(needs)))
+        .is_ok_and(|mut statements| statements.any(|raw| raw.is_ok_and(needs)))
 }
 
 /// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
@@ -211,8 +210,8 @@ fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths:
     let batch = message.documents(list).ok()??;
     // The server refuses a batch that is both in the body and in a sequence, and an empty batch.
     let mut any = None;
-    for own in batch.iter().ok()? {
-        if affects_keys(kind, own.ok()?, paths).ok()? {
+    for raw in batch.iter().ok()? {
+        if affects_keys(kind, raw.ok()?, paths).ok()? {
             return Some(true);
         }
         any = Some(false);
@@ -220,14 +219,14 @@ fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths:
     any
 }
 
-/// Whether the statement `own` may change a key, so that Keyward must watch it. A statement that the server always refuses need
+/// Whether the statement `raw` may change a key, so that Keyward must watch it. A statement that the server always refuses need
 /// not be watched.
 ///
 /// # Errors
 /// [`Malformed`] if it isn't BSON.
-pub fn affects_keys(kind: StatementKind, own: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
+pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     let (mut update, mut removes) = (None, false);
-    for field in own.elements() {
+    for field in raw.elements() {
         let field = field?;
         match field.name {
             b"upsert" if field.is_truthy() => return Ok(true),

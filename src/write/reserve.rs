@@ -10,7 +10,7 @@ use crate::reservation::{Ended, Event, NotHeld};
 
 /// The result of a candidate's attempt at its keys. A key is given by its position in the candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claimed {
+pub enum ReserveOutcome {
     /// The candidate holds all of them.
     Held,
     /// A document holds this one.
@@ -27,25 +27,25 @@ pub async fn reserve(
     protected: &Protected,
     candidate: &mut Candidate<'_>,
     give_up: Instant,
-) -> Claimed {
+) -> ReserveOutcome {
     let mut back_off = BackOff::default();
     loop {
         let awaited = advance_attempts(protected, context.lease, std::slice::from_mut(candidate)).await;
         match candidate.attempt.ended() {
-            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return Claimed::Duplicate(key),
-            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return Claimed::Unsure(key),
+            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
+            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return ReserveOutcome::Unsure(key),
             _ => {}
         }
         let Some(conflicting) = awaited.first() else {
-            return Claimed::Held;
+            return ReserveOutcome::Held;
         };
         let left = give_up.saturating_duration_since(Instant::now());
         if left.is_zero() {
             candidate.withdraw();
-            return Claimed::TimeLimit;
+            return ReserveOutcome::TimeLimit;
         }
         context
-            .in_flight
+            .attempts
             .wait_for(conflicting.attempt, back_off.next().min(left))
             .await;
         candidate.step(&Event::WaitOver);

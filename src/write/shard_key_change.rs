@@ -50,7 +50,7 @@ impl Context {
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn change_shard_key(
+pub async fn forward_and_renew_shard_keys(
     context: &Context,
     body: Doc<'_>,
     upstream: &mut Connection,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::reservation::{Age, AttemptId, ConflictingReservation, Operation, Scope};
+use crate::reservation::{Age, AttemptId, ConflictingReservation, RetryId, Scope};
 
 fn token(attempt: u8) -> Token {
     Token {
@@ -214,7 +214,7 @@ fn a_key_in_the_hands_of_an_open_transaction_is_waited_for() {
         [
             Effect::Release(1),
             Effect::Wait {
-                conflicting: Token::UNSEEN
+                conflicting: Token::UNKNOWN
             }
         ]
     );
@@ -238,7 +238,7 @@ fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
 
 #[test]
 fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
-    let operation = Operation {
+    let operation = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
@@ -337,7 +337,7 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
 
 #[test]
 fn the_same_operation_for_another_document_is_in_conflict() {
-    let operation = Operation {
+    let operation = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
@@ -475,7 +475,7 @@ proptest! {
 #[should_panic = "without one of its keys"]
 fn a_write_never_goes_on_without_one_of_its_keys() {
     let contested = Claim::Contested {
-        conflicting: Token::UNSEEN,
+        conflicting: Token::UNKNOWN,
     };
     let attempt = Attempt::claiming(
         Token::of(AttemptId([1; 16])),

@@ -1,4 +1,4 @@
-//! Inserts documents on the client's connection within the lease of their keys.
+//! Inserts documents on the client's connection reply_within the lease of their keys.
 //!
 //! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
 //! ([`crate::write::lease_left`]). The reply gives the outcome of each.
@@ -11,12 +11,12 @@ use crate::server::certain::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::{Draft, OutSequence};
 use crate::write::forward::ForwardError;
-use crate::write::forward::{milliseconds, part_of_body, within};
+use crate::write::forward::{milliseconds, part_of_body, reply_within};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 
-/// Inserts `ready`, whose keys are held, within the rest of their lease.
+/// Inserts `ready`, whose keys are held, reply_within the rest of their lease.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
@@ -31,7 +31,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
             ready.len(),
         ));
     };
-    if !op.upstream.may_write() {
+    if !op.upstream.is_permitted_to_write() {
         let refusal = WriteRefusal::outlasted(op.is_retryable());
         return Ok(Part::refused(&refusal, &Times::default(), ready.len()));
     }
@@ -47,7 +47,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
         sequences: vec![sequence],
         ..Draft::of_body(&body)
     };
-    within(lease, async {
+    reply_within(lease, async {
         let reply = op.upstream.request(&draft).await?;
         read(reply.body(), ready.len(), op.command.ordered)
     })

@@ -4,17 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::catalog::Protected;
-use crate::claims::{ConstrainedKey, keys_of_new, owner_of, with_id};
+use crate::claims::{ConstrainedKey, keys_of_new, owner_of, unregistered_token, with_id};
 use crate::command::running::append_fields;
 use crate::constraint::KeyError;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
-use crate::reservation::{AttemptId, Token};
 use crate::server::reply::has_write_errors;
 use crate::wire::OutSequence;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;
 use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
@@ -26,10 +25,14 @@ use crate::write::update::reservation_diff::{ReservationConflict, ReservationDif
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) -> Result<Vec<u8>, ForwardError> {
+pub async fn insert_in_clients_transaction(
+    mut op: WriteOp<'_>,
+    mut transaction: Transaction,
+) -> Result<Vec<u8>, ForwardError> {
     match run(&mut op, &mut transaction).await {
         Ok(reply) => Ok(reply),
-        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+        Err(failure) => {
+            let refused = failure.into_reply()?;
             // The refused command may have left the transaction open, with a part of the insert. If the server refused a read
             // or the first command that reserves, Keyward doesn't abort. That command may at most have left a reservation
             // without a document, which does no harm. The transaction then stays as the server left it, as without Keyward.
@@ -38,13 +41,12 @@ pub async fn insert_within(mut op: WriteOp<'_>, mut transaction: Transaction) ->
             }
             Ok(refused.body)
         }
-        Err(Failure::Forward(error)) => Err(error),
     }
 }
 
 async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<u8>, Failure> {
     let (protected, command) = (op.protected, op.command);
-    let token = Token::of(AttemptId(rand::random()));
+    let token = unregistered_token();
     let mut documents = Vec::with_capacity(command.documents.len());
     let mut new_documents = Vec::with_capacity(command.documents.len());
     for document in &command.documents {
@@ -74,7 +76,7 @@ async fn run(op: &mut WriteOp<'_>, transaction: &mut Transaction) -> Result<Vec<
         let holds = |new: &DocumentKeys| new.owner == conflict.owner;
         let position = new_documents.iter().position(holds).unwrap_or(accepted);
         return Ok(match resolve(op, &conflict).await {
-            Claimed::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
+            ReserveOutcome::Duplicate(_) => failed(protected, position, duplicate(protected, &conflict.key).await)?,
             _ => WriteRefusal::Conflict.body(&protected.times()),
         });
     }

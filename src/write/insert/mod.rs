@@ -21,15 +21,14 @@ use super::forward::ForwardError;
 use super::operation::WriteOp;
 use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
-use super::txn::Failure;
-use crate::claims::{AttemptUnderWay, Candidate, ConstrainedKey, advance_attempts, anticipate};
-use crate::constraint::{KeyError, Strategy};
+use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
+use crate::constraint::KeyError;
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
-pub use in_clients_transaction::insert_within;
+pub use in_clients_transaction::insert_in_clients_transaction;
 use part::Part;
 use way::InsertWay;
 
@@ -44,8 +43,7 @@ const RESTARTS_MAX: u32 = 3;
 /// One `insert` in progress.
 struct Insert<'a> {
     op: WriteOp<'a>,
-    strategy: Strategy,
-    attempt: AttemptUnderWay,
+    guard: AttemptGuard,
     restarts: u32,
     reply: WriteReply,
     stopped: Option<Stopped>,
@@ -59,16 +57,15 @@ enum Stopped {
     Whole(Vec<u8>),
 }
 
-/// Carries out the insert by `strategy`; returns the reply's body.
+/// Carries out the insert; returns the reply's body.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn insert(op: WriteOp<'_>, strategy: Strategy) -> Result<Vec<u8>, ForwardError> {
+pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {
-        attempt: op.context.in_flight.begin(),
+        guard: op.context.attempts.begin(),
         op,
-        strategy,
         restarts: 0,
         reply: WriteReply::default(),
         stopped: None,
@@ -87,7 +84,7 @@ impl<'a> Insert<'a> {
         let first = positions.start;
         let (mut pending, unfit) = self.candidates(positions);
         anticipate(self.op.protected, &mut pending);
-        let way = InsertWay::of_slice(&self.op, self.strategy, first, &pending);
+        let way = InsertWay::of_slice(&self.op, first, &pending);
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
@@ -118,8 +115,9 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Candidates
-    /// that an ordered command may not attempt yet are returned with new attempts.
+    /// Inserts the candidates that have their keys, notes the outcomes of the others, and releases unneeded keys. Returns the
+    /// rest: the documents behind the first one that an ordered command must insert before them. They hold no keys until the
+    /// next round.
     async fn try_ready(
         &mut self,
         way: &InsertWay,
@@ -153,7 +151,7 @@ impl<'a> Insert<'a> {
         for some in [&mut noted, pending, &mut rest] {
             self.op.release(some).await;
         }
-        self.attempt.announce();
+        self.guard.announce();
         forwarded?;
         Ok(rest)
     }
@@ -161,12 +159,9 @@ impl<'a> Insert<'a> {
     /// On one replica set, a transaction inserts all documents at once if no reservation is in the way. Otherwise Keyward
     /// claims the keys first.
     async fn insert_at_once(&mut self, way: &InsertWay, pending: &mut Vec<Candidate<'a>>) -> Result<(), ForwardError> {
-        let InsertWay::Transactional(transactional) = way else {
+        let Some(transactional) = way.at_once(&self.op).filter(|_| self.stopped.is_none()) else {
             return Ok(());
         };
-        if !self.op.protected.is_on_one_replica_set || self.stopped.is_some() {
-            return Ok(());
-        }
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
         let Some(part) = transactional.insert_at_once(&mut self.op, &all).await? else {
             return Ok(());
@@ -190,9 +185,9 @@ impl<'a> Insert<'a> {
         let mut candidates = Vec::with_capacity(positions.len());
         for position in positions {
             let token = Token {
-                attempt: self.attempt.attempt(),
+                attempt: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.op.command.operation(position),
+                operation: self.op.command.retry_id(position),
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
@@ -231,16 +226,15 @@ impl<'a> Insert<'a> {
         }
         let done = match way.done_before(&mut self.op, &duplicates).await {
             Ok(done) => done,
-            Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                self.stopped.get_or_insert(Stopped::Whole(refused.body));
+            Err(failure) => {
+                self.stopped.get_or_insert(Stopped::Whole(failure.into_reply()?.body));
                 return Ok(());
             }
         };
         // The keys that the candidates reserved before they met the duplicate.
         self.op.release(pending).await;
         for candidate in pending.extract_if(.., |candidate| done.contains(&candidate.position)) {
-            self.reply.retried(retry.operation(candidate.position).statement);
+            self.reply.retried(retry.retry_id(candidate.position).statement);
         }
         Ok(())
     }
@@ -335,11 +329,11 @@ impl<'a> Insert<'a> {
         for candidate in pending {
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => {
-                    let is_there = candidate.conflicts_with_itself(key);
+                    let is_same_document = candidate.conflicts_with_itself(key);
                     let ConstrainedKey { constraint, key } = &candidate.keys[key];
                     let proxy = &self.op.protected.constraints[*constraint];
                     // This same document exists: the server checks `_id` first.
-                    let error = match is_there {
+                    let error = match is_same_document {
                         true => {
                             proxy.metrics.duplicates.inc();
                             WriteError::duplicate_id(&self.op.protected.namespace, &candidate.owner.id)
@@ -357,25 +351,26 @@ impl<'a> Insert<'a> {
         }
     }
 
-    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now.
+    /// Waits until the conflicting attempts may be decided; those of the same command are decided by now. If the client's time
+    /// is over, refuses the command instead.
     async fn wait(&mut self, awaited: &[Token], back_off: &mut BackOff, pending: &mut [Candidate<'_>]) {
-        let own = self.attempt.attempt();
+        let own = self.guard.id();
         if let Some(conflicting) = awaited.iter().find(|conflicting| conflicting.attempt != own) {
             let left = self
                 .op
                 .client_deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                self.refuse(&WriteRefusal::TimeLimit);
+                return self.refuse(&WriteRefusal::TimeLimit);
             }
             let at_most = back_off.next();
             self.op
                 .context
-                .in_flight
+                .attempts
                 .wait_for(conflicting.attempt, left.map_or(at_most, |left| at_most.min(left)))
                 .await;
         }
-        go_on(pending);
+        end_waits(pending);
     }
 
     fn error(&mut self, position: usize, error: WriteError) {
@@ -411,7 +406,7 @@ impl<'a> Insert<'a> {
 /// Ends the waits of candidates that may go on. Documents of one command that want the same key get it in their order, as the
 /// server would write them one after the other. A candidate that holds no keys stays behind while one before it is undecided.
 /// No attempt waits for that candidate, so there are no deadlocks.
-fn go_on(pending: &mut [Candidate<'_>]) {
+fn end_waits(pending: &mut [Candidate<'_>]) {
     let mut wanted_before: HashSet<ConstrainedKey> = HashSet::new();
     for candidate in pending {
         let is_behind =

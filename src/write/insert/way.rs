@@ -24,11 +24,20 @@ pub enum InsertWay {
 impl InsertWay {
     /// The way of the slice that begins at `first`. Keyward only forwards a slice without keys, with any strategy; also when it
     /// is retried.
-    pub fn of_slice(op: &WriteOp<'_>, strategy: Strategy, first: usize, candidates: &[Candidate<'_>]) -> InsertWay {
+    pub fn of_slice(op: &WriteOp<'_>, first: usize, candidates: &[Candidate<'_>]) -> InsertWay {
         let has_keys = candidates.iter().any(|candidate| !candidate.keys.is_empty());
-        match strategy {
+        match op.protected.strategy() {
             Strategy::Transaction if has_keys => InsertWay::Transactional(Transactional::new(op, first)),
             Strategy::Transaction | Strategy::Compensating => InsertWay::Compensating,
+        }
+    }
+
+    /// The transactions that can insert documents together with their reservations: only strict ones, and only if all data is
+    /// on one replica set.
+    pub fn at_once(&self, op: &WriteOp<'_>) -> Option<&Transactional> {
+        match self {
+            InsertWay::Transactional(transactional) if op.protected.is_on_one_replica_set => Some(transactional),
+            InsertWay::Transactional(_) | InsertWay::Compensating => None,
         }
     }
 

@@ -13,7 +13,7 @@ use super::results;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
 use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
 use crate::server::reply::write_errors;
@@ -37,7 +37,7 @@ pub struct Note {
 impl Note {
     /// Notes that `statements` of the slice that begins with the statement `first` took effect. The operation of the slice's
     /// first statement stands for all of them.
-    pub fn new(first: Operation, statements: Vec<i32>) -> Note {
+    pub fn new(first: RetryId, statements: Vec<i32>) -> Note {
         Note {
             id: results::id_of(first),
             statements,
@@ -145,7 +145,7 @@ fn step(protected: &Protected, command: Builder) -> PipelinedCommand<'_> {
 /// [`Failure`] if Keyward can't find that out.
 pub async fn inserted_by_majority(
     op: &mut WriteOp<'_>,
-    first: Operation,
+    first: RetryId,
     give_up: Instant,
 ) -> Result<BTreeSet<i32>, Failure> {
     let record = Note::new(first, Vec::new());
@@ -155,13 +155,13 @@ pub async fn inserted_by_majority(
         match read(op, &record, &mut transaction).await {
             Ok(statements) => return Ok(statements),
             // The command's first try uses the same session, and may still be running.
-            Err(Failure::Refused(refused))
+            Err(Failure::ErrorReply(refused))
                 if refused.is_transient() && !refused.is_of_another_primary() && Instant::now() < give_up =>
             {
                 tokio::time::sleep(back_off.next()).await;
             }
-            Err(Failure::Refused(refused)) if refused.is_of_another_primary() => {
-                return Err(Failure::Refused(refused.in_doubt(true)));
+            Err(Failure::ErrorReply(refused)) if refused.is_of_another_primary() => {
+                return Err(Failure::ErrorReply(refused.in_doubt(true)));
             }
             Err(Failure::InDoubt(refused)) => return Err(Failure::InDoubt(refused.in_doubt(true))),
             Err(failure) => return Err(failure),
@@ -186,7 +186,7 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn end_first_try(op: &mut WriteOp<'_>, first: Operation) -> Result<(), ForwardError> {
+pub async fn end_first_try(op: &mut WriteOp<'_>, first: RetryId) -> Result<(), ForwardError> {
     for _ in 0..ENDS_MAX {
         let documents = on_all_shards(op.protected, &op.protected.namespace.collection);
         // The records of a group's members are on other shards than this one's.

@@ -2,7 +2,7 @@
 //! itself.
 //!
 //! If a driver gets no reply to a write, it repeats the write under the same session, transaction number and statement numbers
-//! ([`Operation`](crate::reservation::Operation)). This table lists all questions about retries; the last two are answered
+//! ([`RetryId`](crate::reservation::RetryId)). This table lists all questions about retries; the last two are answered
 //! outside this folder:
 //!
 //! | question | asked when | called from | proof | where |
@@ -14,7 +14,7 @@
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | `claims/effects.rs` | The operation in the reservation's token. | [`crate::reservation`] |
 //! | Did an earlier commit of this client's transaction succeed? | A client commits a transaction whose start this process hasn't seen. A driver retries only the commit, never a statement in the transaction. | `write/mod.rs` | Keyward first ends the transaction on every shard: only an earlier commit then stands. | `txn/client_transactions.rs` |
 //!
-//! A statement's way depends on the statement and the constraints alone ([`super::plan`]). So a retry looks for the proof where
+//! A statement's way depends on the statement, the constraints and the shard key alone ([`super::plan`]). So a retry looks for the proof where
 //! its first try left it. A proof counts after a majority has it: until then a step-down may undo the write.
 
 pub mod inserted;

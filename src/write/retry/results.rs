@@ -15,10 +15,11 @@ use bson::{RawDocumentBuf, cstr};
 
 use crate::catalog::Protected;
 use crate::command::running::append_fields;
-use crate::constraint::DuplicateKey;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
+use crate::server::code::DUPLICATE_KEY;
 use crate::server::cursor;
+use crate::server::reply::write_errors;
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -42,7 +43,7 @@ pub struct Recorded<'a> {
 
 impl<'a> Recorded<'a> {
     /// The record of `operation`.
-    pub fn new(protected: &'a Protected, operation: Operation) -> Self {
+    pub fn new(protected: &'a Protected, operation: RetryId) -> Self {
         Recorded {
             database: &protected.namespace.database,
             id: id_of(operation),
@@ -52,7 +53,7 @@ impl<'a> Recorded<'a> {
     /// The reply to a first try, if that committed.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn find(
         &self,
         transaction: &mut Transaction,
@@ -115,12 +116,7 @@ impl<'a> Recorded<'a> {
             return Ok(vec![record]);
         }
         let mut without = Builder::new();
-        for element in Doc::new(reply)?.elements() {
-            let element = element?;
-            if element.name != b"value" {
-                without.element(&element);
-            }
-        }
+        without.elements_where(Doc::new(reply)?, |element| element.name != b"value")?;
         let parts = reply.chunks(PART_BYTES_MAX);
         let mut record = document(self.id.as_bytes());
         record.append(ElementType::EmbeddedDocument, b"reply", &without.finish());
@@ -137,7 +133,7 @@ impl<'a> Recorded<'a> {
     /// Writes `reply`; returns false if another try has written its reply.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn write(
         &self,
         reply: &[u8],
@@ -154,17 +150,17 @@ impl<'a> Recorded<'a> {
         let outcome = transaction
             .run(upstream, self.database, command, Some(sequence))
             .await?;
-        let errors = Doc::new(&outcome)?.nested("writeErrors")?;
-        let Some(error) = errors.map(|errors| errors.nested("0")).transpose()?.flatten() else {
+        let errors = write_errors(Doc::new(&outcome)?)?;
+        let Some(error) = errors.first() else {
             return Ok(true);
         };
-        if error.whole_number("code")? == Some(DuplicateKey::CODE.into()) {
+        if error.code == DUPLICATE_KEY {
             return Ok(false);
         }
         let mut body = Builder::new();
         body.double("ok", 0.0);
-        append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
-        Err(Failure::Refused(ErrorReply { body: body.finish() }))
+        append_fields(&mut body, error.body, &["errmsg", "code", "codeName"])?;
+        Err(Failure::ErrorReply(ErrorReply { body: body.finish() }))
     }
 }
 
@@ -181,7 +177,7 @@ fn incomplete() -> ErrorReply {
 }
 
 /// The `_id` of an operation's record.
-pub fn id_of(operation: Operation) -> RawDocumentBuf {
+pub fn id_of(operation: RetryId) -> RawDocumentBuf {
     let mut id = RawDocumentBuf::new();
     let session = bson::Binary {
         subtype: bson::spec::BinarySubtype::Generic,
@@ -222,12 +218,7 @@ const OF_THE_COMMIT: [&[u8]; 5] = [
 /// The part of a statement's reply about the statement itself.
 fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut without = Builder::new();
-    for element in Doc::new(reply)?.elements() {
-        let element = element?;
-        if !OF_THE_COMMIT.contains(&element.name) {
-            without.element(&element);
-        }
-    }
+    without.elements_where(Doc::new(reply)?, |element| !OF_THE_COMMIT.contains(&element.name))?;
     Ok(without.finish())
 }
 
@@ -237,11 +228,8 @@ fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 /// [`Malformed`] if either isn't BSON.
 pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::from_document(&of_the_statement(reply)?);
-    for element in Doc::new(commit)?.elements() {
-        let element = element?;
-        if matches!(element.name, b"$clusterTime" | b"operationTime") {
-            with.element(&element);
-        }
-    }
+    with.elements_where(Doc::new(commit)?, |element| {
+        matches!(element.name, b"$clusterTime" | b"operationTime")
+    })?;
     Ok(with.finish())
 }

@@ -63,7 +63,7 @@ pub fn positions_done_before<'c, 'd: 'c>(
 ) -> Result<HashSet<usize>, Malformed> {
     let retried: HashSet<i32> = retried_statements(reply)?.into_iter().collect();
     let was_done = |candidate: &&Candidate<'_>| match &command.retry {
-        Some(retry) => retried.contains(&retry.operation(candidate.position).statement),
+        Some(retry) => retried.contains(&retry.retry_id(candidate.position).statement),
         None => false,
     };
     Ok(candidates
@@ -84,7 +84,7 @@ pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>])
                     .map(|key| (key, &candidate.owner, token)),
             );
         }
-        proxy.or_left_behind(proxy.release_unheld(&reserved)).await;
+        proxy.log_failed_release(proxy.release_unheld(&reserved)).await;
     }
 }
 
@@ -119,7 +119,7 @@ fn question(
     acknowledged.append_concern(&mut question);
     append_fields(&mut question, command.body, &["lsid", "txnNumber", "apiVersion", "$db"])?;
     if let Some(retry) = &command.retry {
-        let statement = |candidate: &&Candidate<'_>| retry.operation(candidate.position).statement;
+        let statement = |candidate: &&Candidate<'_>| retry.retry_id(candidate.position).statement;
         question.int32s("stmtIds", candidates.iter().map(statement));
     }
     Ok(question.finish())

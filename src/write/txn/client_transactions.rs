@@ -85,9 +85,9 @@ pub struct ClientTransactions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
     /// Keyward forwards it unchanged.
-    GoesOn,
+    Forward,
     /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
-    Refused,
+    Refuse,
     /// This process hasn't seen the transaction's start.
     Unknown,
 }
@@ -187,18 +187,18 @@ impl ClientTransactions {
         Ok(StatementUnderWay { transactions: self, id })
     }
 
-    /// Decides on a commit. If Keyward forwards it, nothing more is written in the transaction; if Keyward refuses it, it
-    /// refuses all later commits, too.
-    pub fn commit(&self, id: TransactionId) -> Commit {
+    /// Decides on a commit, and records the decision. If Keyward forwards the commit, it writes nothing more in the transaction.
+    /// If Keyward refuses it, it refuses all later commits, too.
+    pub fn decide_commit(&self, id: TransactionId) -> Commit {
         match self.by_session.get_mut(&id.session) {
             Some(mut seen) if seen.number == id.number && !seen.is_unseen => {
                 // Only the server knows the outcome of a commit that was forwarded.
                 if !seen.is_committed && (seen.is_doomed || seen.unfinished > 0 || self.is_older(&seen)) {
                     seen.is_doomed = true;
-                    return Commit::Refused;
+                    return Commit::Refuse;
                 }
                 seen.is_committed = true;
-                Commit::GoesOn
+                Commit::Forward
             }
             _ => Commit::Unknown,
         }
@@ -271,8 +271,8 @@ pub async fn commit_unseen(
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
     Ok(match reply::code(Doc::new(&answer)?)? {
-        Some(code) if !NOT_OPEN.contains(&code) => Some(unsure(answer)),
-        None => Some(unsure(answer)),
+        Some(code) if !NOT_OPEN.contains(&code) => Some(in_doubt_reply(answer)),
+        None => Some(in_doubt_reply(answer)),
         Some(code) if DECIDED.contains(&code) => None,
         Some(_) if is_on_one_replica_set => {
             let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
@@ -297,7 +297,7 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
     let reply = upstream.run(&command.finish()).await?;
     Ok(match reply::is_ok(Doc::new(&reply)?)? {
         true => None,
-        false => Some(unsure(reply)),
+        false => Some(in_doubt_reply(reply)),
     })
 }
 
@@ -319,7 +319,7 @@ pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<
 
 /// The reply to a commit if Keyward can't find out whether it may forward it. It carries no label for running the transaction
 /// again: a driver would follow it although the transaction may be committed.
-fn unsure(answer: Vec<u8>) -> Vec<u8> {
+fn in_doubt_reply(answer: Vec<u8>) -> Vec<u8> {
     ErrorReply { body: answer }.in_doubt(true).body
 }
 
@@ -341,9 +341,9 @@ mod tests {
         let (first, second) = (transactions.enter(id(1)).unwrap(), transactions.enter(id(1)).unwrap());
         first.finish();
         second.finish();
-        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
         // A driver's retry.
-        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
         // A statement after the commit would take effect without its reservations.
         assert_eq!(transactions.enter(id(1)).unwrap_err(), WriteRefusal::Committed);
     }
@@ -351,14 +351,14 @@ mod tests {
     #[test]
     fn nothing_is_written_behind_a_commit_that_came_first() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
         transactions.shut_out(id(1));
         transactions.begin(id(1), true);
         let refused = transactions.enter(id(1)).unwrap_err();
         assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
         transactions.begin(id(2), true);
-        assert_eq!(transactions.commit(id(2)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(2)), Commit::Forward);
     }
 
     #[test]
@@ -366,9 +366,9 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let under_way = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
         under_way.finish();
-        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
     }
 
     #[test]
@@ -381,14 +381,14 @@ mod tests {
         };
         transactions.begin(other, true);
         transactions.note_change();
-        assert_eq!(transactions.commit(other), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(other), Commit::Forward);
         transactions.refuse_older();
-        assert_eq!(transactions.commit(other), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(other), Commit::Forward);
         let refused = transactions.enter(id(1)).unwrap_err();
         assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
         transactions.begin(id(2), true);
-        assert_eq!(transactions.commit(id(2)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(2)), Commit::Forward);
     }
 
     #[test]
@@ -396,28 +396,28 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         let _ = transactions.enter(id(1)).unwrap();
-        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
         // The repeated start changes nothing.
         transactions.begin(id(1), true);
-        assert_eq!(transactions.commit(id(1)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
         // The session's next transaction can be committed.
         transactions.begin(id(2), true);
-        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
         transactions.enter(id(2)).unwrap().break_off();
         assert!(transactions.enter(id(2)).is_err());
-        assert_eq!(transactions.commit(id(2)), Commit::Refused);
+        assert_eq!(transactions.decide_commit(id(2)), Commit::Refuse);
         transactions.begin(id(3), true);
-        assert_eq!(transactions.commit(id(3)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(3)), Commit::Forward);
     }
 
     #[test]
     fn of_what_began_elsewhere_nobody_knows() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
         assert!(transactions.enter(id(1)).is_err());
         transactions.begin(id(3), true);
         assert!(transactions.enter(id(4)).is_err());
-        assert_eq!(transactions.commit(id(4)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(4)), Commit::Unknown);
     }
 
     #[test]
@@ -425,12 +425,12 @@ mod tests {
         let transactions = ClientTransactions::default();
         transactions.begin(id(1), true);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.commit(id(1)), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
         transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
-        assert_eq!(transactions.commit(id(2)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(2)), Commit::Unknown);
     }
 
     #[test]
@@ -452,7 +452,7 @@ mod tests {
             number: 2,
         };
         transactions.begin(first, true);
-        assert_eq!(transactions.commit(first), Commit::GoesOn);
+        assert_eq!(transactions.decide_commit(first), Commit::Forward);
         transactions.forget(Instant::now() + TRANSACTION_LIFE);
         assert_eq!(transactions.by_session.len(), 0);
     }

@@ -23,6 +23,9 @@ use crate::server::reply;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
+/// How often a commit of unknown outcome is sent: each repetition asks the server for the outcome.
+const COMMITS_MAX: usize = 5;
+
 /// An open transaction.
 #[derive(Debug)]
 pub struct Transaction {
@@ -32,13 +35,10 @@ pub struct Transaction {
     opening: Option<Vec<u8>>,
     /// The cluster time that the first command sent here brings to the router, and the router to the shards.
     time: Option<Times>,
-    is_clients: bool,
-    /// The session, if the transaction is Keyward's own.
+    /// The session, if the transaction is Keyward's own; `None` if it is the client's.
     session: Option<[u8; 16]>,
-    /// Whether the first try of the client's command uses the same session. Then the session may be ended because of a
-    /// transaction that the first try left.
-    is_shared: bool,
-    /// Whether the client's own command is retryable.
+    /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
+    /// So the session may be ended because of a transaction that the first try left.
     is_retryable: bool,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,
@@ -54,10 +54,12 @@ pub enum Failure {
     /// There is no reply, or the reply isn't BSON.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The server's reply with `ok: 0`; the transaction is over.
+    /// The server's reply with `ok: 0`. The transaction is over, unless the server refused the command before it read the
+    /// session ([`ErrorReply::is_before_execution`]).
     #[error("the server refused a command of a transaction")]
-    Refused(ErrorReply),
-    /// The server's reply to a commit that may have taken effect or not.
+    ErrorReply(ErrorReply),
+    /// Nobody knows whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
+    /// lacks a part.
     #[error("nobody knows whether a transaction was committed")]
     InDoubt(ErrorReply),
 }
@@ -67,6 +69,19 @@ pub enum Failure {
 pub struct ErrorReply {
     /// The reply's body.
     pub body: Vec<u8>,
+}
+
+impl Failure {
+    /// The server's error, whether or not the outcome is known.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if there is no reply.
+    pub fn into_reply(self) -> Result<ErrorReply, ForwardError> {
+        match self {
+            Failure::Forward(error) => Err(error),
+            Failure::ErrorReply(reply) | Failure::InDoubt(reply) => Ok(reply),
+        }
+    }
 }
 
 impl From<upstream::ConnectionError> for Failure {
@@ -162,9 +177,7 @@ impl Transaction {
             fields: fields.finish(),
             opening: Some(opening.finish()),
             time: Some(time),
-            is_clients: false,
             session: Some(session),
-            is_shared: of_client.is_some(),
             is_retryable: of_client.is_some(),
             is_committing: false,
             has_tried_to_write: false,
@@ -174,20 +187,22 @@ impl Transaction {
 
     /// The same transaction, before its start, with one snapshot on all shards.
     pub fn at_one_moment(mut self) -> Transaction {
-        if self.opening.is_some() {
-            let mut opening = Builder::new();
-            opening.boolean("startTransaction", true);
-            append_read_concern(&mut opening, b"snapshot");
-            self.opening = Some(opening.finish());
-        }
+        assert!(
+            self.opening.is_some(),
+            "a transaction that has begun reads each shard at its own moment, and its checks could miss a takeover"
+        );
+        let mut opening = Builder::new();
+        opening.boolean("startTransaction", true);
+        append_read_concern(&mut opening, b"snapshot");
+        self.opening = Some(opening.finish());
         self
     }
 
     /// Advances the time of a transaction, before its start, to the latest time that others `known` of the cluster.
     pub fn not_before(&mut self, known: Times) {
-        if let Some(time) = &mut self.time {
-            time.advance(known);
-        }
+        let time = self.time.as_mut();
+        time.expect("only a transaction's first command brings a time to the shards")
+            .advance(known);
     }
 
     /// The client's transaction, if its command `body` is part of one.
@@ -222,9 +237,7 @@ impl Transaction {
             fields: fields.finish(),
             opening,
             time: Some(gossip::latest(protected, body, upstream)?),
-            is_clients: true,
             session: None,
-            is_shared: false,
             is_retryable: false,
             is_committing: false,
             has_tried_to_write: false,
@@ -234,13 +247,13 @@ impl Transaction {
 
     /// Whether it is the client's transaction, in which the client may have written before.
     pub fn is_clients(&self) -> bool {
-        self.is_clients
+        self.session.is_none()
     }
 
     /// Runs `command` in the transaction; returns the reply's body.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn run(
         &mut self,
         upstream: &mut Connection,
@@ -301,7 +314,7 @@ impl Transaction {
     /// Returns the body of the reply to the first command that has none yet.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn receive(&self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let body = reply.body();
@@ -315,8 +328,9 @@ impl Transaction {
                     upstream.catch_up();
                 }
                 // The error concerns the transaction that the first try had left.
-                let is_meant_for_another = self.is_shared && !self.is_committing && refused.code() == Some(INTERRUPTED);
-                Err(Failure::Refused(match is_meant_for_another {
+                let is_meant_for_another =
+                    self.is_retryable && !self.is_committing && refused.code() == Some(INTERRUPTED);
+                Err(Failure::ErrorReply(match is_meant_for_another {
                     true => ErrorReply::transient(),
                     false => refused,
                 }))
@@ -327,7 +341,7 @@ impl Transaction {
     /// Commits with majority; returns the reply's body.
     ///
     /// # Errors
-    /// [`Failure`]; `Refused` if it hasn't taken effect.
+    /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
     async fn commit(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         self.is_committing = true;
         let mut command = Builder::new();
@@ -336,7 +350,7 @@ impl Transaction {
         let reply = match self.run(upstream, "admin", command, None).await {
             // The server labels a commit that definitely had no effect. For an unknown outcome the drivers have a label of
             // their own, which no server sends.
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
+            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => return Err(Failure::InDoubt(refused)),
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
@@ -349,13 +363,13 @@ impl Transaction {
     /// the session is left to that transaction.
     ///
     /// # Errors
-    /// [`Failure`]; `Refused` if it hasn't taken effect.
+    /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         // The commands of the transaction may have waited long.
-        if !upstream.may_write() {
+        if !upstream.is_permitted_to_write() {
             self.abort(upstream).await?;
             let body = WriteRefusal::outlasted(self.is_retryable).body(&Times::default());
-            return Err(Failure::Refused(ErrorReply { body }));
+            return Err(Failure::ErrorReply(ErrorReply { body }));
         }
         let committed = self.commit_repeatedly(upstream).await;
         if !matches!(committed, Err(Failure::InDoubt(_) | Failure::Forward(_))) {
@@ -374,7 +388,7 @@ impl Transaction {
             tokio::time::sleep(back_off.next()).await;
             last = match self.commit(upstream).await {
                 // Another transaction of the session has begun meanwhile, so the server no longer knows the outcome.
-                Err(Failure::Refused(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
+                Err(Failure::ErrorReply(refused)) if refused.code() == Some(TRANSACTION_TOO_OLD) => {
                     return Err(Failure::InDoubt(refused));
                 }
                 last => last,
@@ -395,7 +409,7 @@ impl Transaction {
         if self.opening.is_some() || self.is_committing {
             return Ok(());
         }
-        if self.is_clients {
+        if self.is_clients() {
             // The transaction counts as interrupted even if the abort fails.
             upstream.note_broken_off();
         }
@@ -418,9 +432,6 @@ pub fn append_read_concern(command: &mut Builder, level: &[u8]) {
         .string("level", level)
         .close();
 }
-
-/// How often a commit of unknown outcome is sent: each repetition asks the server for the outcome.
-const COMMITS_MAX: usize = 5;
 
 /// The client's session, if its command is retryable.
 fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {

@@ -6,7 +6,7 @@
 //!
 //! Reads outside of the transaction may follow. The other end of the connection runs them after the transaction's commands.
 
-use super::{ErrorReply, Failure, Transaction};
+use super::{ErrorReply, Transaction};
 use crate::raw::Builder;
 use crate::server::reply;
 use crate::upstream::Connection;
@@ -35,7 +35,7 @@ pub async fn run(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<Result<Vec<u8>, ErrorReply>>, ForwardError> {
-    let (within, reads) = (steps.len(), outside.len());
+    let (in_transaction, reads) = (steps.len(), outside.len());
     for PipelinedCommand {
         database,
         command,
@@ -51,12 +51,11 @@ pub async fn run(
         command.string("$db", database.as_bytes());
         upstream.send(&Draft::of_body(&command.finish())).await?;
     }
-    let mut replies = Vec::with_capacity(within + reads);
-    for _ in 0..within {
+    let mut replies = Vec::with_capacity(in_transaction + reads);
+    for _ in 0..in_transaction {
         match transaction.receive(upstream).await {
             Ok(reply) => replies.push(Ok(reply)),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => replies.push(Err(refused)),
-            Err(Failure::Forward(error)) => return Err(error),
+            Err(failure) => replies.push(Err(failure.into_reply()?)),
         }
     }
     for _ in 0..reads {

@@ -24,7 +24,7 @@ const IDS_BYTES_MAX: usize = 8 << 20;
 /// A document's identity and keys.
 #[derive(Debug, Clone)]
 pub struct DocumentKeys {
-    /// The document `{_id}`, for queries.
+    /// The document `{_id}`, for queries; empty for a new document, for which there are none.
     pub id: Vec<u8>,
     /// Its `_id` and route.
     pub owner: Owner,
@@ -81,7 +81,7 @@ pub struct DocumentSnapshot {
 /// Reads the documents that `selection` selects, at most `most` of them.
 ///
 /// # Errors
-/// [`Failure`]; the transaction is over then.
+/// [`Failure`].
 pub async fn read(
     protected: &Protected,
     selection: &Selection<'_>,
@@ -95,7 +95,7 @@ pub async fn read(
 /// The same. `kept` gets the top-level fields that keys and routes are made of, of each document of the first reply.
 ///
 /// # Errors
-/// [`Failure`]; the transaction is over then.
+/// [`Failure`].
 pub async fn read_keeping(
     protected: &Protected,
     selection: &Selection<'_>,
@@ -126,7 +126,7 @@ pub async fn read_keeping(
 /// `selection` has no condition on `_id`.
 ///
 /// # Errors
-/// [`Failure`]; the transaction is over then.
+/// [`Failure`].
 pub async fn read_these(
     protected: &Protected,
     ids: &[&[u8]],

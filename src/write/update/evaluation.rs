@@ -12,12 +12,12 @@ use super::reservation_diff::{Impossible, ReservationDiff};
 use super::result::{Evaluation, StatementResult};
 use super::routed::AtOwner;
 use crate::catalog::Protected;
+use crate::claims::unregistered_token;
 use crate::command::filter_rewriting::{both, is_fickle, nothing, pin};
 use crate::command::statement::{Selection, Statement, StatementKind};
 use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
-use crate::reservation::{AttemptId, Token};
 use crate::route::{AskedFor, nowhere};
 use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
 use crate::write::forward::ForwardError;
@@ -55,7 +55,7 @@ impl<'a> Statement<'a> {
     /// Makes the server evaluate the statement and updates the reservations, all in `transaction`.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn evaluate(
         self,
         op: &mut WriteOp<'_>,
@@ -88,11 +88,11 @@ impl<'a> Statement<'a> {
         }
         let affected = usize::try_from(documents_affected(outcome)?).unwrap_or(0);
         let inserted = upserted_id(outcome)?.map(id_document);
-        let is_unseen = selected.before.is_empty() && inserted.is_none();
-        if is_unseen && affected > 0 {
+        let has_read_nothing = selected.before.is_empty() && inserted.is_none();
+        if has_read_nothing && affected > 0 {
             // The statement has changed documents that Keyward hasn't read.
             transaction.abort(op.upstream).await?;
-            return Err(Failure::Refused(ErrorReply::transient()));
+            return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let after = match inserted {
             Some(id) => self.look_at_inserted(op, &id, transaction).await?,
@@ -125,7 +125,9 @@ impl<'a> Statement<'a> {
             .read_selected(op, &selection, (most, places), keep, transaction)
             .await;
         let mut selected = match selected {
-            Err(Failure::Refused(refused)) if !refused.is_transient() => return Ok(Err(Evaluation::Unseen(refused))),
+            Err(Failure::ErrorReply(refused)) if !refused.is_transient() => {
+                return Ok(Err(Evaluation::ReadRefused(refused)));
+            }
             selected => selected?,
         };
         let query = self.query()?.unwrap_or(Doc::empty());
@@ -323,10 +325,9 @@ impl<'a> Statement<'a> {
                     false => None,
                 }
             }
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                (!refused.is_transient()).then_some(Err(refused))
-            }
-            Err(Failure::Forward(error)) => return Err(error),
+            Err(failure) => Some(failure.into_reply()?)
+                .filter(|refused| !refused.is_transient())
+                .map(Err),
         })
     }
 
@@ -336,7 +337,7 @@ impl<'a> Statement<'a> {
 
     /// Whether the server may take different `_id`s for equal.
     fn is_collated(self, protected: &Protected) -> Result<bool, Malformed> {
-        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
         Ok(protected.is_collated || collation.is_some())
     }
 
@@ -351,7 +352,7 @@ impl<'a> Statement<'a> {
         places: Places,
         transaction: &mut Transaction,
     ) -> Result<Vec<DocumentKeys>, Failure> {
-        let collation = self.own.get("collation")?.filter(|option| !option.is_nothing());
+        let collation = self.raw.get("collation")?.filter(|option| !option.is_nothing());
         let protected = op.protected;
         let is_collated = self.is_collated(protected)?;
         let is_by_id = protected.shard_key.is_empty() || protected.shard_key == ["_id"];
@@ -374,8 +375,9 @@ fn ids_of(documents: &[DocumentKeys]) -> impl Iterator<Item = &[u8]> {
     documents.iter().map(|document| document.id.as_slice())
 }
 
-/// `query`, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of: two documents
-/// hold no key in common, so the server deletes the document that Keyward read, or another one without keys in place of one.
+/// `query`, pinned to the document of `target`. If `document` is given, also to the values that its keys are made of. With the
+/// values in the query, the server can only delete the document that Keyward read. If that document has no keys, the server may
+/// delete another one without keys; that changes no reservation.
 fn pinned(
     protected: &Protected,
     query: Doc<'_>,
@@ -409,7 +411,7 @@ async fn reserve(
     {
         return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key)));
     }
-    let token = Token::of(AttemptId(rand::random()));
+    let token = unregistered_token();
     Ok(match diff.run(op.protected, token, transaction, op.upstream).await? {
         Some(conflict) => Evaluation::ReservationConflict(conflict),
         None => Evaluation::Ran(ran),

@@ -35,7 +35,7 @@ pub struct ExistingReservation {
 /// The existing reservations of `keys`.
 ///
 /// # Errors
-/// [`Failure`]; the transaction is over then.
+/// [`Failure`].
 pub async fn existing_reservations(
     protected: &Protected,
     keys: &[&ConstrainedKey],

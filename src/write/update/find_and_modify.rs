@@ -26,8 +26,9 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
     let mut run = StatementRun {
         index: 0,
         statement: plan.statement,
-        operation: op.command.operation(0),
+        operation: op.command.retry_id(0),
         places: Places::Believed,
+        upserts: 0,
         op,
     };
     let result = match transaction {

@@ -37,7 +37,7 @@ use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
 use crate::write::forward::{ForwardError, Sent, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
 
@@ -61,9 +61,8 @@ pub async fn run_in_place(
 ) -> Result<StatementResult, ForwardError> {
     let mut back_off = BackOff::default();
     let (mut missed, mut misses) = (Vec::new(), 0);
-    let mut upserts = 0;
     loop {
-        match try_once(run, key_update, new_document, &mut upserts).await? {
+        match try_once(run, key_update, new_document).await? {
             InPlaceOutcome::Ran(result) => return Ok(result),
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
@@ -87,11 +86,10 @@ async fn try_once(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
-    upserts: &mut usize,
 ) -> Result<InPlaceOutcome, ForwardError> {
     let seen = match (look(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
-        (Ok(None), Some(new_document)) => return insert_new(run, new_document, upserts).await,
+        (Ok(None), Some(new_document)) => return insert_new(run, new_document).await,
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
         (Err(result), _) => return Ok(InPlaceOutcome::Ran(result)),
     };
@@ -110,7 +108,7 @@ async fn try_once(
         None => Ok(Vec::new()),
     };
     let Ok(after) = after else {
-        return run.meet_obstacle(upserts).await;
+        return run.meet_obstacle().await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
     let own = pinned(run, key_update, &seen)?;
@@ -120,20 +118,20 @@ async fn try_once(
 
     let new: Vec<ConstrainedKey> = after.difference(&before).cloned().collect();
     let old: Vec<ConstrainedKey> = before.difference(&after).cloned().collect();
-    let under_way = run.op.context.in_flight.begin();
-    let token = run.token(&under_way);
+    let guard = run.op.context.attempts.begin();
+    let token = run.token(&guard);
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), seen.document_keys.owner.clone(), new);
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        Claimed::Held => write(run, &own, &seen, old, &mut candidate).await,
+        ReserveOutcome::Held => write(run, &own, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
-        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
-        Claimed::Duplicate(_) => run.meet_obstacle(upserts).await,
-        Claimed::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
+        ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
+        ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
+        ReserveOutcome::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
             run.op.unsure(candidate.keys[key].constraint),
         ))),
-        Claimed::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
+        ReserveOutcome::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
@@ -165,7 +163,7 @@ async fn look(
     Ok(Err(match nothing.outcome {
         Outcome::NotApplied(UnappliedReason::NoMatch) => StatementResult::ErrorReply(refused),
         // With the client's own query, which the error may quote.
-        Outcome::NotApplied(_) => run.unseen(ErrorReply { body: refused }).await?,
+        Outcome::NotApplied(_) => run.answer_to_refused_read(ErrorReply { body: refused }).await?,
         _ => nothing.into(),
     }))
 }

@@ -15,7 +15,7 @@ use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::forward::ForwardError;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::results::{self, Recorded};
 use crate::write::txn::{ErrorReply, Failure, Transaction};
 
@@ -30,7 +30,7 @@ impl StatementRun<'_, '_> {
     /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
     pub async fn run_in_own_transaction(&mut self) -> Result<StatementResult, ForwardError> {
         let mut back_off = BackOff::default();
-        let mut upserts = 0;
+        self.upserts = 0;
         loop {
             let mut transaction = self.op.own_transaction()?;
             let tried = self.try_once(&mut transaction).await;
@@ -40,16 +40,8 @@ impl StatementRun<'_, '_> {
                     transaction.abort(self.op.upstream).await?;
                     return Ok(result);
                 }
-                Ok(Evaluation::ReservationConflict(conflict)) => match self.resolve(&conflict, &mut upserts).await? {
-                    // The first try may have ended during the wait, and its document may hold the key.
-                    Some(refusal @ StatementResult::Duplicate(_)) => match self.recorded().await {
-                        Ok(recorded) => Some(recorded.unwrap_or(refusal)),
-                        Err(Failure::Forward(error)) => return Err(error),
-                        Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                        Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                            Some(StatementResult::ErrorReply(refused.body))
-                        }
-                    },
+                Ok(Evaluation::ReservationConflict(conflict)) => match self.resolve(&conflict).await? {
+                    Some(duplicate @ StatementResult::Duplicate(_)) => self.recorded_or(duplicate).await?,
                     result => result,
                 },
                 Ok(Evaluation::Misplaced { .. }) => {
@@ -57,13 +49,13 @@ impl StatementRun<'_, '_> {
                     self.doubt_places().await;
                     None
                 }
-                Ok(Evaluation::Unseen(refused)) => {
+                Ok(Evaluation::ReadRefused(refused)) => {
                     transaction.abort(self.op.upstream).await?;
-                    Some(self.unseen(refused).await?)
+                    Some(self.answer_to_refused_read(refused).await?)
                 }
-                Err(Failure::Forward(error)) => return Err(error),
-                Err(Failure::Refused(refused)) if refused.is_transient() => None,
-                Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+                Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+                Err(failure) => {
+                    let refused = failure.into_reply()?;
                     transaction.abort(self.op.upstream).await?;
                     Some(StatementResult::ErrorReply(refused.body))
                 }
@@ -79,27 +71,24 @@ impl StatementRun<'_, '_> {
     }
 
     /// The obstacle that keeps the statement from taking effect, if there is one. Keyward evaluates the statement in a
-    /// transaction that is never committed. `upserts` counts the tries of an upsert that should find the document in its way.
+    /// transaction that is never committed.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn obstacle(&mut self, upserts: &mut usize) -> Result<Option<StatementResult>, ForwardError> {
+    pub async fn obstacle(&mut self) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = self.op.own_transaction()?;
         let evaluated = self.statement.evaluate(self.op, &mut transaction, self.places).await;
         let obstacle = match evaluated {
             Ok(Evaluation::Ran(_)) => None,
             Ok(Evaluation::Abandoned(result)) => Some(result),
-            Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict, upserts).await?,
+            Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict).await?,
             Ok(Evaluation::Misplaced { .. }) => {
                 self.doubt_places().await;
                 None
             }
-            Ok(Evaluation::Unseen(refused)) => Some(self.unseen(refused).await?),
-            Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused)) if refused.is_transient() => None,
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                Some(StatementResult::ErrorReply(refused.body))
-            }
+            Ok(Evaluation::ReadRefused(refused)) => Some(self.answer_to_refused_read(refused).await?),
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
+            Err(failure) => Some(StatementResult::ErrorReply(failure.into_reply()?.body)),
         };
         transaction.abort(self.op.upstream).await?;
         Ok(obstacle)
@@ -126,6 +115,16 @@ impl StatementRun<'_, '_> {
         Ok(Some(StatementResult::Reply(reply)))
     }
 
+    /// The reply to an earlier try, which may have ended during the wait for its key; else `duplicate`. `None` if Keyward may try
+    /// the statement again.
+    async fn recorded_or(&mut self, duplicate: StatementResult) -> Result<Option<StatementResult>, ForwardError> {
+        match self.recorded().await {
+            Ok(recorded) => Ok(Some(recorded.unwrap_or(duplicate))),
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() => Ok(None),
+            Err(failure) => Ok(Some(StatementResult::ErrorReply(failure.into_reply()?.body))),
+        }
+    }
+
     async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
         let record = self
             .operation
@@ -146,7 +145,7 @@ impl StatementRun<'_, '_> {
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
             // The same operation was sent twice, and the other try has just recorded its result.
-            return Err(Failure::Refused(ErrorReply::transient()));
+            return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
@@ -171,29 +170,25 @@ impl StatementRun<'_, '_> {
     }
 
     /// The statement's result; `None` if Keyward may try it again.
-    async fn resolve(
-        &mut self,
-        conflict: &ReservationConflict,
-        upserts: &mut usize,
-    ) -> Result<Option<StatementResult>, ForwardError> {
+    async fn resolve(&mut self, conflict: &ReservationConflict) -> Result<Option<StatementResult>, ForwardError> {
         Ok(match resolve(self.op, conflict).await {
-            Claimed::Held => None,
-            Claimed::Duplicate(_) if self.is_settled_by_another_try(conflict, upserts)? => None,
-            Claimed::Duplicate(_) => Some(StatementResult::Duplicate(conflict.key.clone())),
-            Claimed::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            Claimed::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
+            ReserveOutcome::Held => None,
+            ReserveOutcome::Duplicate(_) => {
+                self.upserts += 1;
+                match self.may_upsert_again(conflict)? {
+                    true => None,
+                    false => Some(StatementResult::Duplicate(conflict.key.clone())),
+                }
+            }
+            ReserveOutcome::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
+            ReserveOutcome::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
         })
     }
 
-    /// Whether another try settles the conflict. If an upsert's query asks only for the key that it would insert, another try
-    /// finds the document; the server retries such an upsert, too.
-    fn is_settled_by_another_try(
-        &mut self,
-        conflict: &ReservationConflict,
-        upserts: &mut usize,
-    ) -> Result<bool, ForwardError> {
-        *upserts += 1;
-        if !self.statement.is_upsert || *upserts > UPSERTS_MAX {
+    /// Whether another try of an upsert may settle the conflict. If its query asks only for the key that it would insert, another
+    /// try finds the document; the server retries such an upsert, too.
+    fn may_upsert_again(&self, conflict: &ReservationConflict) -> Result<bool, ForwardError> {
+        if !self.statement.is_upsert || self.upserts > UPSERTS_MAX {
             return Ok(false);
         }
         match (self.statement.query()?, conflict.key.key.values()) {
@@ -214,8 +209,8 @@ impl StatementRun<'_, '_> {
     ) -> Result<StatementResult, ForwardError> {
         let evaluated = match self.statement.evaluate(self.op, transaction, self.places).await {
             Ok(evaluated) => evaluated,
-            Err(Failure::Forward(error)) => return Err(error),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(failure) => {
+                let refused = failure.into_reply()?;
                 self.leave_or_abort(transaction, &refused).await?;
                 return Ok(StatementResult::ErrorReply(refused.body));
             }
@@ -224,7 +219,7 @@ impl StatementRun<'_, '_> {
             Evaluation::Ran(result) => Ok(result),
             Evaluation::ReservationConflict(conflict) => {
                 transaction.abort(self.op.upstream).await?;
-                Ok(self.resolve_within(&conflict).await)
+                Ok(self.resolve_in_clients_transaction(&conflict).await)
             }
             Evaluation::Abandoned(result) => {
                 transaction.abort(self.op.upstream).await?;
@@ -235,9 +230,9 @@ impl StatementRun<'_, '_> {
                 self.doubt_places().await;
                 Ok(StatementResult::Refused(WriteRefusal::Conflict))
             }
-            Evaluation::Unseen(refused) => {
+            Evaluation::ReadRefused(refused) => {
                 transaction.abort(self.op.upstream).await?;
-                self.unseen(refused).await
+                self.answer_to_refused_read(refused).await
             }
         }
     }
@@ -254,11 +249,11 @@ impl StatementRun<'_, '_> {
         let database = &self.op.protected.namespace.database;
         match transaction.run(self.op.upstream, database, command, None).await {
             Ok(reply) => Ok(StatementResult::Reply(reply)),
-            Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
+            Err(failure) => {
+                let refused = failure.into_reply()?;
                 self.leave_or_abort(transaction, &refused).await?;
                 Ok(StatementResult::ErrorReply(refused.body))
             }
-            Err(Failure::Forward(error)) => Err(error),
         }
     }
 
@@ -286,7 +281,7 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn unseen(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
+    pub async fn answer_to_refused_read(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
             Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
@@ -295,11 +290,11 @@ impl StatementRun<'_, '_> {
     }
 
     /// The result for a client whose transaction met the conflict.
-    async fn resolve_within(&mut self, conflict: &ReservationConflict) -> StatementResult {
+    async fn resolve_in_clients_transaction(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
-            Claimed::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            Claimed::Held | Claimed::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
-            Claimed::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
+            ReserveOutcome::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
+            ReserveOutcome::Held | ReserveOutcome::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
+            ReserveOutcome::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
         }
     }
 }

@@ -8,22 +8,22 @@ use super::reservation_diff::ReservationConflict;
 use crate::claims::Candidate;
 use crate::reservation::Token;
 use crate::write::operation::WriteOp;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 
 /// Resolves the conflict. Waits for other attempts at the key until Keyward gives up. If the key can be held it is free now,
 /// and Keyward may try the transaction again.
-pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> Claimed {
-    let under_way = op.context.in_flight.begin();
-    let token = Token::of(under_way.attempt());
+pub async fn resolve(op: &WriteOp<'_>, conflict: &ReservationConflict) -> ReserveOutcome {
+    let guard = op.context.attempts.begin();
+    let token = Token::of(guard.id());
     let key = conflict.key.clone();
     let mut candidate = Candidate::of_keys(token, Cow::Borrowed(&[]), conflict.owner.clone(), vec![key]);
     let claimed = match op.reserve(&mut candidate).await {
-        Claimed::Held => {
+        ReserveOutcome::Held => {
             candidate.withdraw();
-            Claimed::Held
+            ReserveOutcome::Held
         }
         // This same document now holds the key: another try of the statement finds it so.
-        Claimed::Duplicate(key) if candidate.conflicts_with_itself(key) => Claimed::Held,
+        ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => ReserveOutcome::Held,
         claimed => claimed,
     };
     op.release(std::slice::from_mut(&mut candidate)).await;

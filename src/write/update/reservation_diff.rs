@@ -89,7 +89,7 @@ impl ReservationDiff {
     /// The first of the keys to reserve that a document already holds, as the client's `transaction` sees it.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn duplicate(
         &self,
         protected: &Protected,
@@ -118,7 +118,7 @@ impl ReservationDiff {
     /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction.
     ///
     /// # Errors
-    /// [`Failure`]; the transaction is over then.
+    /// [`Failure`].
     pub async fn run(
         self,
         protected: &Protected,
@@ -132,7 +132,7 @@ impl ReservationDiff {
             let count = release(proxy, &released, transaction, upstream).await?;
             if count < released.len() && count < count_decided(proxy, &released).await {
                 transaction.abort(upstream).await?;
-                return Err(Failure::Refused(ErrorReply::transient()));
+                return Err(Failure::ErrorReply(ErrorReply::transient()));
             }
             let reserved = of_constraint(&self.reserved, constraint);
             let reservations: Vec<Vec<u8>> = reserved

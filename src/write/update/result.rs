@@ -41,7 +41,7 @@ pub enum Evaluation {
         affected: usize,
     },
     /// The server refused to read the documents; the transaction is over.
-    Unseen(ErrorReply),
+    ReadRefused(ErrorReply),
 }
 
 impl From<Sent> for StatementResult {

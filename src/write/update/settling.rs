@@ -46,7 +46,7 @@ pub async fn send(
     WriteOp::assert_held([&*candidate]);
     let lease = run.op.context.lease;
     let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
-    let sent = forward::within(lease, sent).await;
+    let sent = forward::reply_within(lease, sent).await;
     Ok(Some(sent.inspect_err(|_| note_in_doubt(run, candidate))?))
 }
 
@@ -104,7 +104,7 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
             let to_release = [to_release, proxy.unheld(elsewhere, Scope::Linearizable).await?].concat();
             proxy.release_seen(&to_release).await
         };
-        proxy.or_left_behind(released).await;
+        proxy.log_failed_release(released).await;
     }
 }
 
@@ -118,7 +118,7 @@ async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held
         };
         let not_come = candidate.keys_under(constraint).filter(|key| !is_held(key));
         let not_come: Vec<_> = not_come.map(|key| (key, &candidate.owner, token)).collect();
-        proxy.or_left_behind(proxy.release_unheld(&not_come)).await;
+        proxy.log_failed_release(proxy.release_unheld(&not_come)).await;
     }
 }
 
@@ -128,8 +128,8 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn meet_obstacle(&mut self, upserts: &mut usize) -> Result<InPlaceOutcome, ForwardError> {
-        let Some(result) = self.obstacle(upserts).await? else {
+    pub async fn meet_obstacle(&mut self) -> Result<InPlaceOutcome, ForwardError> {
+        let Some(result) = self.obstacle().await? else {
             return Ok(InPlaceOutcome::Again);
         };
         // Asked last: the first try may have ended meanwhile.

@@ -1,9 +1,9 @@
 //! Holds one statement in progress, with everything needed to run it.
 
 use super::evaluation::Places;
-use crate::claims::AttemptUnderWay;
+use crate::claims::AttemptGuard;
 use crate::command::statement::Statement;
-use crate::reservation::{Operation, Token};
+use crate::reservation::{RetryId, Token};
 use crate::write::operation::WriteOp;
 
 /// A statement with everything needed to run it.
@@ -15,16 +15,18 @@ pub struct StatementRun<'r, 'a> {
     /// The statement.
     pub statement: Statement<'a>,
     /// The operation of a retryable statement.
-    pub operation: Option<Operation>,
+    pub operation: Option<RetryId>,
     /// Whether documents are where Keyward expects them.
     pub places: Places,
+    /// The tries of an upsert that should have found the document in its way.
+    pub upserts: usize,
 }
 
 impl StatementRun<'_, '_> {
-    /// The token of the attempt `under_way` at the statement's keys.
-    pub fn token(&self, under_way: &AttemptUnderWay) -> Token {
+    /// The token of the attempt `guard` at the statement's keys.
+    pub fn token(&self, guard: &AttemptGuard) -> Token {
         Token {
-            attempt: under_way.attempt(),
+            attempt: guard.id(),
             position: u32::try_from(self.index).unwrap_or(u32::MAX),
             operation: self.operation,
         }

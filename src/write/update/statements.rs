@@ -108,8 +108,9 @@ impl<'a> Modify<'_, 'a> {
         StatementRun {
             index,
             statement: self.plans[index].statement,
-            operation: self.op.command.operation(index),
+            operation: self.op.command.retry_id(index),
             places: Places::Believed,
+            upserts: 0,
             op: &mut *self.op,
         }
     }
@@ -135,10 +136,7 @@ impl<'a> Modify<'_, 'a> {
 
     /// Forwards statements that can't change a key.
     async fn forward(&mut self, positions: Range<usize>) -> Result<(), ForwardError> {
-        let list = match self.kind {
-            StatementKind::Update => "updates",
-            StatementKind::Delete | StatementKind::FindAndModify => "deletes",
-        };
+        let list = self.kind.list().expect("a `findAndModify` is no batch");
         let first = positions.start;
         let (reply, is_ok) = forward::statements(self.op, list, positions).await?;
         match is_ok {

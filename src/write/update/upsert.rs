@@ -1,4 +1,4 @@
-//! A plain upsert ([`crate::command::plain_upsert`]) that matches no document: inserts one.
+//! Inserts the document of a plain upsert ([`crate::command::plain_upsert`]) that matches none.
 //!
 //! Keyward reserves the new document's keys. Then it sends the client's own upsert, under the client's own number, with a query that
 //! matches nothing. So the server makes just this document, or refuses its `_id`. A document that has appeared meanwhile stays
@@ -20,29 +20,25 @@ use crate::server::code;
 use crate::server::reply;
 use crate::write::forward::{ForwardError, UnappliedReason};
 use crate::write::outcome::Outcome;
-use crate::write::reserve::Claimed;
+use crate::write::reserve::ReserveOutcome;
 
 /// Inserts the new document, of which `fields` has everything that keys are made of.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn insert_new(
-    run: &mut StatementRun<'_, '_>,
-    fields: &[u8],
-    upserts: &mut usize,
-) -> Result<InPlaceOutcome, ForwardError> {
-    let under_way = run.op.context.in_flight.begin();
-    let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&under_way), fields) else {
-        return run.meet_obstacle(upserts).await;
+pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result<InPlaceOutcome, ForwardError> {
+    let guard = run.op.context.attempts.begin();
+    let Ok(mut candidate) = Candidate::new(run.op.protected, run.token(&guard), fields) else {
+        return run.meet_obstacle().await;
     };
     let tried = match run.op.reserve(&mut candidate).await {
-        Claimed::Held => write(run, &mut candidate).await,
-        Claimed::Duplicate(_) => Ok(Inserted::Refused),
-        Claimed::Unsure(key) => {
+        ReserveOutcome::Held => write(run, &mut candidate).await,
+        ReserveOutcome::Duplicate(_) => Ok(Inserted::Refused),
+        ReserveOutcome::Unsure(key) => {
             let refusal = run.op.unsure(candidate.keys[key].constraint);
             Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(refusal))))
         }
-        Claimed::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
+        ReserveOutcome::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
             WriteRefusal::TimeLimit,
         )))),
     };
@@ -50,7 +46,7 @@ pub async fn insert_new(
     match tried? {
         Inserted::Ended(tried) => Ok(tried),
         // Asked after the release: otherwise the statement would meet its own reservations.
-        Inserted::Refused => run.meet_obstacle(upserts).await,
+        Inserted::Refused => run.meet_obstacle().await,
     }
 }
 

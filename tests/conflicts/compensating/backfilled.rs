@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, RawBson, doc, rawdoc};
 use keyward::catalog::Protected;
-use keyward::claims::{Candidate, InFlight};
+use keyward::claims::{AttemptRegistry, Candidate};
 use keyward::metrics::Metrics;
 use keyward::prepare::{BackfillOutcome, backfill_documents, prepared};
 use keyward::proxy_collection::{Owner, ReservationVersion, Reserved};
@@ -42,8 +42,8 @@ async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillO
 }
 
 async fn backfilled_within(lease: Duration, protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
-    let under_way = InFlight::default().begin();
-    let attempt = under_way.attempt();
+    let under_way = AttemptRegistry::default().begin();
+    let attempt = under_way.id();
     let token = Token {
         attempt,
         position: 0,
@@ -166,7 +166,7 @@ async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
         id: RawBson::Int32(1),
         route: Some(rawdoc! { "region": "b" }),
     };
-    let version = ReservationVersion::from(Token::of(InFlight::default().begin().attempt()));
+    let version = ReservationVersion::from(Token::of(AttemptRegistry::default().begin().id()));
     let reserved = store.reserve(&[(&key, &elsewhere, version)]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
     assert_eq!(

@@ -1,6 +1,6 @@
 //! What is talked about: documents, keys, operations and who carries them out.
 
-use keyward::reservation::{AttemptId, Operation, Token};
+use keyward::reservation::{AttemptId, RetryId, Token};
 
 use crate::under_test::rules::Rules;
 
@@ -130,7 +130,7 @@ impl TaskId {
         Token {
             attempt: AttemptId(attempt),
             position: 0,
-            operation: retryable.then_some(Operation {
+            operation: retryable.then_some(RetryId {
                 session: [self.op.client; 16],
                 txn_number: self.op.index.into(),
                 statement: 0,

@@ -1,4 +1,4 @@
-//! Runs one transaction of a strict insert, alone or in a group.
+//! Chooses whether a transaction of a strict insert runs alone or in a group.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
 use crate::write::forward::ForwardError;
-use crate::write::forward::within;
+use crate::write::forward::reply_within;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
@@ -41,7 +41,7 @@ impl Transactional {
                     return lead.during(self.try_alone(op, these, reservations)).await;
                 }
                 let together = self.try_together(op, load, &members, reservations);
-                let done = lead.during(within(TIME_MAX, together)).await;
+                let done = lead.during(reply_within(TIME_MAX, together)).await;
                 let done = done.inspect_err(|_| lead.note_in_doubt())?;
                 lead.note(&done, 1 + members.len());
                 others.resolve(&done);
@@ -92,7 +92,7 @@ impl Transactional {
             Ok(TransactionOutcome::Committed(reply)) => Ok(Done::Committed(reply)),
             Err(Failure::InDoubt(refused)) => Ok(Done::InDoubt(refused)),
             Err(Failure::Forward(error)) => Err(error),
-            Ok(_) | Err(Failure::Refused(_)) => {
+            Ok(_) | Err(Failure::ErrorReply(_)) => {
                 transaction.abort(op.upstream).await?;
                 Ok(Done::Nothing)
             }

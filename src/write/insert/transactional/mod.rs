@@ -3,7 +3,7 @@
 //! On shards, Keyward checks the reservations between the insert and the commit, at a moment that isn't before the
 //! transaction's snapshots. If all data is on one replica set, the transaction writes the reservations itself. A takeover
 //! causes a conflict ([`crate::proxy_collection`]), so delays do no harm: a Keyward that was stopped for an hour inserts no
-//! document whose keys it has lost. `attempt.rs` states why the commit waits for the other commands' replies.
+//! document whose keys it has lost. `transaction.rs` states why the commit waits for the other commands' replies.
 
 mod group_commit;
 mod in_group;
@@ -31,7 +31,7 @@ pub use transaction::Transactional;
 use transaction::{ReservationMode, TransactionOutcome};
 
 /// How often Keyward's own reservation may be missing in a read: a router may lag behind.
-const UNSEEN_MAX: u32 = 20;
+const MISSING_MAX: u32 = 20;
 
 impl Transactional {
     /// Inserts all of `candidates` with their reservations, none of which may exist yet. `None` if that isn't possible and the
@@ -88,7 +88,7 @@ impl Transactional {
         };
         let mut progress = InsertProgress::new(ready.len());
         let mut back_off = BackOff::default();
-        let mut unseen = 0;
+        let mut missing = 0;
         while let Some(these) = progress.next() {
             let these: Vec<&Candidate<'_>> = these.iter().map(|index| ready[*index]).collect();
             match self.try_in_group(op, &these, ReservationMode::Checked).await? {
@@ -102,8 +102,8 @@ impl Transactional {
                 }
                 // A later try will see the reservations: they are its own.
                 TransactionOutcome::Superseded(indices) if indices.is_empty() => {
-                    unseen += 1;
-                    if unseen > UNSEEN_MAX {
+                    missing += 1;
+                    if missing > MISSING_MAX {
                         let refusal = Self::unsure(op, &these);
                         progress.fail(refusal.body(&op.protected.times()));
                     }

@@ -151,12 +151,8 @@ impl InsertProgress {
         }
         let mut body = Builder::new();
         body.int32("n", i32::try_from(self.n).unwrap_or(i32::MAX));
-        for element in Doc::new(self.last.as_deref().unwrap_or(Doc::empty().bytes()))?.elements() {
-            let element = element?;
-            if element.name != b"n" {
-                body.element(&element);
-            }
-        }
+        let last = Doc::new(self.last.as_deref().unwrap_or(Doc::empty().bytes()))?;
+        body.elements_where(last, |element| element.name != b"n")?;
         if !self.retried.is_empty() {
             body.int32s("retriedStmtIds", self.retried);
         }

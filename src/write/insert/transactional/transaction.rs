@@ -1,7 +1,8 @@
-//! Runs one transaction that inserts documents.
+//! Runs one transaction that inserts documents, of one client or of a group.
 //!
 //! It writes the record of a retryable command, inserts the documents, and commits. On one replica set it checks or writes the
-//! reservations, too. Keyward sends every command but the commit without waiting. The commit waits for the replies. If the
+//! reservations, too. Keyward sends every command but the commit without waiting, in up to three rounds if there are many keys
+//! (`CHECKED_AT_ONCE`). The commit waits for the replies. If the
 //! server refuses a command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A
 //! commit sent behind that command would commit the others without it.
 //!
@@ -18,7 +19,7 @@ use super::reservations;
 use crate::claims::Candidate;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::reservation::Operation;
+use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
@@ -32,11 +33,12 @@ use crate::write::txn::pipeline::{self, PipelinedCommand};
 
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
+
 /// How Keyward inserts the documents of one slice of an `insert`.
 #[derive(Debug)]
 pub struct Transactional {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
-    pub(super) first: Option<Operation>,
+    pub(super) first: Option<RetryId>,
     /// The moment when Keyward gives up; each slice has its own time, unless the client set a limit.
     pub(super) give_up: Instant,
 }
@@ -82,7 +84,7 @@ impl Transactional {
     /// For the slice of the command that begins at `first`.
     pub fn new(op: &WriteOp<'_>, first: usize) -> Self {
         Transactional {
-            first: op.command.operation(first),
+            first: op.command.retry_id(first),
             give_up: op.client_deadline.unwrap_or_else(|| Instant::now() + TIME_MAX),
         }
     }
@@ -96,7 +98,7 @@ impl Transactional {
     }
 
     pub(super) fn statement(op: &WriteOp<'_>, position: usize) -> Option<i32> {
-        Some(op.command.operation(position)?.statement)
+        Some(op.command.retry_id(position)?.statement)
     }
 
     pub(super) fn unsure(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> WriteRefusal {
@@ -142,11 +144,8 @@ impl Transactional {
                 transaction.abort(op.upstream).await?;
                 match self.inserted_by_majority(op).await {
                     Ok(statements) => Ok(TransactionOutcome::DoneBefore(statements)),
-                    Err(Failure::Forward(error)) => Err(error),
                     // Some of these documents exist, or did; only a retry can find out whether they stay.
-                    Err(Failure::Refused(refused) | Failure::InDoubt(refused)) => {
-                        Ok(TransactionOutcome::InDoubt(refused.in_doubt(true).body))
-                    }
+                    Err(failure) => Ok(TransactionOutcome::InDoubt(failure.into_reply()?.in_doubt(true).body)),
                 }
             }
             Ok(tried) => {
@@ -154,13 +153,13 @@ impl Transactional {
                 Ok(tried)
             }
             Err(Failure::Forward(error)) => Err(error),
-            Err(Failure::Refused(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() && !refused.is_of_another_primary() => {
                 Ok(TransactionOutcome::Conflict)
             }
-            Err(Failure::Refused(refused)) if refused.is_transient() => {
+            Err(Failure::ErrorReply(refused)) if refused.is_transient() => {
                 Ok(TransactionOutcome::Failed(refused.in_doubt(op.is_retryable()).body))
             }
-            Err(Failure::Refused(refused)) => {
+            Err(Failure::ErrorReply(refused)) => {
                 transaction.abort(op.upstream).await?;
                 Ok(TransactionOutcome::Failed(refused.body))
             }
@@ -180,7 +179,10 @@ impl Transactional {
         transaction: &mut Transaction,
     ) -> Result<TransactionOutcome, Failure> {
         let is_noted = !load.notes.is_empty();
-        let TransactionCommands { own, rounds } = self.commands(op, load, reservations)?;
+        let TransactionCommands {
+            reservation_commands,
+            rounds,
+        } = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
         for (steps, looks) in rounds {
             let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
@@ -198,17 +200,19 @@ impl Transactional {
                 Added::No => return Ok(TransactionOutcome::Conflict),
             }
         }
-        let own = (0..own).map(|_| replies.next()).collect::<Result<Vec<_>, _>>()?;
+        let reserved_replies = (0..reservation_commands)
+            .map(|_| replies.next())
+            .collect::<Result<Vec<_>, _>>()?;
         let reply = replies.next()?;
         let are_reserved = match reservations {
-            ReservationMode::Written => reservations::are_written(&own)?,
+            ReservationMode::Written => reservations::are_written(&reserved_replies)?,
             ReservationMode::Checked => {
                 let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
                     Ok(looks) => looks,
-                    Err(refused) => return Ok(unseen(refused, op.is_retryable())),
+                    Err(refused) => return Ok(of_failed_look(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                reservations::count(&own)? + reservations::count(&looks)? == keys
+                reservations::count(&reserved_replies)? + reservations::count(&looks)? == keys
                     && reservations::are_later(&looks, Doc::new(&reply)?)?
             }
         };
@@ -231,7 +235,7 @@ impl Transactional {
     ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
         let are_looked_at = are_looked_at(op, reservations);
-        let own = match reservations {
+        let of_reservations = match reservations {
             ReservationMode::Written => reservations::inserts(op.protected, these),
             ReservationMode::Checked if are_looked_at => Vec::new(),
             ReservationMode::Checked => reservations::checks(op.protected, these),
@@ -240,12 +244,12 @@ impl Transactional {
             true => reservations::looks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
-        let count = own.len();
+        let count = of_reservations.len();
         let mut first = Vec::new();
         if !load.notes.is_empty() {
             first.push(inserted::add(op.protected, &load.notes));
         }
-        first.extend(own);
+        first.extend(of_reservations);
         // The documents are the transaction's last command, so that the server's error for a document isn't mistaken for the
         // consequence of an earlier command.
         let documents = Self::documents(op, load)?;
@@ -257,7 +261,10 @@ impl Transactional {
                 vec![(first, looks)]
             }
         };
-        Ok(TransactionCommands { own: count, rounds })
+        Ok(TransactionCommands {
+            reservation_commands: count,
+            rounds,
+        })
     }
 
     /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
@@ -313,7 +320,7 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMod
 /// The commands of one transaction before its commit.
 struct TransactionCommands<'s> {
     /// How many of them check or write reservations inside the transaction.
-    own: usize,
+    reservation_commands: usize,
     /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
     rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
 }
@@ -325,13 +332,14 @@ struct UnreadReplies(VecDeque<Result<Vec<u8>, ErrorReply>>);
 impl UnreadReplies {
     /// The next reply. The first refusal, if any, is the failure: the later ones only report that the transaction is over.
     fn next(&mut self) -> Result<Vec<u8>, Failure> {
-        let next = self.0.pop_front().unwrap_or_else(|| Ok(Vec::new()));
-        next.map_err(Failure::Refused)
+        let next = self.0.pop_front();
+        next.expect("each command has a reply here, or one before it was refused")
+            .map_err(Failure::ErrorReply)
     }
 }
 
 /// The outcome of a transaction whose reservations couldn't be read.
-fn unseen(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
+fn of_failed_look(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
     if refused.is_of_another_primary() {
         return TransactionOutcome::Failed(refused.in_doubt(is_retryable).body);
     }

@@ -23,33 +23,33 @@ const RENEWALS: u32 = 3;
 
 /// The claim to one constraint.
 #[derive(Debug, Clone)]
-struct ConstraintClaim {
+struct BackfillClaim {
     definitions: Collection<Document>,
     id: Document,
 }
 
 /// The claims of one backfill.
 #[derive(Debug)]
-pub(super) struct Claims {
+pub(super) struct BackfillClaims {
     client: Client,
     by: ObjectId,
-    held: Mutex<Vec<ConstraintClaim>>,
+    held: Mutex<Vec<BackfillClaim>>,
 }
 
-impl Claims {
+impl BackfillClaims {
     /// No claim yet.
-    pub(super) fn new(client: &Client) -> Claims {
-        Claims {
+    pub(super) fn new(client: &Client) -> BackfillClaims {
+        BackfillClaims {
             client: client.clone(),
             by: ObjectId::new(),
             held: Mutex::default(),
         }
     }
 
-    /// Claims `constraint`, unless another backfill has claimed it; returns whether it did.
+    /// BackfillClaims `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let namespace = constraint.namespace();
-        let claim = ConstraintClaim {
+        let claim = BackfillClaim {
             definitions: self.client.database(&namespace.database).collection(DEFINITIONS),
             id: definition_id(namespace, constraint.name()),
         };
@@ -96,12 +96,12 @@ impl Claims {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Vec<ConstraintClaim>> {
+    fn held(&self) -> MutexGuard<'_, Vec<BackfillClaim>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ConstraintClaim {
+impl BackfillClaim {
     async fn update(&self, mut filter: Document, by: ObjectId, term: Duration) -> Result<bool, StoreError> {
         filter.insert("_id", self.id.clone());
         let set = vec![doc! { "$set": { "claim": { "by": by, "until": from_now(term) } } }];

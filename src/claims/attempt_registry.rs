@@ -8,29 +8,35 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
-use crate::reservation::AttemptId;
+use crate::reservation::{AttemptId, Token};
 
 /// The attempts under way in this process.
 #[derive(Debug, Clone, Default)]
-pub struct InFlight {
+pub struct AttemptRegistry {
     attempts: Arc<DashMap<AttemptId, Arc<Notify>>>,
 }
 
 /// An attempt under way; wakes everybody who waits for it when it is dropped.
 #[derive(Debug)]
-pub struct AttemptUnderWay {
+pub struct AttemptGuard {
     attempt: AttemptId,
-    all: InFlight,
+    all: AttemptRegistry,
     notify: Arc<Notify>,
 }
 
-impl InFlight {
+/// The token of an attempt that isn't registered: a transaction writes its reservations, and other attempts conflict with that
+/// transaction instead of waiting for it.
+pub fn unregistered_token() -> Token {
+    Token::of(AttemptId(rand::random()))
+}
+
+impl AttemptRegistry {
     /// Begins an attempt with a fresh id.
-    pub fn begin(&self) -> AttemptUnderWay {
+    pub fn begin(&self) -> AttemptGuard {
         let attempt = AttemptId(rand::random());
         let notify = Arc::new(Notify::new());
         self.attempts.insert(attempt, notify.clone());
-        AttemptUnderWay {
+        AttemptGuard {
             attempt,
             all: self.clone(),
             notify,
@@ -54,9 +60,9 @@ impl InFlight {
     }
 }
 
-impl AttemptUnderWay {
+impl AttemptGuard {
     /// Its id.
-    pub fn attempt(&self) -> AttemptId {
+    pub fn id(&self) -> AttemptId {
         self.attempt
     }
 
@@ -66,7 +72,7 @@ impl AttemptUnderWay {
     }
 }
 
-impl Drop for AttemptUnderWay {
+impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.all.attempts.remove(&self.attempt);
         self.notify.notify_waiters();
@@ -79,10 +85,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiter_wakes_when_the_attempt_ends() {
-        let in_flight = InFlight::default();
-        let attempt = in_flight.begin();
+        let registry = AttemptRegistry::default();
+        let attempt = registry.begin();
         let far_away = Duration::from_secs(3_600);
-        let waiting = in_flight.wait_for(attempt.attempt(), far_away);
+        let waiting = registry.wait_for(attempt.id(), far_away);
         tokio::pin!(waiting);
         assert!(futures_util::poll!(waiting.as_mut()).is_pending());
         drop(attempt);
@@ -93,7 +99,9 @@ mod tests {
     async fn an_unknown_attempt_takes_the_whole_time() {
         let started = tokio::time::Instant::now();
         let elsewhere = AttemptId([0; 16]);
-        InFlight::default().wait_for(elsewhere, Duration::from_millis(20)).await;
+        AttemptRegistry::default()
+            .wait_for(elsewhere, Duration::from_millis(20))
+            .await;
         assert!(started.elapsed() >= Duration::from_millis(20));
     }
 }

@@ -61,7 +61,7 @@ fn a_message_is_judged_in_one_place() {
     let by_constraints = [("session/judgement.rs", 1), ("write/bulk.rs", 1)];
     assert_eq!(calls(&source, "classify"), by_constraints);
     assert_eq!(
-        calls(&source, "is_forwarded"),
+        calls(&source, "changes_no_key"),
         [("session/judgement.rs", 1), ("write/plan.rs", 1)]
     );
     assert_eq!(calls(&source, "Plan::of"), [("write/bulk.rs", 1)]);

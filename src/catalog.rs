@@ -82,6 +82,20 @@ impl Protected {
         !self.shard_key.is_empty() && self.constraints.iter().any(|proxy| proxy.constraint.routes())
     }
 
+    /// Why `route` has no effect on queries by a key of this constraint, if that is so.
+    pub fn unroutable(&self, constraint: &Constraint) -> Option<&'static str> {
+        if self.is_collated {
+            return Some("the collection has a default collation, under which no router finds the shard of a query");
+        }
+        match self.shard_key.first() {
+            None => Some("the collection isn't sharded"),
+            Some(first) if constraint.paths().any(|path| path == first) => {
+                Some("the key contains the first field of the shard key, so the router finds the shard without Keyward")
+            }
+            Some(_) => None,
+        }
+    }
+
     /// The refusal of a command, `retryable` or not, if a key of the constraint at this position has an unknown state.
     pub fn unsure(&self, constraint: usize, retryable: bool) -> WriteRefusal {
         WriteRefusal::Unsure {

@@ -54,13 +54,9 @@ fn bar(drawing: Document, y: f64, label: &str, ratio: Spread, goal: Goal, at: im
         true => GREEN,
         false => RED,
     };
-    let rectangle = Rectangle::new()
-        .set("x", at(0.0))
-        .set("y", y)
-        .set("width", at(ratio.median) - at(0.0))
-        .set("height", ROW - 6.0)
-        .set("fill", colour)
-        .add(Title::new(format!("{label} {ratio}, {}", goal.verdict(ratio.median))));
+    let size = [at(ratio.median) - at(0.0), ROW - 6.0];
+    let title = Title::new(format!("{label} {ratio}, {}", goal.verdict(ratio.median)));
+    let rectangle = rectangle([at(0.0), y], size, colour).add(title);
     let middle = y + (ROW - 6.0) / 2.0;
     let mark = at(goal.limit());
     drawing
@@ -74,6 +70,56 @@ fn bar(drawing: Document, y: f64, label: &str, ratio: Spread, goal: Goal, at: im
         ))
         .add(line([mark, y - 2.0], [mark, y + ROW - 4.0], "#000000", 3.0))
         .add(text(WIDTH - 8.0, y + 11.0, "end", &format!("{:.2}", ratio.median)))
+}
+
+/// A group of bars for each row, one bar for each column, and a mark where the row has a goal.
+pub fn grouped(heading: &str, columns: &[String], rows: &[(&str, Vec<f64>, Option<f64>)]) -> Document {
+    const BAR: f64 = 6.0;
+    const SHADES: [&str; 4] = ["#a9c4e0", "#7aa3cd", "#3b6ea5", "#1f3f63"];
+    let group = BAR * columns.len() as f64 + 8.0;
+    let top = TOP + 18.0;
+    let height = top + group * rows.len() as f64 + 30.0;
+    let most = rows
+        .iter()
+        .flat_map(|(_, values, _)| values)
+        .copied()
+        .fold(1.0, f64::max);
+    let at = |value: f64| LABELS + (WIDTH - LABELS - 60.0) * value / most;
+    let mut drawing = sheet(heading, height);
+    for value in (0..).step_by(2).map(f64::from).take_while(|value| *value <= most) {
+        drawing = drawing
+            .add(line([at(value), top - 6.0], [at(value), height - 28.0], "#dddddd", 1.0))
+            .add(text(at(value), height - 12.0, "middle", &format!("{value}")));
+    }
+    for ((position, name), shade) in columns.iter().enumerate().zip(SHADES) {
+        let x = LABELS + 110.0 * position as f64;
+        drawing =
+            drawing
+                .add(rectangle([x, TOP - 12.0], [12.0, 12.0], shade))
+                .add(text(x + 18.0, TOP - 2.0, "start", name));
+    }
+    for (row, (label, values, goal)) in rows.iter().enumerate() {
+        let y = top + group * row as f64;
+        drawing = drawing.add(text(LABELS - 8.0, y + group / 2.0, "end", label));
+        for ((position, value), shade) in values.iter().enumerate().zip(SHADES) {
+            let size = [at(*value) - at(0.0), BAR];
+            let bar = rectangle([at(0.0), y + BAR * position as f64], size, shade);
+            drawing = drawing.add(bar.add(Title::new(format!("{label}, {}: {value:.1}", columns[position]))));
+        }
+        if let Some(goal) = goal {
+            drawing = drawing.add(line([at(*goal), y - 2.0], [at(*goal), y + group - 6.0], "#000000", 2.0));
+        }
+    }
+    drawing
+}
+
+fn rectangle([x, y]: [f64; 2], [width, height]: [f64; 2], fill: &str) -> Rectangle {
+    Rectangle::new()
+        .set("x", x)
+        .set("y", y)
+        .set("width", width)
+        .set("height", height)
+        .set("fill", fill)
 }
 
 /// A line for each target over the sizes: its p50 as a multiple of that at the smallest size.

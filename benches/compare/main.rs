@@ -23,17 +23,30 @@ mod link;
 mod measure;
 mod memory;
 mod page;
+mod routed;
 mod scenarios;
+mod shards;
 mod size;
 mod spread;
 
+use std::cell::LazyCell;
 use std::time::Duration;
 
 use ground::Ground;
 use measure::{Effort, Outcome, Scenario};
 
-/// What is written down as one.
-const TABLES: [&str; 6] = ["forwarded", "protected", "distance", "memory", "backfill", "size"];
+/// The tables of scenarios: name, heading of the drawing, scenarios.
+type Group = (&'static str, &'static str, fn(&Ground) -> Vec<Scenario>);
+const GROUPS: [Group; 2] = [
+    ("forwarded", "Passed on, against HAProxy", scenarios::passed_on),
+    (
+        "protected",
+        "Protected writes, against what an application does instead",
+        scenarios::protected,
+    ),
+];
+/// The other tables.
+const OTHERS: [&str; 6] = ["shards", "routed", "distance", "memory", "backfill", "size"];
 
 fn main() {
     testbed::process::use_disk();
@@ -41,7 +54,8 @@ fn main() {
     let write = arguments.iter().any(|argument| argument == "--write");
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let filter = filter.map_or("", String::as_str);
-    let is_table = TABLES.contains(&filter);
+    let is_other = OTHERS.contains(&filter);
+    let is_table = is_other || GROUPS.iter().any(|(name, ..)| *name == filter);
     assert!(
         !write || filter.is_empty() || is_table,
         "only whole tables are written down"
@@ -50,50 +64,54 @@ fn main() {
         time: Duration::from_secs_f64(from_env("KEYWARD_BENCH_SECONDS").unwrap_or(1.0)),
         rounds: from_env("KEYWARD_BENCH_ROUNDS").unwrap_or(5.0) as usize,
     };
-    let ground = Ground::prepare();
-    let tell = |name: &str, table: &str, drawing: Option<svg::Document>| {
-        println!("{table}\n");
-        if write {
-            let mut text = table.to_owned();
-            if let Some(drawing) = drawing {
-                page::draw(name, &drawing);
-                text.insert_str(0, &format!("![The figures of this table](performance/{name}.svg)\n\n"));
-            }
-            page::write(name, &text);
-        }
-    };
-    let groups = [
-        ("forwarded", "Passed on, against HAProxy", scenarios::passed_on(&ground)),
-        (
-            "protected",
-            "Protected writes, against what an application does instead",
-            scenarios::protected(&ground),
-        ),
-    ];
-    for (name, heading, scenarios) in groups {
-        let outcomes = match filter {
+    let ground: LazyCell<Ground> = LazyCell::new(Ground::prepare);
+    for (name, heading, scenarios) in GROUPS {
+        let filter = match filter {
             other if is_table && other != name => continue,
-            own if own == name => measured(scenarios, "", effort),
-            filter => measured(scenarios, filter, effort),
+            own if own == name => "",
+            filter => filter,
         };
+        let outcomes = measured(scenarios(&ground), filter, effort);
         if !outcomes.is_empty() {
-            tell(name, &table(&outcomes), Some(drawing::goals(heading, &outcomes)));
+            let drawing = drawing::goals(heading, &outcomes);
+            tell(name, &table(&outcomes), Some(&drawing), write);
         }
     }
-    if "distance".contains(filter) {
-        tell("distance", &distance::table(effort), None);
+    for name in OTHERS.into_iter().filter(|name| name.contains(filter)) {
+        let (table, drawing) = other(name, effort, &ground);
+        tell(name, &table, drawing.as_ref(), write);
     }
-    if "memory".contains(filter) {
-        tell("memory", &memory::table(effort.rounds), None);
-    }
-    if "backfill".contains(filter) {
-        let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(4e5) as usize;
-        tell("backfill", &backfill::table(&ground, documents, effort.rounds), None);
-    }
-    if "size".contains(filter) {
-        let largest = from_env("KEYWARD_BENCH_SIZE").unwrap_or(1e6) as u64;
-        let (table, drawing) = size::table(&ground, largest, effort);
-        tell("size", &table, Some(drawing));
+}
+
+/// Measures one of the other tables.
+fn other(name: &str, effort: Effort, ground: &LazyCell<Ground>) -> (String, Option<svg::Document>) {
+    let (table, drawing) = match name {
+        "shards" => shards::table(effort.rounds),
+        "routed" => routed::table(effort),
+        "size" => {
+            let largest = from_env("KEYWARD_BENCH_SIZE").unwrap_or(1e6) as u64;
+            size::table(ground, largest, effort)
+        }
+        "backfill" => {
+            let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(4e5) as usize;
+            return (backfill::table(ground, documents, effort.rounds), None);
+        }
+        "memory" => return (memory::table(effort.rounds), None),
+        _ => return (distance::table(effort), None),
+    };
+    (table, Some(drawing))
+}
+
+/// Prints a table; puts it and its drawing into the page if `write`.
+fn tell(name: &str, table: &str, drawing: Option<&svg::Document>, write: bool) {
+    println!("{table}\n");
+    if write {
+        let mut text = table.to_owned();
+        if let Some(drawing) = drawing {
+            page::draw(name, drawing);
+            text.insert_str(0, &format!("![The figures of this table](performance/{name}.svg)\n\n"));
+        }
+        page::write(name, &text);
     }
 }
 

@@ -144,4 +144,17 @@ mod tests {
         assert!(!cover(apart(), "orders", Actions::INSERT));
         assert!(!cover(Vec::new(), "users", Actions::FIND));
     }
+
+    /// A routed read would show how long the look-up of a key takes.
+    #[test]
+    fn a_client_that_may_only_write_may_not_find() {
+        let writes = vec![on(
+            doc! { "db": "shop", "collection": "" },
+            &["insert", "update", "remove"],
+        )];
+        assert!(!cover(writes, "users", Actions::FIND));
+        let reads = || vec![on(doc! { "db": "shop", "collection": "orders" }, &["find"])];
+        assert!(!cover(reads(), "users", Actions::FIND));
+        assert!(cover(reads(), "orders", Actions::FIND));
+    }
 }

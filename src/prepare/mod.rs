@@ -82,7 +82,11 @@ pub async fn make(
 ) -> Result<ReservingConstraints, PrepareError> {
     let (deployment, collections) = look(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
-    for (index, (protected, _)) in collections.iter().enumerate() {
+    for (index, (protected, uuid)) in collections.iter().enumerate() {
+        // A collection that is still to be created may yet be sharded.
+        if uuid.is_some() {
+            warn_of_routes_without_effect(protected);
+        }
         results::create(client, &protected.namespace.database, &deployment).await?;
         let definitions = Definitions::of(client, &protected.namespace);
         for (position, proxy) in protected.constraints.iter().enumerate() {
@@ -112,6 +116,18 @@ pub async fn make(
         unready,
         identities,
     })
+}
+
+fn warn_of_routes_without_effect(protected: &Protected) {
+    let constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
+    for constraint in constraints.filter(|constraint| constraint.routes()) {
+        if let Some(reason) = protected.unroutable(constraint) {
+            tracing::warn!(
+                namespace = %protected.namespace, constraint = constraint.name(), reason,
+                "route: true has no effect"
+            );
+        }
+    }
 }
 
 /// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that

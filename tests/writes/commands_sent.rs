@@ -42,7 +42,7 @@ fn update(n: i32, change: impl Into<bson::Bson>, is_upsert: bool) -> Document {
     doc! { "update": "users", "updates": [{ "q": query, "u": change, "upsert": is_upsert }] }
 }
 
-const KINDS: [Kind; 20] = [
+const KINDS: [Kind; 24] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -68,10 +68,28 @@ const KINDS: [Kind; 20] = [
         command: |n| doc! { "insert": "users", "documents": [doc! { "_id": -1 - n, "region": region(n), "number": n * 1000 }] },
     },
     Kind {
+        name: "refused duplicate, remembered",
+        most: 2.0,
+        is_retryable: true,
+        command: |n| doc! { "insert": "users", "documents": [doc! { "_id": -1 - n, "region": region(n), "number": n * 1000 }] },
+    },
+    Kind {
         name: "$set of a key",
         most: 5.0,
         is_retryable: true,
         command: |n| update(n, doc! { "$set": { "number": n * 1000 + 1 } }, false),
+    },
+    Kind {
+        name: "replacement",
+        most: 5.0,
+        is_retryable: true,
+        command: |n| {
+            update(
+                n,
+                doc! { "region": region(n), "number": n * 1000 + 50, "group": n / 2 },
+                false,
+            )
+        },
     },
     Kind {
         name: "$inc of a key",
@@ -101,6 +119,15 @@ const KINDS: [Kind; 20] = [
         command: |n| {
             let query = doc! { "_id": n, "region": region(n) };
             doc! { "findAndModify": "users", "query": query, "update": { "$inc": { "number": 1 } } }
+        },
+    },
+    Kind {
+        name: "findAndModify that shows it",
+        most: 13.0,
+        is_retryable: false,
+        command: |n| {
+            let query = doc! { "_id": n, "region": region(n) };
+            doc! { "findAndModify": "users", "query": query, "update": { "$inc": { "number": 1 } }, "new": true }
         },
     },
     Kind {
@@ -170,6 +197,17 @@ const KINDS: [Kind; 20] = [
         command: |n| {
             let query = doc! { "region": region(n), "_id": { "$in": [n, n + 1_000_000] } };
             doc! { "delete": "users", "deletes": [{ "q": query, "limit": 0 }] }
+        },
+    },
+    // It looks for the document on every shard, twice, and each is part of its commit.
+    Kind {
+        name: "change of the shard key",
+        most: 40.0,
+        is_retryable: true,
+        command: |n| {
+            let query = doc! { "_id": 30_000 + n, "region": region(30_000 + n) };
+            let change = doc! { "$set": { "region": region(30_001 + n) } };
+            doc! { "update": "users", "updates": [{ "q": query, "u": change }] }
         },
     },
     // It takes the documents away from the kinds before it.
@@ -269,7 +307,7 @@ fn counted(shards: usize) -> Vec<Cost> {
                 let reply = send(&mut connection, kind, n);
                 times.push(started.elapsed());
                 let is_refused = reply.contains_key("writeErrors");
-                assert_eq!(is_refused, kind.name == "refused duplicate", "{}: {reply}", kind.name);
+                assert_eq!(is_refused, kind.name.starts_with("refused"), "{}: {reply}", kind.name);
                 let count = reply.get_i32("n").unwrap_or(1);
                 assert!(is_refused || count > 0, "{} is about no document: {reply}", kind.name);
             }

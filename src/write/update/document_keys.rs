@@ -56,7 +56,7 @@ impl DocumentKeys {
     }
 
     /// Whether a query that names the place of one of them also finds the other: the server takes 1 for 1.0.
-    fn is_found_at_place_of(&self, other: &DocumentKeys) -> bool {
+    pub fn is_found_at_place_of(&self, other: &DocumentKeys) -> bool {
         let route = |keys: &DocumentKeys| {
             keys.owner
                 .route

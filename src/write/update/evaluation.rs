@@ -5,6 +5,7 @@
 //! next time, Keyward pins a statement about many documents to all of them.
 
 use std::collections::HashSet;
+use std::slice;
 
 use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
@@ -49,6 +50,15 @@ struct Selected {
     is_part: bool,
     /// Whether the client's query may select other documents the next time.
     is_fickle: bool,
+    /// Whether the statement can change only the one document of `before`, in its place, whatever the shard key is.
+    is_alone: bool,
+}
+
+impl Selected {
+    /// Whether `after` is their only document after a statement that can change no other one.
+    fn is_alone_with(&self, after: &DocumentKeys) -> bool {
+        self.is_alone && are_places_equal(&self.before, slice::from_ref(after))
+    }
 }
 
 impl<'a> Statement<'a> {
@@ -94,13 +104,17 @@ impl<'a> Statement<'a> {
             transaction.abort(op.upstream).await?;
             return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
-        let after = match inserted {
-            Some(id) => self.look_at_inserted(op, &id, transaction).await?,
-            None if selected.stay_in_place => match self.look_in_place(op, &selected, affected, transaction).await? {
-                Some(after) => after,
-                None => return Ok(Evaluation::Misplaced { affected }),
-            },
-            None => self.look_everywhere(op, &selected.before, transaction).await?,
+        let after = match (inserted, self.shown(op.protected, outcome)?) {
+            (Some(_), Some(shown)) if selected.before.is_empty() => vec![shown],
+            (None, Some(shown)) if selected.is_alone_with(&shown) => vec![shown],
+            (Some(id), _) => self.look_at_inserted(op, &id, transaction).await?,
+            (None, _) if selected.stay_in_place => {
+                match self.look_in_place(op, &selected, affected, transaction).await? {
+                    Some(after) => after,
+                    None => return Ok(Evaluation::Misplaced { affected }),
+                }
+            }
+            (None, _) => self.look_everywhere(op, &selected.before, transaction).await?,
         };
         let ran = match selected.is_part {
             true => StatementResult::Part(reply),
@@ -118,7 +132,7 @@ impl<'a> Statement<'a> {
         places: Places,
     ) -> Result<Result<Selected, Evaluation>, Failure> {
         let (protected, documents_max) = (op.protected, op.context.documents_max());
-        let selection = self.selection()?;
+        let selection = self.selection_with_others(self.is_collated(protected)?)?;
         let mut documents = Vec::new();
         let (most, keep) = (documents_max + 1, self.deletes_one()?.then_some(&mut documents));
         let selected = self
@@ -130,6 +144,7 @@ impl<'a> Statement<'a> {
             }
             selected => selected?,
         };
+        let is_alone = self.drop_others(&mut selected) && !selection.is_single;
         let query = self.query()?.unwrap_or(Doc::empty());
         let can_be_named = document_keys::in_one_query(ids_of(&selected));
         let is_fickle = is_fickle(query)?;
@@ -176,6 +191,7 @@ impl<'a> Statement<'a> {
             query,
             is_part,
             is_fickle,
+            is_alone: is_alone && stay_in_place,
         }))
     }
 

@@ -15,6 +15,7 @@ pub mod reservation_diff;
 pub mod result;
 mod routed;
 mod settling;
+mod shown;
 mod statement;
 pub mod statement_run;
 mod statements;

@@ -19,6 +19,7 @@ on_both_strategies! {
     a_field_with_a_dot_in_its_name_is_no_shard_key;
     an_increment_by_id_under_an_old_shard_key;
     an_increment_by_the_new_shard_key_under_an_old_one;
+    an_increment_that_shows_its_document_under_an_old_shard_key;
     an_increment_of_many_under_an_old_shard_key;
     an_increment_of_many_in_a_client_transaction_under_an_old_shard_key;
     a_delete_by_id_under_an_old_shard_key;
@@ -249,6 +250,30 @@ async fn an_increment_by_the_new_shard_key_under_an_old_one(strategy: Strategy) 
         doc! { "q": { "_id": 1, "zone": "a" } },
         [6, 10],
     )
+    .await;
+}
+
+/// The reply shows one of two documents that Keyward can't tell apart.
+async fn an_increment_that_shows_its_document_under_an_old_shard_key(strategy: Strategy) {
+    let documents = [holding(5), holding(10)];
+    under_an_old_shard_key(strategy, "places_inc_shown", documents, async |keyward, database| {
+        for (query, value) in [
+            (doc! { "zone": "z" }, 11),
+            (doc! { "zone": "a" }, 6),
+            (doc! { "email": 11 }, 12),
+        ] {
+            let mut by_id = doc! { "_id": 1 };
+            by_id.extend(query);
+            let increment = doc! { "$inc": { "email": 1 } };
+            let mut command = doc! { "findAndModify": "users", "query": by_id, "update": increment, "new": true };
+            command.insert("maxTimeMS", 20_000);
+            let reply = send(&keyward.address, database, command).unwrap();
+            // A router of MongoDB 6.0 refuses a `findAndModify` without the present shard key.
+            if let Ok(shown) = reply.get_document("value") {
+                assert_eq!(shown.get_i32("email").unwrap(), value, "{reply}");
+            }
+        }
+    })
     .await;
 }
 

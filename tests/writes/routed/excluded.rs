@@ -176,6 +176,87 @@ fn a_transaction_and_a_moment_in_the_past_are_not_routed() {
     assert_eq!(outcomes(&keyward, "routed_moments.users.email_1"), before);
 }
 
+/// A document that the filter leaves out may have the key of another one.
+#[test]
+fn a_partial_constraint_routes_only_what_its_filter_covers() {
+    let database = "routed_partial";
+    let constraint = "routed_partial.users.email_1";
+    let keyward = start(
+        database,
+        &["key: { email: 1 }, partialFilterExpression: { active: true }"],
+    );
+    let mut client = Connection::greeted(&keyward.address);
+    let user =
+        |n: i32, active: bool| doc! { "_id": n, "region": REGIONS[n as usize % 2], "email": "b", "active": active };
+    insert(
+        &mut client,
+        database,
+        vec![user(1, true), user(2, false), user(3, false)],
+    );
+    for (condition, count, is_routed) in [
+        (doc! {}, 3, false),
+        (doc! { "active": { "$ne": true } }, 2, false),
+        (doc! { "active": true }, 1, true),
+    ] {
+        let [before, ..] = outcomes(&keyward, constraint);
+        let mut filter = doc! { "email": "b" };
+        filter.extend(condition);
+        let found = first_batch(&client.must(database, &find(filter.clone())));
+        assert_eq!(found.len(), count, "{filter}");
+        assert_eq!(
+            outcomes(&keyward, constraint)[0] - before,
+            u64::from(is_routed),
+            "{filter}"
+        );
+    }
+}
+
+/// Under it, a query for one value also finds others.
+#[test]
+fn a_default_collation_keeps_reads_unrouted() {
+    let database = "routed_collated";
+    let namespace = format!("{database}.users");
+    let cluster = Cluster::shared();
+    cluster.run("admin", doc! { "enableSharding": database }).unwrap();
+    let collation = doc! { "locale": "en", "strength": 2 };
+    cluster
+        .run(database, doc! { "create": "users", "collation": collation })
+        .unwrap();
+    let simple = doc! { "locale": "simple" };
+    let shard = doc! { "shardCollection": &namespace, "key": { "region": 1 }, "collation": simple.clone() };
+    cluster.run("admin", shard).unwrap();
+    testkit::spread_on_two(cluster, &namespace, doc! { "region": "m" });
+    let constraint = format!(
+        "  - {{ collection: {namespace}, key: {{ email: 1 }}, collation: {{ locale: simple }}, route: true }}\n"
+    );
+    let keyward = testkit::Keyward::start(&cluster.uri(), &constraint);
+    let mut client = Connection::greeted(&keyward.address);
+    let user = |n: i32, email: &str| doc! { "_id": n, "region": REGIONS[n as usize % 2], "email": email };
+    insert(&mut client, database, vec![user(1, "b"), user(2, "B")]);
+    assert_eq!(first_batch(&client.must(database, &by_email())).len(), 2);
+    let simple = with(by_email(), "collation", simple);
+    assert_eq!(first_batch(&client.must(database, &simple)).len(), 1);
+    assert_eq!(outcomes(&keyward, "routed_collated.users.email_1"), [0; 3]);
+}
+
+/// Its pipeline may show a document otherwise, or not at all.
+#[test]
+fn a_read_of_a_view_is_not_routed() {
+    let database = "routed_view";
+    let keyward = start(database, &["key: { email: 1 }"]);
+    let (mut client, mut direct) = (Connection::greeted(&keyward.address), direct());
+    let user = |n: i32, email: &str| doc! { "_id": n, "region": REGIONS[n as usize % 2], "email": email, "other": "b" };
+    insert(&mut client, database, vec![user(1, "b"), user(2, "c")]);
+    let pipeline = vec![doc! { "$project": { "email": "$other" } }];
+    direct.must(
+        database,
+        &doc! { "create": "people", "viewOn": "users", "pipeline": pipeline },
+    );
+    let people = doc! { "find": "people", "filter": { "email": "b" } };
+    assert_eq!(first_batch(&client.must(database, &people)).len(), 2);
+    assert_eq!(outcomes(&keyward, "routed_view.users.email_1"), [0; 3]);
+}
+
 #[test]
 fn an_explanation_shows_the_one_shard() {
     let database = "routed_explained";

@@ -7,6 +7,7 @@ use bson::{Document, doc};
 use testkit::wire::Connection;
 
 use super::{REGIONS, find, first_batch, insert, outcomes, start};
+use testbed::Cluster;
 
 const DATABASE: &str = "routed_moving";
 const MOVES: usize = 60;
@@ -56,4 +57,46 @@ fn a_client_reads_its_own_writes_and_nobody_reads_another_key() {
         assert!(found > 0, "the readers never found it");
     });
     assert!(outcomes(&keyward, "routed_moving.users.email_1")[0] >= MOVES as u64);
+}
+
+/// A reservation names the owner's shard key, not its shard.
+#[test]
+fn a_read_finds_the_document_while_its_chunk_moves() {
+    let database = "routed_chunks";
+    let keyward = start(database, &["key: { email: 1 }"]);
+    let mut client = Connection::greeted(&keyward.address);
+    let users = (0..2).map(|id| doc! { "_id": id, "region": REGIONS[id as usize], "email": format!("e{id}") });
+    insert(&mut client, database, users.collect());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|id| {
+                let (keyward, is_over) = (&keyward, &is_over);
+                scope.spawn(move || {
+                    let mut reader = Connection::greeted(&keyward.address);
+                    let mut reads = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        let found = first_batch(&reader.must(database, &find(doc! { "email": format!("e{id}") })));
+                        assert_eq!(found.len(), 1, "after {reads} reads");
+                        assert_eq!(found[0].get_i32("_id").unwrap(), id);
+                        reads += 1;
+                    }
+                    reads
+                })
+            })
+            .collect();
+        let cluster = Cluster::shared();
+        let moved = (0..4).try_for_each(|step| {
+            let shard = cluster.shards()[step % 2].name();
+            cluster.move_chunk(&format!("{database}.users"), doc! { "region": "z" }, shard)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let reads: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        moved.unwrap();
+        let [hits, misses, fell_back] = outcomes(&keyward, "routed_chunks.users.email_1");
+        assert!(
+            hits > 0 && misses == 0 && hits + fell_back == reads,
+            "{hits} {fell_back} {reads}"
+        );
+    });
 }

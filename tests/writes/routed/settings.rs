@@ -44,6 +44,23 @@ fn while_a_constraint_is_not_enforced_a_read_finds_every_document() {
     assert_eq!(outcomes(&with, "routed_reserving.users.email_1"), [0; 3]);
 }
 
+/// At the start, Keyward warns of a setting that can't help.
+#[test]
+fn a_route_without_effect_is_logged() {
+    let warning = "route: true has no effect";
+    let with_shard_key = ["key: { region: 1, email: 1 }", "key: { email: 1 }"];
+    let log = start("routed_warned", &with_shard_key).log();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains(warning)).collect();
+    assert_eq!(warnings.len(), 1, "{log}");
+    assert!(warnings[0].contains("region_1_email_1"), "{log}");
+    assert!(warnings[0].contains("the first field of the shard key"), "{log}");
+    let cluster = Cluster::shared();
+    cluster.run("routed_whole", doc! { "create": "users" }).unwrap();
+    let constraint = "  - { collection: routed_whole.users, key: { email: 1 }, route: true }\n";
+    let log = Keyward::start(&cluster.uri(), constraint).log();
+    assert!(log.contains("the collection isn't sharded"), "{log}");
+}
+
 #[test]
 fn a_reload_turns_routing_on_and_off() {
     let database = "routed_reloaded";

@@ -5,6 +5,7 @@
 
 mod connection;
 mod shard_keys;
+mod statement_memory;
 mod topology;
 
 use std::io;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, ConnectionError, Reply};
 pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
+pub use statement_memory::{is_named, reports_retries};
 pub use topology::{Targets, WIRE_VERSION_MIN};
 
 use crate::stream;

@@ -3,6 +3,7 @@
 mod broken;
 mod ended;
 mod privileges;
+mod start;
 mod whole;
 
 use std::io::Write as _;

@@ -45,6 +45,7 @@ pub mod verify;
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod instance;
 pub mod metrics;
 pub mod progress;

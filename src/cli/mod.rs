@@ -4,6 +4,7 @@
 
 mod backfill;
 mod check;
+mod doctor;
 mod failure;
 mod forget;
 mod open_files;
@@ -51,6 +52,13 @@ enum CliCommand {
     },
     /// Check a configuration file, and say what it would have Keyward do; connects to nothing
     Check(ConfigFile),
+    /// Try at the real deployment what Keyward rests on, in a scratch database of its own: one line for each assumption
+    Doctor {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        options: doctor::DoctorOptions,
+    },
     /// Print what a running Keyward says of itself, as its page `/status` does
     Status {
         #[command(flatten)]
@@ -95,9 +103,9 @@ enum Exit {
     /// All is well.
     Success = 0,
     /// `verify` has found something and not repaired it. Or the Keyward that `status` asked isn't ready. Or `forget` got an id that isn't in
-    /// the register, or that of a living Keyward.
+    /// the register, or that of a living Keyward. Or `doctor` warns.
     Findings = 1,
-    /// The command line is wrong; or `verify` or `status` can't tell.
+    /// The command line is wrong; or `verify` or `status` can't tell; or a check of `doctor` failed.
     Unsure = 2,
     /// Existing documents violate a constraint.
     Duplicates = 65,
@@ -112,8 +120,8 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone
-   2  the command line is wrong; verify: it could not tell; status: nobody answered
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; doctor: a warning
+   2  the command line is wrong; verify: it could not tell; status: nobody answered; doctor: a check failed, or it was interrupted
   65  existing documents violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed
@@ -126,6 +134,7 @@ pub fn main() -> ExitCode {
         CliCommand::Backfill { file, only } => backfill::run(&file, &only),
         CliCommand::Verify { file, only, options } => verify::run(&file, &only, &options),
         CliCommand::Check(file) => check::run(&file.config),
+        CliCommand::Doctor { file, options } => doctor::run(&file, &options),
         CliCommand::Status { file, options } => status::run(&file.config, &options),
         CliCommand::Forget { file, options } => forget::run(&file.config, &options),
         CliCommand::Completions { shell } => shell::completions(shell),

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
+use bson::{Document, doc};
 use mongodb::Client;
 
 use super::watch::EntryWatch;
-use super::{COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
+use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
 use crate::namespace::Namespace;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
@@ -74,6 +75,12 @@ impl Membership {
     /// The same for who can't ask here.
     pub fn permit(&self) -> Permit {
         self.permit.clone()
+    }
+
+    /// The command that renews its entry, for its database.
+    pub fn renewal(&self) -> Document {
+        let id = **self.id.load();
+        doc! { "update": COLLECTION, "updates": [{ "q": { "_id": id }, "u": { "$inc": { "beat": 1_i64 } } }] }
     }
 
     /// How long its entry vouches for it.

@@ -11,14 +11,14 @@ use super::StartError;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::constraint::Constraint;
-use crate::fleet::{EntryTerms, Membership};
+use crate::fleet::{self, EntryTerms, Membership};
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, WaitingConstraint};
-use crate::proxy_collection::StoreError;
+use crate::proxy_collection::{StoreError, answered};
 use crate::readiness::{Obstacle, Readiness};
-use crate::server::certain;
+use crate::server::{certain, code, driver};
 use crate::session::Service;
-use crate::upstream::{SetupError, Upstream};
+use crate::upstream::{SetupError, Upstream, reports_retries};
 
 /// How long to wait after a deployment gave no answer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -125,6 +125,46 @@ pub(super) async fn joined(
             Err(error) => return Err(PrepareError::from(error).into()),
         }
     }
+}
+
+/// Checks that the deployment says which statements of a retry were carried out before, with the entry in the register: it is renewed
+/// twice under one number.
+pub(super) async fn remembers(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+    membership: &Membership,
+) -> Result<(), StartError> {
+    loop {
+        match reports_retries_of(upstream, membership).await {
+            Ok(Some(true)) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(());
+            }
+            Ok(Some(false)) => return Err(StartError::Refused(StoreError::Forgetful)),
+            // Another Keyward has taken the entry away; it is about to be registered anew.
+            Ok(None) => tokio::time::sleep(RETRY).await,
+            // Without a replica set there is no memory; the next step says so in its own words.
+            Err(StoreError::Driver(error)) if driver::code_of(&error) == Some(code::ILLEGAL_OPERATION) => return Ok(()),
+            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(PrepareError::from(error).into()),
+        }
+    }
+}
+
+async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Result<Option<bool>, StoreError> {
+    let client = upstream.apart().map_err(|error| match error {
+        SetupError::Uri(error) => StoreError::Driver(error),
+        _ => StoreError::Unexpected("the connection string"),
+    })?;
+    let asked = async {
+        let mut session = client.start_session().await?;
+        let database = client.database(fleet::DATABASE);
+        reports_retries(&database, &mut session, &membership.renewal(), 1, None).await
+    };
+    let is_reported = answered(asked).await;
+    client.shutdown().immediate(true).await;
+    is_reported
 }
 
 /// Makes all constraints hold. A broken connection or a shard without a primary may interrupt this; a later try

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use deployment::{await_answer, await_privileges, follow_privileges, joined, prepared, resolved};
+use deployment::{await_answer, await_privileges, follow_privileges, joined, prepared, remembers, resolved};
 
 use crate::admin::Admin;
 use crate::config::Config;
@@ -117,7 +117,10 @@ impl Instance {
         let membership = Arc::new(joined(&upstream, config, &readiness).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = prepared(&upstream, config, &readiness, &metrics, &membership).await;
+        let prepared = match remembers(&upstream, config, &readiness, &membership).await {
+            Ok(()) => prepared(&upstream, config, &readiness, &metrics, &membership).await,
+            Err(error) => Err(error),
+        };
         let (catalog, waiting) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {

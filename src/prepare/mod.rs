@@ -306,16 +306,46 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
     }
 }
 
+/// The names of the shards; none on a replica set.
+///
+/// # Errors
+/// [`PrepareError`] if the deployment doesn't answer, is a single server, or is one shard of a cluster.
+pub async fn shards(client: &Client) -> Result<Option<Vec<String>>, PrepareError> {
+    let deployment = Deployment::of(client).await?;
+    deployment.refuse_shard(client).await?;
+    Ok(match deployment {
+        Deployment::Sharded(shards) => Some(shards),
+        Deployment::Unsharded => None,
+    })
+}
+
 /// Checks that the deployment answers Keyward's own user.
 ///
 /// # Errors
 /// [`StoreError`] if it doesn't, or is too old.
 pub async fn ping(client: &Client) -> Result<(), StoreError> {
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
+    check_version(&hello)?;
+    check_time(client, &hello).await
+}
+
+/// Checks that the server which answered `hello` is new enough.
+///
+/// # Errors
+/// [`StoreError::TooOld`] if it isn't.
+pub fn check_version(hello: &Document) -> Result<(), StoreError> {
     let version = hello.get_i32("maxWireVersion").unwrap_or(WIRE_VERSION_MIN);
-    if version < WIRE_VERSION_MIN {
-        return Err(StoreError::TooOld(version));
+    match version < WIRE_VERSION_MIN {
+        true => Err(StoreError::TooOld(version)),
+        false => Ok(()),
     }
+}
+
+/// Checks that the deployment which answered `hello` states the cluster time.
+///
+/// # Errors
+/// [`StoreError`] if it doesn't.
+pub async fn check_time(client: &Client, hello: &Document) -> Result<(), StoreError> {
     let has_time = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
     if !has_time || hello.contains_key("operationTime") {
         return Ok(());

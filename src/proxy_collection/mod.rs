@@ -100,6 +100,12 @@ pub enum StoreError {
          which statements of a retry were carried out before"
     )]
     TooOld(i32),
+    /// The reply to a repeated write doesn't name the statement (`retriedStmtIds`), whatever version the server states.
+    #[error(
+        "the reply to a repeated write has no retriedStmtIds, without which a retry could release keys that its first try has used; \
+         connect Keyward to a mongos or a replica set of MongoDB 6.0 or newer, with nothing in between that changes replies"
+    )]
+    Forgetful,
     /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),

@@ -5,6 +5,7 @@
 
 mod connection;
 mod shard_keys;
+mod statement_memory;
 mod topology;
 
 use std::io;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, ConnectionError, Reply};
 pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
+pub use statement_memory::{is_named, reports_retries};
 pub use topology::{Targets, WIRE_VERSION_MIN};
 
 use crate::stream;
@@ -56,6 +58,7 @@ pub struct NoConnection {
 #[derive(Debug, Clone)]
 pub struct Upstream {
     client: Client,
+    options: ClientOptions,
     targets: watch::Receiver<Targets>,
     /// Where connections go as long as it can be reached.
     chosen: Arc<Mutex<Option<ServerAddress>>>,
@@ -87,9 +90,11 @@ impl Upstream {
         options.write_concern = Some(WriteConcern::majority());
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
+        let plain = options.clone();
         options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
         Ok(Upstream {
             client: Client::with_options(options)?,
+            options: plain,
             targets,
             chosen: Arc::default(),
             has_credential,
@@ -100,6 +105,17 @@ impl Upstream {
     /// Keyward's own client, under the user in the URI.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Another client under the same user, with sessions of its own. A caller that numbers writes by hand needs one: the driver would
+    /// give a session of [`Upstream::client`] to a later write, with a number that the server has seen.
+    ///
+    /// # Errors
+    /// [`SetupError`] if the options can't be used.
+    pub fn apart(&self) -> Result<Client, SetupError> {
+        let mut options = self.options.clone();
+        options.max_pool_size = Some(1);
+        Ok(Client::with_options(options)?)
     }
 
     /// Whether Keyward itself has to authenticate, and so, one may assume, everybody else.

@@ -2,6 +2,7 @@
 //!
 //! - [`keyward`]: a running Keyward in a process of its own.
 //! - [`relay`]: a TCP relay that holds, tears and loses messages.
+//! - [`altering`]: a TCP relay that changes them.
 //! - [`agreement`]: documents and reservations, read from the shards directly, agree.
 //! - [`spread`]: a collection on two shards.
 //! - [`replies`]: commands, and replies that can be compared.
@@ -13,6 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
 pub mod agreement;
+pub mod altering;
 pub mod certificates;
 pub mod counted;
 pub mod given;

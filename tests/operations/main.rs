@@ -7,6 +7,7 @@ mod chapters;
 mod check;
 mod demo;
 mod dependencies;
+mod doctor;
 mod documentation;
 mod many_connections;
 mod operated;

@@ -1,0 +1,131 @@
+//! `keyward doctor`: tries at a real deployment what correctness and speed rest on, one line for each assumption.
+//!
+//! It works in a scratch database of its own and drops it at the end, also after failures and interruptions. It reads and writes
+//! no other documents. The groups are in files of their own; a start uses some of the same functions.
+
+mod change_streams;
+mod check;
+mod checks;
+mod clocks;
+mod connection;
+mod errors;
+mod privileges;
+mod reads;
+mod report;
+mod retries;
+mod scratch;
+mod session;
+mod sharding;
+mod transactions;
+mod versions;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use bson::Document;
+
+use crate::config::Config;
+use crate::server::{code, driver};
+use crate::upstream::Upstream;
+
+pub use check::{Check, CheckError, CheckOutcome, Group, Needs, Running};
+pub use checks::{checks, of_connection};
+pub use report::{Examination, Line, Worst};
+pub use scratch::{PREFIX, Scratch};
+
+/// How often a check is tried whose transactions meet others, or a collection that the servers are still making known.
+const TRIES: u32 = 6;
+/// How long to pause between two tries.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Examines the deployment of `config`; `show` gets each line once it is known.
+///
+/// Once `is_interrupted` is set, no further command of a check is sent. The scratch database is dropped all the same.
+pub async fn examine(config: &Config, is_interrupted: Arc<AtomicBool>, show: &mut dyn FnMut(&Line)) -> Examination {
+    let mut report = Examination::of(config);
+    let mut add = |line: Line| {
+        show(&line);
+        report.lines.push(line);
+    };
+    let [answers, scratch_database] = of_connection();
+    let begun = Instant::now();
+    let upstream = match Upstream::new(config.upstream.uri()).await {
+        Ok(upstream) => upstream,
+        Err(error) => {
+            add(answers.line(CheckOutcome::Failed(error.to_string()), begun));
+            skip_all(&mut add, "the connection can't be made");
+            return report;
+        }
+    };
+    let mut scratch = Scratch::new(&upstream, config, is_interrupted);
+    let outcome = match ended(connection::answers(&mut scratch, &upstream).await) {
+        // Nothing can be examined then.
+        CheckOutcome::Skipped(why) => CheckOutcome::Failed(why),
+        outcome => outcome,
+    };
+    let is_usable = matches!(outcome, CheckOutcome::Passed(_));
+    add(answers.line(outcome, begun));
+    if !is_usable {
+        skip_all(&mut add, "the deployment can't be used");
+        return report;
+    }
+    let begun = Instant::now();
+    add(scratch_database.line(ended(connection::scratch_database(&mut scratch).await), begun));
+    for check in checks() {
+        let begun = Instant::now();
+        let ended = run(&check, &scratch).await;
+        add(check.line(ended, begun));
+    }
+    report.left_behind = scratch
+        .drop_database()
+        .await
+        .map(|why| (scratch.name().to_owned(), why));
+    report.note(&scratch);
+    report
+}
+
+async fn run(check: &Check, scratch: &Scratch) -> CheckOutcome {
+    if scratch.is_interrupted() {
+        return CheckError::Interrupted.into_outcome();
+    }
+    if let Some(why) = scratch.lacks(check.needs) {
+        return CheckOutcome::Skipped(why);
+    }
+    let mut last = (check.run)(scratch).await;
+    for _ in 1..TRIES {
+        match &last {
+            Err(error) if error.may_pass() => {}
+            _ => break,
+        }
+        tokio::time::sleep(PAUSE).await;
+        last = (check.run)(scratch).await;
+    }
+    ended(last)
+}
+
+fn ended(result: Result<CheckOutcome, CheckError>) -> CheckOutcome {
+    result.unwrap_or_else(CheckError::into_outcome)
+}
+
+fn skip_all(add: &mut impl FnMut(Line), why: &str) {
+    let [_, scratch_database] = of_connection();
+    for check in [scratch_database].into_iter().chain(checks()) {
+        add(check.line(CheckOutcome::Skipped(why.to_owned()), Instant::now()));
+    }
+}
+
+/// The reply to a question that not every kind of server answers.
+fn stated(reply: Result<Document, CheckError>) -> Result<Document, CheckError> {
+    const UNKNOWN: [i32; 3] = [
+        code::INVALID_OPTIONS,
+        code::COMMAND_NOT_FOUND,
+        code::COMMAND_NOT_SUPPORTED,
+    ];
+    match reply {
+        Err(CheckError::Driver(error)) if driver::code_of(&error).is_some_and(|code| UNKNOWN.contains(&code)) => {
+            Err(CheckError::Impossible("the server doesn't state it".to_owned()))
+        }
+        other => other,
+    }
+}

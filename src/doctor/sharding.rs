@@ -1,0 +1,166 @@
+//! Checks how a cluster places documents: equal keys, moved chunks, and what moves chunks by itself.
+
+use std::time::{Duration, Instant};
+
+use bson::{Bson, Decimal128, Document, doc};
+
+use super::check::{CheckError, CheckOutcome, text};
+use super::scratch::Scratch;
+use crate::server::{code, driver};
+use crate::upstream::is_named;
+
+/// The collection that is sharded as a proxy collection is.
+const KEYS: &str = "keys";
+/// Where it is split.
+const MIDDLE: i32 = 32_768;
+/// How long to wait for the balancer's own work.
+const BUSY_MAX: Duration = Duration::from_secs(20);
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
+
+/// Numbers of different types that are equal are one key, also as part of a shard key.
+pub async fn equal_numbers(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
+    let fraction: Decimal128 = "3.75".parse().map_err(|_| unexpected("3.75 as a Decimal128"))?;
+    let whole: Decimal128 = "3".parse().map_err(|_| unexpected("3 as a Decimal128"))?;
+    shard_keys(scratch).await?;
+    let equal: [(&str, Vec<Bson>); 2] = [
+        ("3.75", vec![Bson::Double(3.75), Bson::Decimal128(fraction)]),
+        (
+            "3",
+            vec![
+                Bson::Int32(3),
+                Bson::Int64(3),
+                Bson::Double(3.0),
+                Bson::Decimal128(whole),
+            ],
+        ),
+    ];
+    for (name, values) in equal {
+        for (position, value) in values.into_iter().enumerate() {
+            let id = doc! { "h": MIDDLE + 7, "k": { "n": value } };
+            let insert = doc! { "insert": KEYS, "documents": [{ "_id": id }], "writeConcern": { "w": "majority" } };
+            let reply = scratch.run(insert).await?;
+            let error = driver::first_write_error(&reply).and_then(driver::error_code);
+            let expected = (position > 0).then_some(code::DUPLICATE_KEY);
+            if error != expected {
+                let seen = match error {
+                    None => format!("{name} exists twice, as numbers of two types"),
+                    Some(code) => format!("{name} can't be inserted ({code})"),
+                };
+                return Ok(CheckOutcome::Failed(seen));
+            }
+        }
+    }
+    Ok(CheckOutcome::passed())
+}
+
+/// A chunk that moves takes the memory of retryable writes along.
+pub async fn moved_chunk(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
+    let shards = scratch.shards.as_deref().unwrap_or_default();
+    if shards.len() < 2 {
+        return Err(CheckError::Impossible("the cluster has one shard".to_owned()));
+    }
+    shard_keys(scratch).await?;
+    let middle = doc! { "_id": { "h": MIDDLE } };
+    let namespace = format!("{}.{KEYS}", scratch.name());
+    allowed(
+        scratch
+            .run_in("admin", doc! { "split": &namespace, "middle": middle.clone() })
+            .await,
+    )?;
+    let mut session = scratch.session().await?;
+    let number = scratch.next_number();
+    let id = doc! { "h": MIDDLE + 1, "k": { "n": "moved" } };
+    let insert = doc! { "insert": KEYS, "documents": [{ "_id": id.clone() }] };
+    let first = session.write(insert.clone(), number).await?;
+    if !first.is_ok() {
+        return Ok(CheckOutcome::Failed(first.shown()));
+    }
+    let from = primary_of(scratch).await?;
+    let to = shards.iter().find(|shard| **shard != from);
+    let to = to.ok_or_else(|| unexpected("a second shard"))?;
+    moved(scratch, doc! { "moveChunk": &namespace, "find": middle, "to": to }).await?;
+    let second = session.write(insert, number).await?;
+    Ok(CheckOutcome::of(second.is_ok() && is_named(&second.reply), || {
+        format!(
+            "after the move, the insert's repetition is answered: {}",
+            second.shown()
+        )
+    }))
+}
+
+/// Moves a chunk; a balancer at work is waited for.
+async fn moved(scratch: &Scratch, command: Document) -> Result<(), CheckError> {
+    let deadline = Instant::now() + BUSY_MAX;
+    loop {
+        match scratch.run_in("admin", command.clone()).await {
+            Err(CheckError::Driver(error))
+                if driver::code_of(&error) != Some(code::UNAUTHORIZED) && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            Err(CheckError::Driver(error)) => {
+                let why = format!("no chunk can be moved: {}", text(&error));
+                return Err(CheckError::Impossible(why));
+            }
+            Err(error) => return Err(error),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+/// A command that needs a privilege which managed services don't give.
+fn allowed(reply: Result<Document, CheckError>) -> Result<Document, CheckError> {
+    match reply {
+        Err(CheckError::Driver(error)) => Err(CheckError::Impossible(format!(
+            "no chunk can be split: {}",
+            text(&error)
+        ))),
+        other => other,
+    }
+}
+
+/// Shards the collection where there are shards, unless a check has.
+async fn shard_keys(scratch: &Scratch) -> Result<(), CheckError> {
+    if scratch.shards.is_none() {
+        return Ok(());
+    }
+    let namespace = format!("{}.{KEYS}", scratch.name());
+    let shard = doc! { "shardCollection": namespace, "key": { "_id": 1 } };
+    scratch.run_in("admin", shard).await.map(drop)
+}
+
+/// The shard on which a new collection has its first chunk.
+async fn primary_of(scratch: &Scratch) -> Result<String, CheckError> {
+    let find = doc! { "find": "databases", "filter": { "_id": scratch.name() } };
+    let reply = scratch.run_in("config", find).await?;
+    let entry = driver::first_batch(&reply).and_then(|batch| batch.first()?.as_document());
+    let primary = entry.and_then(|entry| entry.get_str("primary").ok());
+    primary
+        .map(str::to_owned)
+        .ok_or_else(|| unexpected("the database's primary shard"))
+}
+
+/// The balancer's mode, draining shards and zones: all of it works, and some of it takes time.
+pub async fn balancer(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
+    let reply = scratch.run_in("admin", doc! { "balancerStatus": 1 }).await?;
+    let mode = reply.get_str("mode").unwrap_or("unknown").to_owned();
+    let reply = scratch.run_in("admin", doc! { "listShards": 1 }).await?;
+    let shards = reply.get_array("shards").ok().into_iter().flatten();
+    let is_draining = |shard: &&Bson| {
+        let draining = shard.as_document().and_then(|shard| shard.get("draining"));
+        draining.is_some_and(|draining| draining.as_bool() != Some(false))
+    };
+    let draining = shards.filter(is_draining).count();
+    let find = doc! { "find": "tags", "filter": {}, "limit": 1_000, "batchSize": 1_000, "singleBatch": true };
+    let zones = match scratch.run_in("config", find).await {
+        Ok(reply) => driver::first_batch(&reply).map_or(0, <[_]>::len).to_string(),
+        Err(CheckError::Driver(_)) => "unknown".to_owned(),
+        Err(error) => return Err(error),
+    };
+    let seen = format!("balancer {mode}, {draining} shards draining, {zones} ranges of zones");
+    Ok(CheckOutcome::Passed(seen))
+}
+
+fn unexpected(what: &str) -> CheckError {
+    CheckError::Unexpected(format!("{what} can't be had"))
+}

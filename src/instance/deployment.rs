@@ -163,7 +163,8 @@ async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Res
         reports_retries(&database, &mut session, &membership.renewal(), 1, None).await
     };
     let is_reported = answered(asked).await;
-    client.shutdown().immediate(true).await;
+    // On its own: with a service name, it waits until the driver looks the name up again, up to a minute later.
+    tokio::spawn(client.shutdown().immediate(true).into_future());
     is_reported
 }
 

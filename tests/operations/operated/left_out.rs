@@ -6,7 +6,7 @@ use testbed::ReplicaSet;
 
 use testkit::keyward::Keyward;
 
-const NOTED: &str = "it is noted that they aren't enforced";
+const NOTED: &str = "they are noted as not enforced";
 
 /// Settings with these constraints, each a collection and one of its fields.
 fn settings(database: &str, constraints: &[(&str, &str)]) -> String {

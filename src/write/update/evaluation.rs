@@ -148,8 +148,7 @@ impl<'a> Statement<'a> {
         let query = self.query()?.unwrap_or(Doc::empty());
         let can_be_named = document_keys::in_one_query(ids_of(&selected));
         let is_fickle = is_fickle(query)?;
-        let must_be_named = selected.len() > documents_max || is_fickle;
-        let most = match must_be_named {
+        let most = match is_fickle || selected.len() > documents_max {
             true => documents_max.min(can_be_named),
             false => documents_max,
         };
@@ -158,9 +157,8 @@ impl<'a> Statement<'a> {
         if is_part {
             selected.truncate(most);
         } else if selected.len() > most {
-            let namespace = protected.namespace.clone();
             let refusal = WriteRefusal::TooMany {
-                namespace,
+                namespace: protected.namespace.clone(),
                 documents_max,
             };
             return Ok(Err(Evaluation::Abandoned(StatementResult::Refused(refusal))));

@@ -297,7 +297,14 @@ impl Checker<'_> {
         let last: BTreeSet<_> = last.into_values().map(in_one_order).collect();
         let there: BTreeSet<_> = evidence.documents.iter().map(in_one_order).collect();
         if last.len() != evidence.documents.len() || last != there {
-            let what = format!("there: {there:?}, by the log: {last:?}");
+            let (only_there, only_logged) = (there.difference(&last), last.difference(&there));
+            let what = format!(
+                "{} documents there, {} by the log; only there: {:?}, only by the log: {:?}",
+                evidence.documents.len(),
+                last.len(),
+                only_there.collect::<Vec<_>>(),
+                only_logged.collect::<Vec<_>>()
+            );
             self.violations.push(Violation::LogDiffers(what));
         }
     }

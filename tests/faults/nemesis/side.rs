@@ -1,5 +1,6 @@
 //! The two strategies, and everything of each: its database, its router, two Keywards and what its clients did.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,14 +141,15 @@ impl Side {
         [documents, reservations]
     }
 
-    /// Waits until what is held is what is reserved, or no longer than the limit; then looks at everything.
+    /// Waits until what is held is what is reserved and the shards have removed the copies of moved chunks, or no longer than the limit;
+    /// then looks at everything.
     pub async fn evidence(&self, cluster: &Cluster) -> Evidence {
         let started = Instant::now();
         let windows = self.phones.windows();
         let [documents, reservations] = loop {
             let [documents, reservations] = self.documents_and_reservations(cluster).await;
             let [held, reserved] = held_and_reserved(&documents, &reservations, is_open(&windows));
-            if held == reserved || started.elapsed() > QUIET_WITHIN {
+            if held == reserved && is_without_copies(&documents) || started.elapsed() > QUIET_WITHIN {
                 break [documents, reservations];
             }
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -161,4 +163,11 @@ impl Side {
             reservations,
         }
     }
+}
+
+/// Whether no document is on two shards. A shard removes the copies that a moved chunk leaves behind some time after the move.
+fn is_without_copies(documents: &[Document]) -> bool {
+    let mut seen = HashSet::new();
+    let place = |document: &Document| ["_id", "region"].map(|field| document.get(field).map(ToString::to_string));
+    documents.iter().all(|document| seen.insert(place(document)))
 }

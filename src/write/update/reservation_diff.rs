@@ -127,7 +127,6 @@ impl ReservationDiff {
         upstream: &mut Connection,
     ) -> Result<Option<ReservationConflict>, Failure> {
         for (constraint, proxy) in protected.constraints.iter().enumerate() {
-            let collection = proxy.constraint.proxy_collection();
             let released = of_constraint(&self.released, constraint);
             let count = release(proxy, &released, transaction, upstream).await?;
             if count < released.len() && count < count_decided(proxy, &released).await {
@@ -141,15 +140,7 @@ impl ReservationDiff {
                 .collect();
             let mut first = 0;
             for reservations in COMMAND_MAX.parts(&reservations, Vec::len) {
-                let mut command = Builder::new();
-                command.string("insert", collection.collection.as_bytes());
-                let sequence = OutSequence {
-                    name: b"documents",
-                    documents: reservations.iter().map(Vec::as_slice).collect(),
-                };
-                let reply = transaction
-                    .run(upstream, &collection.database, command, Some(sequence))
-                    .await?;
+                let reply = run_part(proxy, ("insert", b"documents"), reservations, transaction, upstream).await?;
                 if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
                     let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
                     return Ok(Some(ReservationConflict {
@@ -171,22 +162,33 @@ async fn release(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<usize, Failure> {
-    let collection = proxy.constraint.proxy_collection();
     let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
     let mut count = 0;
     for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
-        let mut command = Builder::new();
-        command.string("delete", collection.collection.as_bytes());
-        let sequence = OutSequence {
-            name: b"deletes",
-            documents: deletes.iter().map(Vec::as_slice).collect(),
-        };
-        let reply = transaction
-            .run(upstream, &collection.database, command, Some(sequence))
-            .await?;
+        let reply = run_part(proxy, ("delete", b"deletes"), deletes, transaction, upstream).await?;
         count += usize::try_from(documents_affected(Doc::new(&reply)?)?).unwrap_or(0);
     }
     Ok(count)
+}
+
+/// Runs one command on the proxy collection in the transaction, with these documents as its list; returns the reply's body.
+async fn run_part(
+    proxy: &ProxyCollection,
+    (command, list): (&str, &[u8]),
+    documents: &[Vec<u8>],
+    transaction: &mut Transaction,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, Failure> {
+    let collection = proxy.constraint.proxy_collection();
+    let mut body = Builder::new();
+    body.string(command, collection.collection.as_bytes());
+    let sequence = OutSequence {
+        name: list,
+        documents: documents.iter().map(Vec::as_slice).collect(),
+    };
+    transaction
+        .run(upstream, &collection.database, body, Some(sequence))
+        .await
 }
 
 /// How many of these reservations there are, whatever the transaction sees. Each shard has a snapshot of its own. The transaction that

@@ -10,6 +10,7 @@ mod name_server;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use bson::doc;
 use name_server::NameServer;
@@ -105,8 +106,15 @@ fn a_deployment_is_found_by_its_service_name() {
     assert!(obstacles.contains("503") && obstacles.contains(SERVICE), "{obstacles}");
     assert!(names.asked() > 0);
     let port = set.addresses()[0].rsplit_once(':').unwrap().1.parse().unwrap();
+    let published = Instant::now();
     names.publish(SERVICE, HOST, port, &format!("replicaSet={}", set.name()));
     let address = keyward.address();
+    // The driver looks the name up again each minute: nothing waits for that.
+    assert!(
+        published.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        published.elapsed()
+    );
     let insert = |id| {
         let command = doc! { "insert": "users", "documents": [{ "_id": id, "email": "ann@x" }] };
         testbed::command::run(&address, "found_by_name", command)

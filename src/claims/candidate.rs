@@ -266,7 +266,7 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
     if doc.get("_id")?.is_some() {
         return Ok(Cow::Borrowed(document));
     }
-    let id = match token.operation {
+    let id = match token.retry_id {
         None => bson::oid::ObjectId::new().bytes(),
         Some(_) => {
             let stable = Token {
@@ -349,7 +349,7 @@ mod tests {
         let token = Token {
             attempt: AttemptId([1; 16]),
             position: 0,
-            operation: None,
+            retry_id: None,
         };
         let owner = Owner {
             id: RawBson::Int32(1),

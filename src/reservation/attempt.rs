@@ -16,7 +16,7 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 pub struct Attempt {
     token: Token,
     pace: ClaimPace,
-    /// The keys that the attempt took over, or tried to, from an earlier try of the same operation. They include its
+    /// The keys that the attempt took over, or tried to, from an earlier try of the same statement. They include its
     /// own keys that it took over after it might have been forwarded.
     ///
     /// It never releases them. The earlier try's write may still be on its way under the same statement number, and its

@@ -9,7 +9,7 @@ fn token(attempt: u8) -> Token {
     Token {
         attempt: AttemptId([attempt; 16]),
         position: 0,
-        operation: None,
+        retry_id: None,
     }
 }
 
@@ -238,17 +238,17 @@ fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
 
 #[test]
 fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
-    let operation = RetryId {
+    let retry_id = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
     };
     let first = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(9)
     };
     let me = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(1)
     };
     let found = ConflictingReservation {
@@ -336,19 +336,19 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
 }
 
 #[test]
-fn the_same_operation_for_another_document_is_in_conflict() {
-    let operation = RetryId {
+fn the_same_retry_id_for_another_document_is_in_conflict() {
+    let retry_id = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
     };
     let me = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(1)
     };
     let other = ConflictingReservation {
         token: Token {
-            operation: Some(operation),
+            retry_id: Some(retry_id),
             ..token(9)
         },
         ..conflicting(Age::InLease)

@@ -187,7 +187,7 @@ impl<'a> Insert<'a> {
             let token = Token {
                 attempt: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.op.command.retry_id(position),
+                retry_id: self.op.command.retry_id(position),
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {

@@ -26,7 +26,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
     let mut run = StatementRun {
         index: 0,
         statement: plan.statement,
-        operation: op.command.retry_id(0),
+        retry_id: op.command.retry_id(0),
         places: Places::Believed,
         upserts: 0,
         op,

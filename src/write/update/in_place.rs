@@ -67,7 +67,7 @@ pub async fn run_in_place(
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
             InPlaceOutcome::Missed(document)
-                if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() =>
+                if document == missed && misses + 1 == MISSES_MAX && run.retry_id.is_none() =>
             {
                 return run.run_in_own_transaction().await;
             }
@@ -269,7 +269,7 @@ async fn old_reservations(
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
 /// a transaction: its retry may find a smaller document, and would run in place.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
-    if run.operation.is_none() {
+    if run.retry_id.is_none() {
         return run.run_in_own_transaction().await;
     }
     let namespace = run.op.protected.namespace.clone();

@@ -102,11 +102,11 @@ impl StatementRun<'_, '_> {
 
     /// The reply to an earlier try of the statement, if that try took effect.
     async fn recorded(&mut self) -> Result<Option<StatementResult>, Failure> {
-        let Some(operation) = self.operation else {
+        let Some(retry_id) = self.retry_id else {
             return Ok(None);
         };
         let mut transaction = self.op.own_transaction()?;
-        let record = Recorded::new(self.op.protected, operation);
+        let record = Recorded::new(self.op.protected, retry_id);
         let Some(reply) = record.find(&mut transaction, self.op.upstream).await? else {
             transaction.abort(self.op.upstream).await?;
             return Ok(None);
@@ -126,9 +126,7 @@ impl StatementRun<'_, '_> {
     }
 
     async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
-        let record = self
-            .operation
-            .map(|operation| Recorded::new(self.op.protected, operation));
+        let record = self.retry_id.map(|retry_id| Recorded::new(self.op.protected, retry_id));
         if let Some(record) = &record
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {
@@ -144,7 +142,7 @@ impl StatementRun<'_, '_> {
         if let Some(record) = &record
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
-            // The same operation was sent twice, and the other try has just recorded its result.
+            // The same statement was sent twice, and the other try has just recorded its result.
             return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
@@ -163,7 +161,7 @@ impl StatementRun<'_, '_> {
             .map_err(|failure| match failure {
                 Failure::InDoubt(refused) => {
                     self.op.context.note_in_doubt();
-                    Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
+                    Failure::InDoubt(refused.in_doubt(self.retry_id.is_some()))
                 }
                 failure => failure,
             })

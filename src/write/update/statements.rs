@@ -108,7 +108,7 @@ impl<'a> Modify<'_, 'a> {
         StatementRun {
             index,
             statement: self.plans[index].statement,
-            operation: self.op.command.retry_id(index),
+            retry_id: self.op.command.retry_id(index),
             places: Places::Believed,
             upserts: 0,
             op: &mut *self.op,

@@ -212,7 +212,7 @@ pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
         .any(is_likely_taken)
     {
         for candidate in candidates {
-            candidate.begin(Attempt::begin_looking);
+            candidate.begin(Attempt::begin_reading);
         }
     }
 }

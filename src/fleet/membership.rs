@@ -144,7 +144,7 @@ impl Membership {
                 prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
             }
             entry = self.entry.lock().await;
-            // Another entry has come meanwhile, without these: who looked before it was there, and after this, saw neither.
+            // Another entry has come meanwhile, without these: a Keyward that polled before it was there, and after this, saw neither.
             if entry.id == id {
                 break;
             }
@@ -197,11 +197,11 @@ impl Membership {
         Ok(lacking)
     }
 
-    /// Looks at the register, and takes those away that are gone; gives the others as they were a short time ago.
+    /// Reads the register, and takes those away that are gone; gives the others as they were a short time ago.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't do as it is asked.
-    pub async fn look(&self) -> Result<Vec<RegisterEntry>, StoreError> {
+    pub async fn poll(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut entries = self.register.recent().await?;
         let own = **self.id.load();
         let gone: Vec<RegisterEntry> = {

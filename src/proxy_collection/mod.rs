@@ -67,7 +67,7 @@ pub use walk::{ProxyDocument, Unreadable, id_of};
 /// statements.
 const KEYS_MAX: usize = 1_000;
 
-/// How long Keyward waits for a key's owner, if it can look on all shards instead.
+/// How long Keyward waits for a key's owner, if it can search all shards instead.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the cluster gave no answer.
@@ -280,8 +280,8 @@ impl ProxyCollection {
         asking(ProxyRequest::Read, &self.constraint, keys.len(), reads).await
     }
 
-    /// The owner of `key`, so that its document is looked for on one shard first. `None` without a reservation, and if no answer
-    /// comes soon: looking on all shards is quicker then.
+    /// The owner of `key`, so that its document is read on one shard first. `None` without a reservation, and if no answer
+    /// comes soon: a search on all shards is quicker then.
     pub async fn reserved_owner(&self, key: &Key) -> Option<Owner> {
         let reads = timeout(OWNER_PATIENCE, self.read(&[key])).await.ok()?;
         reads.ok()?.pop()?.map(|reservation| reservation.owner)

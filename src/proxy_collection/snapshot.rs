@@ -49,7 +49,7 @@ impl ProxyCollection {
         loop {
             tries += 1;
             let mut session = self.begin().await?;
-            let mut outcome = self.look(&mut session, pairs, shard_key, &owner_of).await;
+            let mut outcome = self.read_moment(&mut session, pairs, shard_key, &owner_of).await;
             match outcome {
                 // The commit fails if a primary that was deposed has answered.
                 Ok(_) => {
@@ -81,7 +81,7 @@ impl ProxyCollection {
         Ok(session)
     }
 
-    async fn look(
+    async fn read_moment(
         &self,
         session: &mut ClientSession,
         pairs: &[(&Key, &Owner)],

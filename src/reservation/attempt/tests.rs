@@ -49,13 +49,13 @@ fn without_keys_it_forwards_at_once() {
 
 #[test]
 fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
-    let (looking, effects) = Attempt::begin_looking(token(1), 2);
+    let (reading, effects) = Attempt::begin_reading(token(1), 2);
     assert_eq!(effects, [Effect::Read(0), Effect::Read(1)]);
     let (refused, _) = run(2, &[Event::Taken(0), Event::Taken(1)]);
-    assert_eq!(looking, refused);
-    let (_, effects) = looking.step(&Event::Vacant(1));
+    assert_eq!(reading, refused);
+    let (_, effects) = reading.step(&Event::Vacant(1));
     assert_eq!(effects, [Effect::Reserve(1)]);
-    assert_eq!(Attempt::begin_looking(token(1), 0), run(0, &[]));
+    assert_eq!(Attempt::begin_reading(token(1), 0), run(0, &[]));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn an_expired_reservation_is_taken_over_only_after_a_linearizable_look() {
     let and = |event| [events.as_slice(), &[event]].concat();
     assert_eq!(run(1, &and(Event::Changed(0))).1, [Effect::Read(0)]);
     assert_eq!(run(1, &and(Event::TookOver(0))).1, [Effect::Forward]);
-    // The owner was written after the look, or is being written now.
+    // The owner was written after the look-up, or is being written now.
     assert_eq!(
         run(1, &and(Event::OwnerHolds(0))).0.ended(),
         Some(Ended::NotHeld(NotHeld::Duplicate(0)))

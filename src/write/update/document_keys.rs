@@ -175,7 +175,7 @@ pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn look(
+pub async fn read_outside(
     protected: &Protected,
     body: Doc<'_>,
     selection: &Selection<'_>,
@@ -214,7 +214,7 @@ pub async fn look(
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn look_again(
+pub async fn read_after(
     protected: &Protected,
     body: Doc<'_>,
     before: &DocumentKeys,

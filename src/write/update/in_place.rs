@@ -87,7 +87,7 @@ async fn try_once(
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
 ) -> Result<InPlaceOutcome, ForwardError> {
-    let seen = match (look(run).await?, new_document) {
+    let seen = match (read_document(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
         (Ok(None), Some(new_document)) => return insert_new(run, new_document).await,
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
@@ -138,7 +138,7 @@ async fn try_once(
 }
 
 /// Reads the document that the statement matches, if there is one. If the server refuses, the error is the statement's result.
-async fn look(
+async fn read_document(
     run: &mut StatementRun<'_, '_>,
 ) -> Result<Result<Option<DocumentSnapshot>, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
@@ -147,14 +147,15 @@ async fn look(
             query: Some(Doc::new(&at_owner.query)?),
             ..selection
         };
-        let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
-        at_owner.note(matches!(looked, Ok(Some(_))), run.op);
-        if let Ok(Some(seen)) = looked {
+        let read =
+            document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+        at_owner.note(matches!(read, Ok(Some(_))), run.op);
+        if let Ok(Some(seen)) = read {
             return Ok(Ok(Some(seen)));
         }
     }
-    let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
-    let refused = match looked {
+    let read = document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+    let refused = match read {
         Ok(seen) => return Ok(Ok(seen)),
         Err(refused) => refused,
     };
@@ -197,7 +198,7 @@ async fn write(
     Ok(InPlaceOutcome::Ran(sent.into()))
 }
 
-/// Notes keys that two documents have got. Between the look and the statement, a second document with the same `_id` has come to
+/// Notes keys that two documents have got. Between the read and the statement, a second document with the same `_id` has come to
 /// another shard, by a shard key that this Keyward doesn't know yet. A router sent the statement to both.
 async fn note_if_given_twice(
     run: &StatementRun<'_, '_>,

@@ -279,11 +279,11 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn answer_to_refused_read(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
+    pub async fn answer_to_refused_read(&mut self, refused_read: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
             Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
-            None => StatementResult::ErrorReply(look.body),
+            None => StatementResult::ErrorReply(refused_read.body),
         })
     }
 

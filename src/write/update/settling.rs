@@ -81,10 +81,10 @@ pub async fn settle(
         return Ok(());
     }
     let (protected, body) = (run.op.protected, run.statement.body);
-    let looked = document_keys::look_again(protected, body, target, reply, run.op.upstream).await?;
+    let read = document_keys::read_after(protected, body, target, reply, run.op.upstream).await?;
     // The statement was carried out before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
-    if let Ok(held) = looked {
+    if let Ok(held) = read {
         release_new(run, candidate, held.as_deref().unwrap_or_default()).await;
     }
     Ok(())
@@ -108,7 +108,7 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
     }
 }
 
-/// The document may have got these keys, and be elsewhere now. So `held`, which one look by its shard key showed, isn't enough.
+/// The document may have got these keys, and be elsewhere now. So `held`, which one read by its shard key showed, isn't enough.
 async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held: &[ConstrainedKey]) {
     let token = candidate.attempt.token();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {

@@ -6,9 +6,9 @@
 //! server refuses a command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A
 //! commit sent behind that command would commit the others without it.
 //!
-//! On shards, a look outside of the transaction follows the insert, before the commit. So the shards of the reservations take
-//! no part in the commit. The look shows the reservations at a moment that isn't before the reply to the insert, and that
-//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the look
+//! On shards, a check outside of the transaction follows the insert, before the commit. So the shards of the reservations take
+//! no part in the commit. The check shows the reservations at a moment that isn't before the reply to the insert, and that
+//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the check
 //! shows it. A later takeover wrote to the document's place after the snapshot: the two conflict, and only one of them can commit.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -184,8 +184,8 @@ impl Transactional {
             rounds,
         } = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
-        for (steps, looks) in rounds {
-            let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
+        for (steps, outside) in rounds {
+            let of_round = pipeline::run(steps, outside, transaction, op.upstream).await?;
             let is_over = of_round.iter().any(Result::is_err);
             replies.0.extend(of_round);
             if is_over {
@@ -207,13 +207,13 @@ impl Transactional {
         let are_reserved = match reservations {
             ReservationMode::Written => reservations::are_written(&reserved_replies)?,
             ReservationMode::Checked => {
-                let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
-                    Ok(looks) => looks,
-                    Err(refused) => return Ok(of_failed_look(refused, op.is_retryable())),
+                let outside = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
+                    Ok(outside) => outside,
+                    Err(refused) => return Ok(of_failed_check(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                reservations::count(&reserved_replies)? + reservations::count(&looks)? == keys
-                    && reservations::are_later(&looks, Doc::new(&reply)?)?
+                reservations::count(&reserved_replies)? + reservations::count(&outside)? == keys
+                    && reservations::are_later(&outside, Doc::new(&reply)?)?
             }
         };
         if !are_reserved {
@@ -234,14 +234,14 @@ impl Transactional {
         reservations: ReservationMode,
     ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
-        let are_looked_at = are_looked_at(op, reservations);
+        let are_checked_outside = are_checked_outside(op, reservations);
         let of_reservations = match reservations {
             ReservationMode::Written => reservations::inserts(op.protected, these),
-            ReservationMode::Checked if are_looked_at => Vec::new(),
+            ReservationMode::Checked if are_checked_outside => Vec::new(),
             ReservationMode::Checked => reservations::checks(op.protected, these),
         };
-        let looks = match are_looked_at {
-            true => reservations::looks(op.protected, these, op.command.body)?,
+        let outside = match are_checked_outside {
+            true => reservations::outside_checks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
         let count = of_reservations.len();
@@ -255,10 +255,14 @@ impl Transactional {
         let documents = Self::documents(op, load)?;
         let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
         let rounds = match keys > CHECKED_AT_ONCE {
-            true => vec![(first, Vec::new()), (vec![documents], Vec::new()), (Vec::new(), looks)],
+            true => vec![
+                (first, Vec::new()),
+                (vec![documents], Vec::new()),
+                (Vec::new(), outside),
+            ],
             false => {
                 first.push(documents);
-                vec![(first, looks)]
+                vec![(first, outside)]
             }
         };
         Ok(TransactionCommands {
@@ -298,20 +302,20 @@ impl Transactional {
     }
 }
 
-/// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
+/// Whether the reservations are checked outside of the transaction. One server reads there what a majority has, which may be
 /// older than the transaction's snapshot.
-fn are_looked_at(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
+fn are_checked_outside(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
     reservations == ReservationMode::Checked && !op.protected.is_on_one_replica_set
 }
 
-/// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
+/// The transaction of an insert. If a check outside of it follows, each shard may have a snapshot of its own. A common one would make each
 /// shard write an entry to its oplog first.
 ///
 /// # Errors
 /// [`Malformed`] if the client's command is.
 pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
-    Ok(match are_looked_at(op, reservations) {
+    Ok(match are_checked_outside(op, reservations) {
         true => transaction,
         false => transaction.at_one_moment(),
     })
@@ -321,7 +325,7 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMod
 struct TransactionCommands<'s> {
     /// How many of them check or write reservations inside the transaction.
     reservation_commands: usize,
-    /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
+    /// The transaction's commands and the checks outside of it behind them, in portions that are sent without waiting.
     rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
 }
 
@@ -339,7 +343,7 @@ impl UnreadReplies {
 }
 
 /// The outcome of a transaction whose reservations couldn't be read.
-fn of_failed_look(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
+fn of_failed_check(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
     if refused.is_of_another_primary() {
         return TransactionOutcome::Failed(refused.in_doubt(is_retryable).body);
     }

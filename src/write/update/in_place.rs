@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentSnapshot, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
@@ -185,7 +185,9 @@ async fn write(
         .inspect_err(|_| note_in_doubt(run, candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, &seen.document_keys, old, candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => {
+            release_after(run, &seen.document_keys, old, candidate, &sent.body).await?
+        }
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {

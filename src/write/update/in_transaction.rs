@@ -24,7 +24,7 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 const UPSERTS_MAX: usize = 20;
 
 impl StatementRun<'_, '_> {
-    /// Runs the statement in transactions of Keyward's own until one settles it.
+    /// Runs the statement in transactions of Keyward's own until one has its result.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
@@ -183,7 +183,7 @@ impl StatementRun<'_, '_> {
         })
     }
 
-    /// Whether another try of an upsert may settle the conflict. If its query asks only for the key that it would insert, another
+    /// Whether another try of an upsert may end the conflict. If its query asks only for the key that it would insert, another
     /// try finds the document; the server retries such an upsert, too.
     fn may_upsert_again(&self, conflict: &ReservationConflict) -> Result<bool, ForwardError> {
         if !self.statement.is_upsert || self.upserts > UPSERTS_MAX {
@@ -255,7 +255,7 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Settles the client's transaction after the server `refused` the last command. If the transaction holds nothing of the
+    /// Leaves the client's transaction open or aborts it, after the server `refused` the last command. If the transaction holds nothing of the
     /// command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command before it reads
     /// the session, for a missing privilege for example, leaves the transaction open. The client could then commit a statement
     /// without its reservations.

@@ -1,4 +1,4 @@
-//! Sends a statement about one document whose keys are held, and settles the keys after its reply.
+//! Sends a statement about one document whose keys are held, and releases keys after its reply.
 
 use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
@@ -67,7 +67,7 @@ pub fn note_in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn settle(
+pub async fn release_after(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
     old: OldReservations,

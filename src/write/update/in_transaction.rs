@@ -255,10 +255,10 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Leaves the client's transaction open or aborts it, after the server `refused` the last command. If the transaction holds nothing of the
-    /// command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command before it reads
-    /// the session, for a missing privilege for example, leaves the transaction open. The client could then commit a statement
-    /// without its reservations.
+    /// Leaves the client's transaction open or aborts it, after the server `refused` the last command. If the transaction holds
+    /// nothing of the command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command
+    /// before it reads the session, for a missing privilege for example, leaves the transaction open. The client could then
+    /// commit a statement without its reservations.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.

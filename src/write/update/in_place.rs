@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::document_keys::{self, DocumentSnapshot, with_same_keys};
+use super::document_keys::{self, DocumentAsRead, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
 use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
@@ -140,7 +140,7 @@ async fn try_once(
 /// Reads the document that the statement matches, if there is one. If the server refuses, the error is the statement's result.
 async fn read_document(
     run: &mut StatementRun<'_, '_>,
-) -> Result<Result<Option<DocumentSnapshot>, StatementResult>, ForwardError> {
+) -> Result<Result<Option<DocumentAsRead>, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
     if let Some(at_owner) = AtOwner::of(run.statement, run.op).await? {
         let selection = Selection {
@@ -173,7 +173,7 @@ async fn read_document(
 async fn write(
     run: &mut StatementRun<'_, '_>,
     own: &[u8],
-    seen: &DocumentSnapshot,
+    seen: &DocumentAsRead,
     old: OldReservations,
     candidate: &mut Candidate<'_>,
 ) -> Result<InPlaceOutcome, ForwardError> {
@@ -234,7 +234,7 @@ async fn note_if_given_twice(
 /// shard. So Keyward reads missing reservations again after that transaction is decided.
 async fn old_reservations(
     run: &StatementRun<'_, '_>,
-    seen: &DocumentSnapshot,
+    seen: &DocumentAsRead,
     old_keys: Vec<ConstrainedKey>,
 ) -> OldReservations {
     let mut old = OldReservations::new();
@@ -284,7 +284,7 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
 fn pinned(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
-    seen: &DocumentSnapshot,
+    seen: &DocumentAsRead,
 ) -> Result<Vec<u8>, Malformed> {
     let query = pin(
         run.statement.query()?.unwrap_or(Doc::empty()),

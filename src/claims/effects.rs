@@ -225,9 +225,9 @@ impl SlotGroup<'_, '_> {
     }
 
     async fn reserve(self, slots: Vec<Slot>) -> Vec<Answer> {
-        let claim = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.version(*slot));
-        let claims: Vec<_> = slots.iter().map(claim).collect();
-        let outcomes = self.proxy().reserve(&claims).await;
+        let wanted = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.version(*slot));
+        let wanted: Vec<_> = slots.iter().map(wanted).collect();
+        let outcomes = self.proxy().reserve(&wanted).await;
         self.answer(slots, outcomes, |key, reserved| match reserved {
             Reserved::Written => Event::Reserved(key),
             Reserved::Taken => Event::Taken(key),

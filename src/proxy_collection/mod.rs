@@ -245,8 +245,8 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError::Closed`] during shutdown. Every other failure is an outcome of its own.
-    pub async fn reserve(&self, claims: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
-        let documents = claims
+    pub async fn reserve(&self, wanted: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
+        let documents = wanted
             .iter()
             .map(|(key, owner, version)| reservation::document(key, owner, *version, self.lease));
         let documents: Vec<_> = documents.collect();
@@ -254,12 +254,12 @@ impl ProxyCollection {
             if self.reserve_now.is_busy(&documents) {
                 return Ok(self.reserve_now.each_alone(&documents).await);
             }
-            match claims.iter().any(|(_, _, version)| version.in_flight) {
+            match wanted.iter().any(|(_, _, version)| version.in_flight) {
                 true => self.reserve_queue.ask(documents).await,
                 false => Ok(self.reserve_now.run(documents).await),
             }
         };
-        asking(ProxyRequest::Reserve, &self.constraint, claims.len(), reserved).await
+        asking(ProxyRequest::Reserve, &self.constraint, wanted.len(), reserved).await
     }
 
     /// Reads the reservations of `keys`, in their order. One command carries the reads of several clients.

@@ -1,4 +1,4 @@
-//! Inserts documents on the client's connection reply_within the lease of their keys.
+//! Inserts documents on the client's connection within the lease of their keys.
 //!
 //! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
 //! ([`crate::write::lease_left`]). The reply gives the outcome of each.
@@ -16,7 +16,7 @@ use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 
-/// Inserts `ready`, whose keys are held, reply_within the rest of their lease.
+/// Inserts `ready`, whose keys are held, within the rest of their lease.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.

@@ -1,4 +1,4 @@
-//! Holds this Keyward's own place in the register: whether it may write, and where.
+//! Holds this Keyward's own entry in the register: whether it may write, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 /// The collections to which writes may go on, by database.
 type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
-/// This Keyward's own place in the register.
+/// This Keyward's own entry in the register.
 #[derive(Debug)]
 pub struct Membership {
     client: Client,

@@ -300,7 +300,7 @@ impl ProxyCollection {
         !reservation.may_be_in_flight(lease) || self.watch.is_older(reservation.at, lease.max(reservation.lease))
     }
 
-    /// Reads the documents in the places of `keys`, reservations or not, in no order.
+    /// Reads the documents under these `keys`, reservations or not, in no order.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.

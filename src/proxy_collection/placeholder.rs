@@ -153,13 +153,13 @@ impl ProxyCollection {
             return Ok(Next::Done(TakenOver::Changed));
         }
         match proof {
-            Proof::Placeholder { filled } => self.place(session, &seen.owner, filled).await,
+            Proof::Placeholder { filled } => self.insert_placeholder(session, &seen.owner, filled).await,
             Proof::Touch => self.touch(session, key, &seen.owner).await,
             Proof::Needless => Ok(Next::Done(TakenOver::Done)),
         }
     }
 
-    async fn place(
+    async fn insert_placeholder(
         &self,
         session: &mut ClientSession,
         owner: &Owner,

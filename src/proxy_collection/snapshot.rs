@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Moment {
     /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
     pub owners: Vec<Owner>,
-    /// The document in the place of its reservation.
+    /// The document under its `_id` in the proxy collection.
     pub entry: Option<ProxyDocument>,
 }
 

@@ -7,7 +7,7 @@
 
 mod compensating;
 mod in_clients_transaction;
-mod part;
+mod sent_documents;
 pub mod transactional;
 mod way;
 
@@ -29,7 +29,7 @@ use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_in_clients_transaction;
-use part::Part;
+use sent_documents::SentDocuments;
 use way::InsertWay;
 
 /// The most documents, and bytes of them, that are reserved and forwarded in one slice.
@@ -163,10 +163,10 @@ impl<'a> Insert<'a> {
             return Ok(());
         };
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
-        let Some(part) = transactional.insert_at_once(&mut self.op, &all).await? else {
+        let Some(sent) = transactional.insert_at_once(&mut self.op, &all).await? else {
             return Ok(());
         };
-        for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
+        for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {
             // Either the document and its reservations exist, or none of them.
             if let Some(Outcome::InDoubt(_)) = outcome {
                 self.op.context.note_in_doubt();
@@ -176,7 +176,7 @@ impl<'a> Insert<'a> {
                 self.op.protected.constraints[key.constraint].metrics.reservations.inc();
             }
         }
-        self.take_part(part, std::iter::empty())
+        self.take_sent(sent, std::iter::empty())
     }
 
     /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
@@ -264,12 +264,12 @@ impl<'a> Insert<'a> {
         if ready.is_empty() || self.stopped.is_some() {
             return Ok(());
         }
-        let part = way.insert(&mut self.op, &ready).await;
+        let sent = way.insert(&mut self.op, &ready).await;
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
-        match part {
-            Ok(part) => {
-                let body = part.body.clone();
-                self.take_part(part, ready)?;
+        match sent {
+            Ok(sent) => {
+                let body = sent.body.clone();
+                self.take_sent(sent, ready)?;
                 self.release_moved_keys(pending, &body).await
             }
             Err(error) => {
@@ -294,12 +294,12 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    fn take_part<'p, 'd: 'p>(
+    fn take_sent<'p, 'd: 'p>(
         &mut self,
-        part: Part,
+        sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
-        for (candidate, outcome) in forwarded.zip(part.outcomes) {
+        for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             let (event, error) = match outcome {
                 Some(Outcome::Applied) => (Event::Applied, None),
                 Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
@@ -317,11 +317,11 @@ impl<'a> Insert<'a> {
                 self.error(candidate.position, error);
             }
         }
-        if part.failed {
-            self.stopped = Some(Stopped::Whole(part.body));
+        if sent.failed {
+            self.stopped = Some(Stopped::Whole(sent.body));
             return Ok(());
         }
-        Ok(self.reply.add_part(Doc::new(&part.body)?)?)
+        Ok(self.reply.add_part(Doc::new(&sent.body)?)?)
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.

@@ -117,7 +117,7 @@ impl<'a> Statement<'a> {
             (None, _) => self.read_everywhere(op, &selected.before, transaction).await?,
         };
         let ran = match selected.is_part {
-            true => StatementResult::Part(reply),
+            true => StatementResult::Partial(reply),
             false => StatementResult::Reply(reply),
         };
         reserve(op, transaction, &selected.before, &after, ran).await

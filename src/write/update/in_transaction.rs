@@ -136,7 +136,7 @@ impl StatementRun<'_, '_> {
         }
         let (reply, is_part) = match self.statement.evaluate(self.op, transaction, self.places).await? {
             Evaluation::Ran(StatementResult::Reply(reply)) => (reply, false),
-            Evaluation::Ran(StatementResult::Part(reply)) => (reply, true),
+            Evaluation::Ran(StatementResult::Partial(reply)) => (reply, true),
             other => return Ok(other),
         };
         if let Some(record) = &record
@@ -148,7 +148,7 @@ impl StatementRun<'_, '_> {
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
         Ok(Evaluation::Ran(if is_part {
-            StatementResult::Part(reply)
+            StatementResult::Partial(reply)
         } else {
             StatementResult::Reply(reply)
         }))

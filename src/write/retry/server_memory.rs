@@ -182,9 +182,9 @@ pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> R
         .close()
         .close();
     let query = filter_rewriting::only_inserts(query, Doc::new(&asked_for.finish())?)?;
-    let own = run.statement.with_update(&query, &other.finish())?;
+    let rewritten = run.statement.with_update(&query, &other.finish())?;
     let which = (run.statement.kind, run.index);
-    forward::statement(run.op, which, &own, Acknowledged::ByMajority, None).await
+    forward::statement(run.op, which, &rewritten, Acknowledged::ByMajority, None).await
 }
 
 /// The server's answer to the statement in a form that matches no document.
@@ -200,9 +200,9 @@ async fn ask_about_statement(
     acknowledged: Acknowledged,
 ) -> Result<forward::Sent, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
-    let own = run.statement.without_upsert(&filter_rewriting::nothing(query)?)?;
+    let rewritten = run.statement.without_upsert(&filter_rewriting::nothing(query)?)?;
     let which = (run.statement.kind, run.index);
-    let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
+    let said = forward::statement(run.op, which, &rewritten, acknowledged, None).await?;
     let said = as_upsert(run, said).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,

@@ -111,8 +111,8 @@ async fn try_once(
         return run.meet_obstacle().await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
-    let own = pinned(run, key_update, &seen)?;
-    if own.len() > PINNED_BYTES_MAX {
+    let rewritten = pinned(run, key_update, &seen)?;
+    if rewritten.len() > PINNED_BYTES_MAX {
         return Ok(InPlaceOutcome::Ran(too_large(run).await?));
     }
 
@@ -124,7 +124,7 @@ async fn try_once(
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        ReserveOutcome::Held => write(run, &own, &seen, old, &mut candidate).await,
+        ReserveOutcome::Held => write(run, &rewritten, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
@@ -172,12 +172,12 @@ async fn read_document(
 /// Forwards the statement after its keys are held.
 async fn write(
     run: &mut StatementRun<'_, '_>,
-    own: &[u8],
+    rewritten: &[u8],
     seen: &DocumentAsRead,
     old: OldReservations,
     candidate: &mut Candidate<'_>,
 ) -> Result<InPlaceOutcome, ForwardError> {
-    let Some(sent) = send(run, own, candidate).await? else {
+    let Some(sent) = send(run, rewritten, candidate).await? else {
         return Ok(InPlaceOutcome::Again);
     };
     let sent = as_upsert(run, sent)

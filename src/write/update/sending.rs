@@ -27,13 +27,13 @@ pub enum InPlaceOutcome {
 /// The reservations of keys that the document is to release, as they were before.
 pub type OldReservations = Vec<(ConstrainedKey, Reservation)>;
 
-/// Sends the statement in the form `own` within the lease of the candidate's keys. `None` if too little of the lease is left.
+/// Sends the `rewritten` statement within the lease of the candidate's keys. `None` if too little of the lease is left.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: the outcome is unknown then.
 pub async fn send(
     run: &mut StatementRun<'_, '_>,
-    own: &[u8],
+    rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
     let left = LeaseLeft::new(run.op.context.lease, candidate.since);
@@ -45,7 +45,7 @@ pub async fn send(
     let which = (run.statement.kind, run.index);
     WriteOp::assert_held([&*candidate]);
     let lease = run.op.context.lease;
-    let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
+    let sent = forward::statement(run.op, which, rewritten, Acknowledged::ByMajority, Some(time));
     let sent = forward::reply_within(lease, sent).await;
     Ok(Some(sent.inspect_err(|_| note_in_doubt(run, candidate))?))
 }

@@ -61,8 +61,8 @@ async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) ->
     let document = candidate.document.to_vec();
     let target = DocumentKeys::of(run.op.protected, Doc::new(&document)?)?;
     let query = only_inserts(run.statement.query()?.unwrap_or(Doc::empty()), Doc::new(&target.id)?)?;
-    let own = run.statement.with_query(&query)?;
-    let Some(sent) = send(run, &own, candidate).await? else {
+    let rewritten = run.statement.with_query(&query)?;
+    let Some(sent) = send(run, &rewritten, candidate).await? else {
         return Ok(Inserted::Ended(InPlaceOutcome::Again));
     };
     match sent.outcome {

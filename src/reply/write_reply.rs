@@ -27,7 +27,6 @@ impl WriteError {
     /// A violated constraint.
     pub fn duplicate(duplicate: &DuplicateKey) -> WriteError {
         let mut fields = Builder::new();
-        fields.int32("code", DuplicateKey::CODE);
         duplicate.append_to_write_error(&mut fields);
         WriteError {
             fields: fields.finish(),

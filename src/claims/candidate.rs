@@ -111,8 +111,8 @@ impl<'a> Candidate<'a> {
     /// The reservation of its first key, if another document held that lately.
     fn recalled(&self, protected: &Protected) -> Option<Reservation> {
         let ConstrainedKey { constraint, key } = self.keys.first()?;
-        let held = protected.constraints[*constraint].recent_owners.take(key)?;
-        (held.owner != self.owner).then_some(held)
+        let remembered = protected.constraints[*constraint].recent_owners.take(key)?;
+        (remembered.owner != self.owner).then_some(remembered)
     }
 
     /// Its keys under the constraint at position `constraint`.
@@ -301,22 +301,12 @@ fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>
     }
     let mut route = Builder::new();
     for path in shard_key {
-        match at_path(doc, path)? {
+        match doc.value_at(path)? {
             Some(value) => route.append(value.kind, path.as_bytes(), value.value),
             None => route.append(ElementType::Null, path.as_bytes(), &[]),
         };
     }
     Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
-}
-
-fn at_path<'a>(doc: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
-    let Some((first, rest)) = path.split_once('.') else {
-        return doc.get(path);
-    };
-    match doc.nested(first)? {
-        Some(nested) => at_path(nested, rest),
-        None => Ok(None),
-    }
 }
 
 fn value_of(element: &Element<'_>) -> Result<RawBson, Malformed> {

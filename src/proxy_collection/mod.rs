@@ -22,6 +22,7 @@ mod sessions;
 mod snapshot;
 mod sort_keys;
 mod time_out;
+mod transaction;
 mod walk;
 mod watch;
 mod writing;

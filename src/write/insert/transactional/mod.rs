@@ -100,8 +100,8 @@ impl Transactional {
                     };
                     progress.done_before(is_done);
                 }
-                // A later try will see the reservations: they are its own.
-                TransactionOutcome::Superseded(indices) if indices.is_empty() => {
+                // A later try will find the reservations: they are its own.
+                TransactionOutcome::NotReserved => {
                     missing += 1;
                     if missing > MISSING_MAX {
                         let refusal = Self::unsure(op, &these);

@@ -34,7 +34,7 @@ use crate::write::txn::pipeline::{self, PipelinedCommand};
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
 
-/// How Keyward inserts the documents of one slice of an `insert`.
+/// The transactions that insert the documents of one slice of an `insert`.
 #[derive(Debug)]
 pub struct Transactional {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
@@ -68,6 +68,8 @@ pub(super) enum TransactionOutcome {
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
     DoneBefore(BTreeSet<i32>),
+    /// Not every key was found, or could be written, under its document's token; the transaction has no effect.
+    NotReserved,
     /// These documents have lost a key; the transaction has no effect.
     Superseded(Vec<usize>),
     /// The server refused one of the documents; the transaction has no effect.
@@ -136,7 +138,7 @@ impl Transactional {
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
             Ok(TransactionOutcome::Committed(reply)) => Ok(TransactionOutcome::Committed(reply)),
-            Ok(TransactionOutcome::Superseded(_)) => {
+            Ok(TransactionOutcome::NotReserved) => {
                 transaction.abort(op.upstream).await?;
                 Ok(Self::superseded(op, these).await)
             }
@@ -217,7 +219,7 @@ impl Transactional {
             }
         };
         if !are_reserved {
-            return Ok(TransactionOutcome::Superseded(Vec::new()));
+            return Ok(TransactionOutcome::NotReserved);
         }
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(TransactionOutcome::Refused(index, error));
@@ -271,10 +273,10 @@ impl Transactional {
         })
     }
 
-    /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
-    /// yet.
+    /// Those of `these` that have lost a key, from the current reservations. If none has, the check was made too early.
     async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
         match reservations::superseded(op.protected, these).await {
+            Ok(superseded) if superseded.is_empty() => TransactionOutcome::NotReserved,
             Ok(superseded) => TransactionOutcome::Superseded(superseded),
             Err(error) => {
                 tracing::warn!(%error, collection = %op.protected.namespace, "the cluster gave no sure answer");

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::{Finding, FindingKind, PAGE, RecheckTimes, SUSPECTS_AT_ONCE, SUSPECTS_MAX, Verification};
 use crate::constraint::Key;
 use crate::extended_json::as_json;
-use crate::proxy_collection::{Reservation, StoreError};
+use crate::proxy_collection::{Owner, Reservation, StoreError};
 use crate::reservation::Scope;
 
 /// The suspects that wait for their second read.
@@ -54,11 +54,7 @@ impl Verification<'_> {
         reservations: Vec<(Key, Reservation)>,
         suspects: &mut SuspectReservations,
     ) -> Result<(), StoreError> {
-        let pairs: Vec<_> = reservations
-            .iter()
-            .map(|(key, reservation)| (key, &reservation.owner))
-            .collect();
-        let held = self.proxy.look_up(&pairs, Scope::Route).await?;
+        let held = self.proxy.look_up(&pairs(&reservations), Scope::Route).await?;
         let mut held = held.into_iter();
         let mut missed = reservations;
         missed.retain(|_| !held.next().unwrap_or(true));
@@ -74,13 +70,9 @@ impl Verification<'_> {
     async fn abandoned(&self, seen: Vec<(Key, Reservation)>) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let mut abandoned = Vec::new();
         for seen in seen.chunks(SUSPECTS_AT_ONCE) {
-            let pairs: Vec<_> = seen
-                .iter()
-                .map(|(key, reservation)| (key, &reservation.owner))
-                .collect();
             let moments = self
                 .proxy
-                .at_one_moment(&pairs, &self.protected.shard_key, self.owner_of())
+                .at_one_moment(&pairs(seen), &self.protected.shard_key, self.owner_of())
                 .await?;
             for ((key, reservation), moment) in seen.iter().zip(moments) {
                 let there = moment.entry.and_then(|entry| entry.read.ok());
@@ -119,11 +111,7 @@ impl Verification<'_> {
     async fn report_abandoned(&mut self, seen: &[(Key, Reservation)]) -> Result<(), StoreError> {
         // By a read that a deposed primary can't answer. A document that holds the key and isn't the owner is a finding of
         // the walk over the documents.
-        let pairs: Vec<_> = seen
-            .iter()
-            .map(|(key, reservation)| (key, &reservation.owner))
-            .collect();
-        let held = self.proxy.look_up(&pairs, Scope::Linearizable).await?;
+        let held = self.proxy.look_up(&pairs(seen), Scope::Linearizable).await?;
         let is_reported = |key: &Key| self.unreserved.contains_key(key);
         let abandoned: Vec<(Key, Reservation)> = seen
             .iter()
@@ -145,4 +133,10 @@ impl Verification<'_> {
         }
         Ok(())
     }
+}
+
+/// The keys, each with the owner that its reservation names.
+fn pairs(reservations: &[(Key, Reservation)]) -> Vec<(&Key, &Owner)> {
+    let pairs = reservations.iter();
+    pairs.map(|(key, reservation)| (key, &reservation.owner)).collect()
 }

@@ -72,7 +72,7 @@ pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     };
     let mut next = 0;
     while next < command.documents.len() && insert.stopped.is_none() {
-        let end = end_of_slice(&command.documents, next);
+        let end = next + SLICE.count(&command.documents[next..], |document| document.bytes().len());
         insert.slice(next..end).await?;
         next = end;
     }
@@ -125,14 +125,15 @@ impl<'a> Insert<'a> {
     ) -> Result<Vec<Candidate<'a>>, ForwardError> {
         let is_ordered = self.op.command.ordered;
         let mut rest = match is_ordered {
-            true => split_off_after_first_unready(pending),
+            true => split_off_after_first(pending, |candidate| !candidate.attempt.may_forward()),
             false => Vec::new(),
         };
         let forwarded = self.forward_ready(way, pending).await;
         if is_ordered {
             // In a transaction a candidate may have lost its keys again. The candidates behind it are not refused before it is
             // inserted.
-            rest.splice(0..0, split_off_after_first_undecided(pending));
+            let undecided = |candidate: &Candidate<'_>| candidate.attempt.ended().is_none();
+            rest.splice(0..0, split_off_after_first(pending, undecided));
         }
         // An ordered command that has just failed attempts no further documents.
         if self.stopped.is_none() {
@@ -418,21 +419,7 @@ fn end_waits(pending: &mut [Candidate<'_>]) {
     }
 }
 
-/// The end of the slice that begins at `start`; it has at least one document.
-fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
-    start + SLICE.count(&documents[start..], |document| document.bytes().len())
-}
-
-/// Removes the candidates behind the first one that isn't ready: an ordered command may not attempt them before that one.
-fn split_off_after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    split_off_after_first(pending, |candidate| !candidate.attempt.may_forward())
-}
-
-/// Removes the candidates behind the first undecided one: an ordered command may not report them before that one.
-fn split_off_after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    split_off_after_first(pending, |candidate| candidate.attempt.ended().is_none())
-}
-
+/// Removes the candidates behind the first that `is_it`: an ordered command may not attempt or report them before that one.
 fn split_off_after_first<'a>(
     pending: &mut Vec<Candidate<'a>>,
     is_it: impl Fn(&Candidate<'a>) -> bool,

@@ -19,7 +19,7 @@ use mongodb::ClientSession;
 use super::find::find_in_transaction;
 use super::owner::owner_filter;
 use super::time_out::within;
-use super::transaction::{Ending, end, is_transient};
+use super::transaction::{TransactionEnd, end, is_transient};
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::Scope;
@@ -100,8 +100,8 @@ impl ProxyCollection {
                 next = Ok(Next::With(proof.clone()));
             }
             let ending = next.map(|next| match next {
-                Next::Done(TakenOver::Done) => Ending::Commit(next),
-                next => Ending::Abort(next),
+                Next::Done(TakenOver::Done) => TransactionEnd::Commit(next),
+                next => TransactionEnd::Abort(next),
             });
             match end(&mut session, ending).await {
                 Ok(Next::Done(taken)) => return Ok(taken),

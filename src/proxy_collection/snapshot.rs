@@ -10,7 +10,7 @@ use mongodb::ClientSession;
 
 use super::find::find_in_transaction;
 use super::owner::owner_filter;
-use super::transaction::{Ending, end, is_transient};
+use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError, find_keys};
 use crate::constraint::Key;
@@ -50,7 +50,7 @@ impl ProxyCollection {
             let mut session = self.begin().await?;
             let moments = self.read_moment(&mut session, pairs, shard_key, &owner_of).await;
             // The commit fails if a primary that was deposed has answered.
-            match end(&mut session, moments.map(Ending::Commit)).await {
+            match end(&mut session, moments.map(TransactionEnd::Commit)).await {
                 Err(error) if is_transient(&error) && tries < TRIES => {}
                 outcome => return outcome,
             }

@@ -13,7 +13,7 @@ use super::{ProxyCollection, StoreError};
 const COMMITS_MAX: u32 = 5;
 
 /// How to end a transaction whose commands had this result.
-pub(super) enum Ending<T> {
+pub(super) enum TransactionEnd<T> {
     Commit(T),
     Abort(T),
 }
@@ -37,14 +37,14 @@ impl ProxyCollection {
 /// [`StoreError`] of a command or of the commit; [`is_transient`] shows whether another try is worth it.
 pub(super) async fn end<T>(
     session: &mut ClientSession,
-    ending: Result<Ending<T>, StoreError>,
+    ending: Result<TransactionEnd<T>, StoreError>,
 ) -> Result<T, StoreError> {
     let result = match ending {
-        Ok(Ending::Commit(result)) => {
+        Ok(TransactionEnd::Commit(result)) => {
             commit(session).await?;
             return Ok(result);
         }
-        Ok(Ending::Abort(result)) => Ok(result),
+        Ok(TransactionEnd::Abort(result)) => Ok(result),
         Err(error) => Err(error),
     };
     // The server may have aborted it. If the server gets no abort, its own time limit ends the transaction.

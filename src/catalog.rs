@@ -1,4 +1,4 @@
-//! Holds the constraints as an immutable snapshot, which is replaced as a whole and read once per command.
+//! Holds the constraints as an immutable value, which is replaced as a whole and read once per command.
 //!
 //! For every command, it answers whether a namespace is a protected collection, and whether it is one of Keyward's own.
 //! The answers allocate nothing. It is filled from the configuration, and replaced when constraints or shard keys have
@@ -116,7 +116,7 @@ impl Protected {
     }
 }
 
-/// The snapshot of all protected collections.
+/// All protected collections.
 #[derive(Debug, Default)]
 pub struct Catalog {
     /// Whether any constraint routes reads.
@@ -125,7 +125,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// A snapshot of `protected`.
+    /// The catalog of `protected`.
     pub fn new(protected: Vec<Protected>) -> Catalog {
         Catalog::of(protected.into_iter().map(Arc::new))
     }

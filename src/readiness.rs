@@ -82,9 +82,9 @@ impl Readiness {
         notes.clone().into_iter().collect()
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut BTreeMap<Obstacle, String>) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Obstacle, String>) -> T) -> T {
         // A panic elsewhere leaves the map complete, because nothing here can panic midway.
-        look(&mut self.obstacles.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.obstacles.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -111,8 +111,8 @@ impl<'a> Candidate<'a> {
     /// The reservation of its first key, if another document held that lately.
     fn recalled(&self, protected: &Protected) -> Option<Reservation> {
         let ConstrainedKey { constraint, key } = self.keys.first()?;
-        let held = protected.constraints[*constraint].recent_owners.take(key)?;
-        (held.owner != self.owner).then_some(held)
+        let remembered = protected.constraints[*constraint].recent_owners.take(key)?;
+        (remembered.owner != self.owner).then_some(remembered)
     }
 
     /// Its keys under the constraint at position `constraint`.
@@ -212,7 +212,7 @@ pub fn anticipate(protected: &Protected, candidates: &mut [Candidate<'_>]) {
         .any(is_likely_taken)
     {
         for candidate in candidates {
-            candidate.begin(Attempt::begin_looking);
+            candidate.begin(Attempt::begin_reading);
         }
     }
 }
@@ -266,7 +266,7 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
     if doc.get("_id")?.is_some() {
         return Ok(Cow::Borrowed(document));
     }
-    let id = match token.operation {
+    let id = match token.retry_id {
         None => bson::oid::ObjectId::new().bytes(),
         Some(_) => {
             let stable = Token {
@@ -301,22 +301,12 @@ fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>
     }
     let mut route = Builder::new();
     for path in shard_key {
-        match at_path(doc, path)? {
+        match doc.value_at(path)? {
             Some(value) => route.append(value.kind, path.as_bytes(), value.value),
             None => route.append(ElementType::Null, path.as_bytes(), &[]),
         };
     }
     Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
-}
-
-fn at_path<'a>(doc: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
-    let Some((first, rest)) = path.split_once('.') else {
-        return doc.get(path);
-    };
-    match doc.nested(first)? {
-        Some(nested) => at_path(nested, rest),
-        None => Ok(None),
-    }
 }
 
 fn value_of(element: &Element<'_>) -> Result<RawBson, Malformed> {
@@ -349,7 +339,7 @@ mod tests {
         let token = Token {
             attempt: AttemptId([1; 16]),
             position: 0,
-            operation: None,
+            retry_id: None,
         };
         let owner = Owner {
             id: RawBson::Int32(1),

@@ -17,8 +17,12 @@ use crate::proxy_collection::{
 };
 use crate::reservation::{Age, ConflictingReservation, Effect, Event, Scope, Token};
 
-/// A key of a candidate: (index of the candidate, index of the key).
-type Slot = (usize, usize);
+/// One key of one candidate, each by its index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Slot {
+    candidate: usize,
+    key: usize,
+}
 
 /// The effects of one round that can travel in one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,16 +54,16 @@ pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates
         }
         let asked = Instant::now();
         for (slot, event, read) in run(protected, lease, candidates, round).await {
-            let candidate = &mut candidates[slot.0];
-            count(protected, candidate, slot.1, &event);
+            let candidate = &mut candidates[slot.candidate];
+            count(protected, candidate, slot.key, &event);
             if matches!(event, Event::Reserved(_) | Event::TookOver(_)) {
                 candidate.since = Some(candidate.since.map_or(asked, |since| since.min(asked)));
             }
             if let Some(read) = read {
-                candidate.meet(slot.1, read);
+                candidate.meet(slot.key, read);
             }
-            if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.conflicting.get(&slot.1)) {
-                let ConstrainedKey { constraint, key } = &candidate.keys[slot.1];
+            if let (Event::OwnerHolds(_), Some(held)) = (&event, candidate.conflicting.get(&slot.key)) {
+                let ConstrainedKey { constraint, key } = &candidate.keys[slot.key];
                 protected.constraints[*constraint].recent_owners.note(key, held);
             }
             candidate.step(&event);
@@ -113,15 +117,15 @@ pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &m
                 releases
                     .entry((constraint, EffectKind::Release))
                     .or_default()
-                    .push((index, key));
+                    .push(Slot { candidate: index, key });
             }
         }
     }
-    let mut released: BTreeSet<usize> = releases.values().flatten().map(|(index, _)| *index).collect();
+    let mut released: BTreeSet<usize> = releases.values().flatten().map(|slot| slot.candidate).collect();
     for (slot, event, _) in run(protected, lease, candidates, releases).await {
         // It has failed, and is tried again at most: nothing more is reserved.
-        released.remove(&slot.0);
-        candidates[slot.0].step(&event);
+        released.remove(&slot.candidate);
+        candidates[slot.candidate].step(&event);
     }
     for index in released {
         candidates[index].generation += 1;
@@ -171,7 +175,10 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                 Effect::Forward => continue,
             };
             let constraint = candidate.keys[key].constraint;
-            round.entry((constraint, kind)).or_default().push((index, key));
+            round
+                .entry((constraint, kind))
+                .or_default()
+                .push(Slot { candidate: index, key });
         }
     }
     round
@@ -213,21 +220,21 @@ impl SlotGroup<'_, '_> {
     }
 
     fn key(&self, slot: Slot) -> &Key {
-        &self.candidates[slot.0].keys[slot.1].key
+        &self.candidates[slot.candidate].keys[slot.key].key
     }
 
     fn owner(&self, slot: Slot) -> &Owner {
-        &self.candidates[slot.0].owner
+        &self.candidates[slot.candidate].owner
     }
 
     fn version(&self, slot: Slot) -> ReservationVersion {
-        self.candidates[slot.0].version()
+        self.candidates[slot.candidate].version()
     }
 
     async fn reserve(self, slots: Vec<Slot>) -> Vec<Answer> {
-        let claim = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.version(*slot));
-        let claims: Vec<_> = slots.iter().map(claim).collect();
-        let outcomes = self.proxy().reserve(&claims).await;
+        let wanted = |slot: &Slot| (self.key(*slot), self.owner(*slot), self.version(*slot));
+        let wanted: Vec<_> = slots.iter().map(wanted).collect();
+        let outcomes = self.proxy().reserve(&wanted).await;
         self.answer(slots, outcomes, |key, reserved| match reserved {
             Reserved::Written => Event::Reserved(key),
             Reserved::Taken => Event::Taken(key),
@@ -244,8 +251,8 @@ impl SlotGroup<'_, '_> {
         };
         let answer = |(slot, read): (Slot, Option<Reservation>)| {
             let event = match &read {
-                Some(read) => Event::Found(slot.1, self.conflicting(slot, read)),
-                None => Event::Vacant(slot.1),
+                Some(read) => Event::Found(slot.key, self.conflicting(slot, read)),
+                None => Event::Vacant(slot.key),
             };
             (slot, event, read)
         };
@@ -256,7 +263,7 @@ impl SlotGroup<'_, '_> {
         let pair = |slot: &Slot| {
             Some((
                 self.key(*slot),
-                &self.candidates[slot.0].conflicting.get(&slot.1)?.owner,
+                &self.candidates[slot.candidate].conflicting.get(&slot.key)?.owner,
             ))
         };
         let pairs: Vec<_> = slots.iter().filter_map(pair).collect();
@@ -275,7 +282,7 @@ impl SlotGroup<'_, '_> {
     async fn take_over(self, slots: Vec<Slot>, from_absent: bool) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(slots.len());
         for slot in slots {
-            let conflicting = &self.candidates[slot.0].conflicting[&slot.1];
+            let conflicting = &self.candidates[slot.candidate].conflicting[&slot.key];
             let (key, owner, version) = (self.key(slot), self.owner(slot), self.version(slot));
             let strategy = self.protected.strategy();
             let outcome = match from_absent {
@@ -331,14 +338,14 @@ impl SlotGroup<'_, '_> {
                 // A reservation that remains is settled after its lease. Only an attempt that would claim it again gets the error.
                 let constraint = self.proxy().constraint.name();
                 tracing::warn!(%error, constraint, count = slots.len(), "could not release");
-                let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.1), None));
+                let failed = slots.into_iter().map(|slot| (slot, Event::Failed(slot.key), None));
                 (Vec::new(), failed.collect())
             }
         }
     }
 
     fn conflicting(&self, slot: Slot, read: &Reservation) -> ConflictingReservation {
-        let before = self.candidates[slot.0].conflicting.get(&slot.1);
+        let before = self.candidates[slot.candidate].conflicting.get(&slot.key);
         // It may have been there for longer than this read says.
         let first_seen = before.filter(|before| before.is_same_write(read)).unwrap_or(read);
         ConflictingReservation {
@@ -362,7 +369,7 @@ impl SlotGroup<'_, '_> {
             Ok(outcomes) => {
                 let answers = slots.into_iter().zip(outcomes);
                 answers
-                    .map(|(slot, outcome)| (slot, event(slot.1, outcome), None))
+                    .map(|(slot, outcome)| (slot, event(slot.key, outcome), None))
                     .collect()
             }
             Err(error) => self.failed(slots, &error),
@@ -373,7 +380,7 @@ impl SlotGroup<'_, '_> {
         tracing::warn!(%error, constraint = self.proxy().constraint.name(), "the cluster gave no sure answer");
         slots
             .into_iter()
-            .map(|slot| (slot, Event::Failed(slot.1), None))
+            .map(|slot| (slot, Event::Failed(slot.key), None))
             .collect()
     }
 }

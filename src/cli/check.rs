@@ -71,7 +71,7 @@ fn reload(interval: Duration) -> String {
     match interval.is_zero() {
         true => "on SIGHUP".to_owned(),
         false => format!(
-            "on SIGHUP, and when the file has changed (looked at every {})",
+            "on SIGHUP, and when the file has changed (read every {})",
             for_people(interval)
         ),
     }

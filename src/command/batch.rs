@@ -48,7 +48,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// The operation of the statement at `position` of the command.
+    /// The retry id of the statement at `position` of the command.
     pub fn retry_id(&self, position: usize) -> RetryId {
         let statement = match &self.statements {
             Some(statements) => statements.get(position).copied().unwrap_or(-1),
@@ -79,7 +79,7 @@ impl<'a> BatchCommand<'a> {
         Self::new(body, vec![body])
     }
 
-    /// The driver's operation of the statement at `position`, if it can be retried.
+    /// The retry id of the statement at `position`, if the driver may retry the command.
     pub fn retry_id(&self, position: usize) -> Option<RetryId> {
         self.retry.as_ref().map(|retry| retry.retry_id(position))
     }

@@ -117,7 +117,7 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
     condition.open(ElementType::Array, b"$and");
     for (index, path) in compared.iter().enumerate() {
         condition.open(ElementType::EmbeddedDocument, index.to_string().as_bytes());
-        append_comparison(&mut condition, path, value_at(document, path)?);
+        append_comparison(&mut condition, path, document.value_at(path)?);
         condition.close();
     }
     with_expression(query, &condition.finish())
@@ -219,20 +219,6 @@ fn found_at<'p>(document: Doc<'_>, path: &'p str) -> Result<Option<&'p str>, Mal
         }
     }
     Ok(Some(path))
-}
-
-/// The value at `path` below plain documents. A field with a dot in its name is at no path.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
-    let Some((first, rest)) = path.split_once('.') else {
-        return document.get(path);
-    };
-    match document.get(first)? {
-        Some(nested) if nested.kind == ElementType::EmbeddedDocument => value_at(Doc::new(nested.value)?, rest),
-        _ => Ok(None),
-    }
 }
 
 /// Appends a comparison of the whole value and its type. A query's equality would look into arrays and treat null as a missing

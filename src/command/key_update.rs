@@ -7,7 +7,7 @@
 use bson::spec::ElementType;
 
 use super::affected_keys::{Paths, overlap, reached};
-use super::filter_rewriting::{equality, value_at};
+use super::filter_rewriting::equality;
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
 use crate::constraint::fills_in;
@@ -69,11 +69,9 @@ impl<'a> KeyUpdate<'a> {
         else {
             return Ok(None);
         };
-        let update = Doc::new(update.value)?;
-        let first = update.elements().next().transpose()?;
-        match first.is_none_or(|first| !first.name.starts_with(b"$")) {
-            true => replacement(update, query, protected),
-            false => fields(update, protected),
+        match statement.replacement()? {
+            Some(document) => replacement(document, query, protected),
+            None => fields(Doc::new(update.value)?, protected),
         }
     }
 
@@ -171,7 +169,7 @@ fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
     }))
 }
 
-/// A replacement that leaves the document on its shard, and that the server stores unchanged.
+/// The key update of a replacement that leaves the document on its shard, and that the server stores unchanged.
 fn replacement<'a>(
     replacement: Doc<'a>,
     query: Doc<'_>,
@@ -179,7 +177,7 @@ fn replacement<'a>(
 ) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     for path in &protected.shard_key {
         let asked_for = equality(query, path)?;
-        let stays = match (value_at(replacement, path)?, asked_for) {
+        let stays = match (replacement.value_at(path)?, asked_for) {
             (Some(new), Some(old)) => new.kind == old.kind && new.value == old.value,
             (None, Some(_)) => path == "_id",
             (_, None) => false,
@@ -227,10 +225,8 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
                 b"$unset" => None,
                 _ => return Ok(None),
             };
-            let is_known = is_plain_path(field.name)
-                && paths.iter().all(|path| is_whole(field.name, path.as_bytes()))
-                && assignments.iter().all(|other| !overlap(field.name, other.path));
-            if !is_known {
+            let others = assignments.iter().map(|other| other.path);
+            if !can_be_read(field.name, paths.iter().copied(), others) {
                 return Ok(None);
             }
             assignments.push(Assignment {
@@ -242,15 +238,26 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
     Ok(Some(KeyUpdate::Fields(assignments)))
 }
 
+/// Whether setting the field at `path` shows which value each of the `needed` paths gets, if `others` are set, too.
+pub fn can_be_read<'p>(
+    path: &[u8],
+    mut needed: impl Iterator<Item = &'p str>,
+    mut others: impl Iterator<Item = &'p [u8]>,
+) -> bool {
+    is_plain_path(path)
+        && needed.all(|needed| is_whole(path, needed.as_bytes()))
+        && others.all(|other| !overlap(path, other))
+}
+
 /// Whether every part of the path is a field's name in any document.
-pub fn is_plain_path(path: &[u8]) -> bool {
+fn is_plain_path(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'.')
         .all(|name| !name.is_empty() && !name.starts_with(b"$") && !name.iter().all(u8::is_ascii_digit))
 }
 
 /// Whether setting `changed` sets the whole value at `path`, or nothing of it. An embedded document's value depends on the
 /// order of its fields, which Keyward couldn't know after an update of a part.
-pub fn is_whole(changed: &[u8], path: &[u8]) -> bool {
+fn is_whole(changed: &[u8], path: &[u8]) -> bool {
     let names = |path: &[u8]| path.split(|byte| *byte == b'.').count();
     !overlap(changed, path) || names(changed) <= names(path)
 }

@@ -6,9 +6,9 @@
 
 use bson::spec::ElementType;
 
-use super::affected_keys::{Paths, overlap};
+use super::affected_keys::Paths;
 use super::filter_rewriting::equality;
-use super::key_update::{KeyUpdate, assigned, is_plain_path, is_whole, names_shard};
+use super::key_update::{KeyUpdate, assigned, can_be_read, names_shard};
 use super::statement::Statement;
 use crate::catalog::Protected;
 use crate::constraint::Constraint;
@@ -82,11 +82,7 @@ fn equalities(query: Doc<'_>, protected: &Protected) -> Result<Option<Vec<u8>>, 
         let Some(value) = value.filter(is_scalar) else {
             return Ok(None);
         };
-        let is_known = is_plain_path(path)
-            && !path.starts_with(b"_id.")
-            && protected.paths().all(|own| is_whole(path, own.as_bytes()))
-            && paths.iter().all(|other| !overlap(path, other));
-        if !is_known {
+        if path.starts_with(b"_id.") || !can_be_read(path, protected.paths(), paths.iter().copied()) {
             return Ok(None);
         }
         paths.push(path);
@@ -159,10 +155,7 @@ fn updated(
             if !keys.overlap(field.name) {
                 continue;
             }
-            let is_known = is_plain_path(field.name)
-                && keys.iter().all(|path| is_whole(field.name, path.as_bytes()))
-                && set.iter().all(|other| !overlap(field.name, other));
-            if !is_known {
+            if !can_be_read(field.name, keys.iter().copied(), set.iter().copied()) {
                 return Ok(None);
             }
             set.push(field.name);

@@ -55,14 +55,8 @@ const CIRCUMSTANCES: Fields = &[
     ("comment", Holds::Anything),
 ];
 
+/// An `insert` has all of these but the last.
 const OF_A_BATCH: Fields = &[
-    ("ordered", Holds::Boolean),
-    ("bypassDocumentValidation", Holds::Flag),
-    ("stmtId", Holds::Int),
-    ("stmtIds", Holds::Ints),
-];
-
-const OF_A_BATCH_OF_CHANGES: Fields = &[
     ("ordered", Holds::Boolean),
     ("bypassDocumentValidation", Holds::Flag),
     ("stmtId", Holds::Int),
@@ -131,9 +125,9 @@ impl Form {
 
     fn of_command(self) -> Fields {
         match self {
-            Form::Insert => OF_A_BATCH,
+            Form::Insert => &OF_A_BATCH[..OF_A_BATCH.len() - 1],
             Form::Changes(StatementKind::FindAndModify) => OF_FIND_AND_MODIFY,
-            Form::Changes(StatementKind::Update | StatementKind::Delete) => OF_A_BATCH_OF_CHANGES,
+            Form::Changes(StatementKind::Update | StatementKind::Delete) => OF_A_BATCH,
         }
     }
 

@@ -115,6 +115,23 @@ impl<'a> Statement<'a> {
         })
     }
 
+    /// The document that replaces another one, if the statement's update is a replacement.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn replacement(self) -> Result<Option<Doc<'a>>, Malformed> {
+        let update = self
+            .update()?
+            .filter(|update| update.kind == ElementType::EmbeddedDocument);
+        let Some(update) = update.map(|update| Doc::new(update.value)).transpose()? else {
+            return Ok(None);
+        };
+        let first = update.elements().next().transpose()?;
+        Ok(first
+            .is_none_or(|first| !first.name.starts_with(b"$"))
+            .then_some(update))
+    }
+
     /// The statement's update: operators, a replacement or a pipeline.
     ///
     /// # Errors

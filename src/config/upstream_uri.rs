@@ -106,11 +106,6 @@ impl UpstreamUri {
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
-
-    /// `replicaSet`, if it is given: the hosts are then the members of that replica set, not `mongos` processes.
-    pub fn replica_set(&self) -> Option<&str> {
-        self.replica_set.as_deref()
-    }
 }
 
 impl fmt::Display for UpstreamUri {
@@ -305,7 +300,7 @@ mod tests {
         let upstream = UpstreamUri::new("mongodb://a:1,b,[::1]:3/?replicaSet=rs0").unwrap();
         let hosts: Vec<String> = upstream.hosts().iter().map(Host::to_string).collect();
         assert_eq!(hosts, ["a:1", "b:27017", "[::1]:3"]);
-        assert_eq!(upstream.replica_set(), Some("rs0"));
+        assert_eq!(upstream.replica_set.as_deref(), Some("rs0"));
     }
 
     #[test]

@@ -25,11 +25,6 @@ pub struct DuplicateKey {
 }
 
 impl DuplicateKey {
-    /// The error's code.
-    pub const CODE: i32 = code::DUPLICATE_KEY;
-    /// The code's name, which a command error gives too.
-    pub const CODE_NAME: &'static str = "DuplicateKey";
-
     /// The error of a document whose `key` is taken. If the constraint has a collation, `sort_key` gives the sort key
     /// that the error shows for a string.
     pub(super) fn new(constraint: &Constraint, key: &Key, sort_key: rewrite::Replace<'_>) -> Self {
@@ -119,9 +114,9 @@ impl DuplicateKey {
         Doc::new(&self.key_value).expect("the builder made a document")
     }
 
-    /// Appends what follows `index` and `code` in an entry of `writeErrors`.
+    /// Appends what follows `index` in an entry of `writeErrors`.
     pub fn append_to_write_error(&self, entry: &mut Builder) {
-        entry.string("errmsg", &self.errmsg);
+        entry.int32("code", code::DUPLICATE_KEY).string("errmsg", &self.errmsg);
         self.append_extra(entry);
     }
 
@@ -131,8 +126,8 @@ impl DuplicateKey {
         reply.double("ok", 0.0);
         reply.string("errmsg", &[prefix.as_bytes(), &self.errmsg].concat());
         reply
-            .int32("code", Self::CODE)
-            .string("codeName", Self::CODE_NAME.as_bytes());
+            .int32("code", code::DUPLICATE_KEY)
+            .string("codeName", b"DuplicateKey");
         self.append_extra(reply);
     }
 

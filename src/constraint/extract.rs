@@ -26,7 +26,7 @@ const UNDEFINED: Element<'static> = Element {
 /// One indexed path while a document is walked.
 #[derive(Debug, Clone, Copy)]
 struct WalkedPath<'p, 'd> {
-    /// The rest of the path; empty once `value` is settled.
+    /// The rest of the path; empty once `value` is complete.
     rest: &'p str,
     value: Element<'d>,
 }
@@ -70,7 +70,7 @@ where
 }
 
 impl<F> Extraction<'_, F> {
-    /// Takes one step: settles each field whose path ends in `document`, then enters the array on the way, if any.
+    /// Takes one step: completes each field whose path ends in `document`, then enters the array on the way, if any.
     fn walk<'p, 'd>(
         &mut self,
         mut fields: Vec<WalkedPath<'p, 'd>>,

@@ -15,8 +15,8 @@ use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing, W
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
-/// How long to leave it between two looks at the register and at the states of the constraints.
-const LOOK: Duration = Duration::from_secs(1);
+/// How long to leave it between two polls of the register and at the states of the constraints.
+const POLL: Duration = Duration::from_secs(1);
 /// How long to leave documents that violate a constraint before they are read again.
 const AFTER_DUPLICATES: Duration = Duration::from_secs(30);
 
@@ -27,7 +27,7 @@ pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
             Ok(()) => membership.terms().renewal(),
             Err(error) => {
                 tracing::warn!(%error, "this Keyward's entry in the register of Keywards could not be renewed");
-                LOOK.min(membership.terms().renewal())
+                POLL.min(membership.terms().renewal())
             }
         };
         match membership.is_permitted_to_write() {
@@ -54,7 +54,7 @@ pub struct Kept {
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
     let mut waited_for = HashSet::new();
     loop {
-        let pause = match look(&service, &membership, &kept, &mut waited_for, &readiness).await {
+        let pause = match poll(&service, &membership, &kept, &mut waited_for, &readiness).await {
             Ok(pause) => pause,
             Err(PrepareError::Duplicates(reports)) => {
                 tracing::error!(%reports, "constraints aren't enforced");
@@ -66,14 +66,14 @@ pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept
             }
             Err(error) => {
                 tracing::warn!(%error, "whether the constraints are enforced can't be seen");
-                LOOK
+                POLL
             }
         };
         tokio::time::sleep(pause).await;
     }
 }
 
-async fn look(
+async fn poll(
     service: &Service,
     membership: &Membership,
     kept: &Kept,
@@ -81,7 +81,7 @@ async fn look(
     readiness: &Readiness,
 ) -> Result<Duration, PrepareError> {
     let (client, metrics) = (service.upstream.client(), &service.metrics);
-    let entries = membership.look().await?;
+    let entries = membership.poll().await?;
     metrics.keywards.set(entries.len().try_into().unwrap_or(i64::MAX));
     let standings = prepare::standings(client, &kept.constraints).await?;
     let mut waiting = Vec::new();
@@ -101,7 +101,7 @@ async fn look(
     }
     if !is_any_to_do {
         show(&kept.constraints, &waiting, service, readiness);
-        return Ok(LOOK);
+        return Ok(POLL);
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
     let waiting = reserving
@@ -115,7 +115,7 @@ async fn look(
         })
         .collect();
     show(&kept.constraints, &waiting, service, readiness);
-    Ok(LOOK)
+    Ok(POLL)
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a

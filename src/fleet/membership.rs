@@ -1,4 +1,4 @@
-//! Holds this Keyward's own place in the register: whether it may write, and where.
+//! Holds this Keyward's own entry in the register: whether it may write, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 /// The collections to which writes may go on, by database.
 type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
-/// This Keyward's own place in the register.
+/// This Keyward's own entry in the register.
 #[derive(Debug)]
 pub struct Membership {
     client: Client,
@@ -144,7 +144,7 @@ impl Membership {
                 prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
             }
             entry = self.entry.lock().await;
-            // Another entry has come meanwhile, without these: who looked before it was there, and after this, saw neither.
+            // Another entry has come meanwhile, without these: a Keyward that polled before it was there, and after this, saw neither.
             if entry.id == id {
                 break;
             }
@@ -197,11 +197,11 @@ impl Membership {
         Ok(lacking)
     }
 
-    /// Looks at the register, and takes those away that are gone; gives the others as they were a short time ago.
+    /// Reads the register, and takes those away that are gone; gives the others as they were a short time ago.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't do as it is asked.
-    pub async fn look(&self) -> Result<Vec<RegisterEntry>, StoreError> {
+    pub async fn poll(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut entries = self.register.recent().await?;
         let own = **self.id.load();
         let gone: Vec<RegisterEntry> = {

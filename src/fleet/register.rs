@@ -24,8 +24,8 @@ pub const COLLECTION: &str = "keywards";
 /// How long the server may take to prove that a read is current.
 const READ_MAX: Duration = Duration::from_secs(10);
 
-/// How long to leave it between two looks at an entry that is to be forgotten.
-const LOOK: Duration = Duration::from_secs(1);
+/// How long to leave it between two polls of an entry that is to be forgotten.
+const POLL: Duration = Duration::from_secs(1);
 
 /// The result of forgetting an entry.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,7 +146,7 @@ impl Register {
         };
         let begun = Instant::now();
         while begun.elapsed() <= first.terms.lease {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
             match find().await? {
                 None => return Ok(Forgotten::Unknown),
                 Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(entry)),

@@ -221,7 +221,7 @@ fn candidates<'a>(
     let token = Token {
         attempt,
         position: u32::try_from(index).unwrap_or(u32::MAX),
-        operation: None,
+        retry_id: None,
     };
     let name_it = |error: &dyn fmt::Display| match document.get("_id") {
         Ok(Some(id)) => format!("_id {}: {error}", as_json(&id.into())),

@@ -46,7 +46,7 @@ impl BackfillClaims {
         }
     }
 
-    /// BackfillClaims `constraint`, unless another backfill has claimed it; returns whether it did.
+    /// Claims the backfill of `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
         let namespace = constraint.namespace();
         let claim = BackfillClaim {

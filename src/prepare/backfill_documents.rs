@@ -87,12 +87,12 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
     let Some(first) = duplicates.first() else {
         return Ok(Vec::new());
     };
-    let claims: Vec<_> = duplicates
+    let pairs: Vec<_> = duplicates
         .iter()
         .map(|candidate| (&candidate.keys[0].key, &candidate.owner))
         .collect();
     let proxy = &protected.constraints[first.keys[0].constraint];
-    proxy.look_up(&claims, Scope::Linearizable).await
+    proxy.look_up(&pairs, Scope::Linearizable).await
 }
 
 /// Determines the holder of the key, or none if that is not decided yet. The conflicting reservation may belong to a

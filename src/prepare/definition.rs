@@ -147,7 +147,7 @@ impl Definitions {
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
     /// definition or strategy.
-    pub(super) async fn look(
+    pub(super) async fn read(
         &self,
         constraint: &Constraint,
         strategy: Strategy,

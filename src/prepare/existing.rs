@@ -25,7 +25,7 @@ impl Existing {
     ///
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't answer, or the collection is a view or a time series.
-    pub async fn look(client: &Client, namespace: &Namespace) -> Result<Self, PrepareError> {
+    pub async fn read(client: &Client, namespace: &Namespace) -> Result<Self, PrepareError> {
         let command = doc! { "listCollections": 1, "filter": { "name": namespace.collection.as_str() } };
         let reply = client.database(&namespace.database).run_command(command).await?;
         let batch = driver::first_batch(&reply).ok_or(StoreError::Unexpected("the list of collections"))?;

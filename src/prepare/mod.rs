@@ -80,7 +80,7 @@ pub async fn make(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<ReservingConstraints, PrepareError> {
-    let (deployment, collections) = look(client, constraints, lease, metrics).await?;
+    let (deployment, collections) = read_all(client, constraints, lease, metrics).await?;
     let (mut unready, mut identities) = (Vec::new(), Vec::new());
     for (index, (protected, uuid)) in collections.iter().enumerate() {
         // A collection that is still to be created may yet be sharded.
@@ -95,7 +95,7 @@ pub async fn make(
                 .prepare_collation()
                 .await
                 .map_err(|error| not_collated(constraint, error))?;
-            let proxy_collection = Existing::look(client, &constraint.proxy_collection()).await?;
+            let proxy_collection = Existing::read(client, &constraint.proxy_collection()).await?;
             if proxy_collection.collation.is_some() {
                 return Err(PrepareError::NotOurs(constraint.proxy_collection(), "has a collation"));
             }
@@ -151,7 +151,7 @@ pub async fn prepared(
     lease: Duration,
     metrics: &Metrics,
 ) -> Result<Vec<Protected>, PrepareError> {
-    let (_, collections) = look(client, constraints, lease, metrics).await?;
+    let (_, collections) = read_all(client, constraints, lease, metrics).await?;
     Ok(collections.into_iter().map(|(protected, _)| protected).collect())
 }
 
@@ -169,7 +169,7 @@ pub async fn check_strategies(
     for protected in prepared(client, constraints, lease, metrics).await? {
         let definitions = Definitions::of(client, &protected.namespace);
         for proxy in &protected.constraints {
-            definitions.look(&proxy.constraint, protected.strategy()).await?;
+            definitions.read(&proxy.constraint, protected.strategy()).await?;
         }
     }
     Ok(())
@@ -183,7 +183,7 @@ pub async fn check_strategies(
 pub async fn check_enforced(client: &Client, protected: &Protected, position: usize) -> Result<(), PrepareError> {
     let constraint = &protected.constraints[position].constraint;
     let definitions = Definitions::of(client, &protected.namespace);
-    match definitions.look(constraint, protected.strategy()).await? {
+    match definitions.read(constraint, protected.strategy()).await? {
         Some(ConstraintState::Enforced | ConstraintState::Backfilled) => Ok(()),
         Some(ConstraintState::Reserving) | None => Err(PrepareError::NotEnforced {
             namespace: protected.namespace.clone(),
@@ -195,7 +195,7 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
 /// A collection with its uuid, if it exists.
 type Collection = (Protected, Option<Bson>);
 
-async fn look(
+async fn read_all(
     client: &Client,
     constraints: &[Arc<Constraint>],
     lease: Duration,
@@ -213,14 +213,14 @@ async fn look(
         .collect();
     let mut collections = Vec::with_capacity(namespaces.len());
     for namespace in namespaces {
-        collections.push(look_at(&deployment, client, namespace, constraints, lease, metrics).await?);
+        collections.push(read_one(&deployment, client, namespace, constraints, lease, metrics).await?);
     }
     Ok((deployment, collections))
 }
 
 /// Reads what the catalog needs to know of one collection: its options, its shard key, and its constraints with what they
 /// inherit.
-async fn look_at(
+async fn read_one(
     deployment: &Deployment,
     client: &Client,
     namespace: &Namespace,
@@ -232,7 +232,7 @@ async fn look_at(
         collation: default,
         uuid,
         encrypted,
-    } = Existing::look(client, namespace).await?;
+    } = Existing::read(client, namespace).await?;
     let constraints = || {
         constraints
             .iter()

@@ -202,7 +202,7 @@ impl<'a> Backfilling<'a> {
         let constraint = &protected.constraints[position].constraint;
         // Read before anything is reserved in the proxy collection: nothing is known of a collection that replaces it
         // later.
-        let proxy = Existing::look(client, &constraint.proxy_collection()).await?.uuid;
+        let proxy = Existing::read(client, &constraint.proxy_collection()).await?.uuid;
         Ok(Backfilling {
             client,
             protected,
@@ -241,7 +241,7 @@ impl<'a> Backfilling<'a> {
     /// Whether another Keyward has made the constraint enforced.
     async fn is_enforced(&self) -> Result<bool, PrepareError> {
         let definitions = Definitions::of(self.client, &self.protected.namespace);
-        let state = definitions.look(self.constraint(), self.protected.strategy()).await?;
+        let state = definitions.read(self.constraint(), self.protected.strategy()).await?;
         Ok(state == Some(ConstraintState::Enforced))
     }
 

@@ -42,7 +42,7 @@ impl ProxyCollection {
         Ok(())
     }
 
-    /// Reads the reservations of `keys`, in no order, after prepared transactions that have written in their places are
+    /// Reads the reservations of `keys`, in no order, after prepared transactions that have written under these keys are
     /// decided.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod sessions;
 mod snapshot;
 mod sort_keys;
 mod time_out;
+mod transaction;
 mod walk;
 mod watch;
 mod writing;
@@ -67,7 +68,7 @@ pub use walk::{ProxyDocument, Unreadable, id_of};
 /// statements.
 const KEYS_MAX: usize = 1_000;
 
-/// How long Keyward waits for a key's owner, if it can look on all shards instead.
+/// How long Keyward waits for a key's owner, if it can search all shards instead.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the cluster gave no answer.
@@ -245,8 +246,8 @@ impl ProxyCollection {
     ///
     /// # Errors
     /// [`StoreError::Closed`] during shutdown. Every other failure is an outcome of its own.
-    pub async fn reserve(&self, claims: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
-        let documents = claims
+    pub async fn reserve(&self, wanted: &[(&Key, &Owner, ReservationVersion)]) -> Result<Vec<Reserved>, StoreError> {
+        let documents = wanted
             .iter()
             .map(|(key, owner, version)| reservation::document(key, owner, *version, self.lease));
         let documents: Vec<_> = documents.collect();
@@ -254,12 +255,12 @@ impl ProxyCollection {
             if self.reserve_now.is_busy(&documents) {
                 return Ok(self.reserve_now.each_alone(&documents).await);
             }
-            match claims.iter().any(|(_, _, version)| version.in_flight) {
+            match wanted.iter().any(|(_, _, version)| version.in_flight) {
                 true => self.reserve_queue.ask(documents).await,
                 false => Ok(self.reserve_now.run(documents).await),
             }
         };
-        asking(ProxyRequest::Reserve, &self.constraint, claims.len(), reserved).await
+        asking(ProxyRequest::Reserve, &self.constraint, wanted.len(), reserved).await
     }
 
     /// Reads the reservations of `keys`, in their order. One command carries the reads of several clients.
@@ -280,8 +281,8 @@ impl ProxyCollection {
         asking(ProxyRequest::Read, &self.constraint, keys.len(), reads).await
     }
 
-    /// The owner of `key`, so that its document is looked for on one shard first. `None` without a reservation, and if no answer
-    /// comes soon: looking on all shards is quicker then.
+    /// The owner of `key`, so that its document is read on one shard first. `None` without a reservation, and if no answer
+    /// comes soon: a search on all shards is quicker then.
     pub async fn reserved_owner(&self, key: &Key) -> Option<Owner> {
         let reads = timeout(OWNER_PATIENCE, self.read(&[key])).await.ok()?;
         reads.ok()?.pop()?.map(|reservation| reservation.owner)
@@ -300,7 +301,7 @@ impl ProxyCollection {
         !reservation.may_be_in_flight(lease) || self.watch.is_older(reservation.at, lease.max(reservation.lease))
     }
 
-    /// Reads the documents in the places of `keys`, reservations or not, in no order.
+    /// Reads the documents under these `keys`, reservations or not, in no order.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer.

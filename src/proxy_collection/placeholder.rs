@@ -15,11 +15,11 @@ use std::time::Duration;
 use bson::raw::CString;
 use bson::{Document, RawBson, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use mongodb::ClientSession;
-use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT};
 
 use super::find::find_in_transaction;
 use super::owner::owner_filter;
 use super::time_out::within;
+use super::transaction::{TransactionEnd, end, is_transient};
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::Scope;
@@ -44,8 +44,6 @@ pub enum TakenOver {
 const TRIES: u32 = 8;
 /// How long to pause after a conflict.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How often Keyward sends a commit whose outcome is unknown.
-const COMMITS: u32 = 5;
 
 /// How a transaction makes sure that the owner can't come.
 #[derive(Debug, Clone)]
@@ -94,38 +92,23 @@ impl ProxyCollection {
                 return Err(StoreError::Unroutable);
             }
             let mut session = self.begin().await?;
-            let next = self
+            let mut next = self
                 .in_one_transaction(&mut session, key, seen, anew, proof.clone())
                 .await;
             let is_settled = matches!(next, Ok(Next::Done(TakenOver::Done)));
             if is_settled && self.sharding().await.ok() != Some(sharding) {
-                abort(&mut session).await;
-                continue;
+                next = Ok(Next::With(proof.clone()));
             }
-            match next {
-                Ok(Next::Done(TakenOver::Done)) => match commit(&mut session).await {
-                    Ok(()) => return Ok(TakenOver::Done),
-                    Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {}
-                    Err(error) => return Err(error.into()),
-                },
-                Ok(Next::Done(taken)) => {
-                    abort(&mut session).await;
-                    return Ok(taken);
-                }
-                Ok(Next::With(other)) => {
-                    abort(&mut session).await;
-                    proof = other;
-                    continue;
-                }
-                Err(StoreError::Driver(error)) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
-                    abort(&mut session).await;
-                }
-                Err(error) => {
-                    abort(&mut session).await;
-                    return Err(error);
-                }
+            let ending = next.map(|next| match next {
+                Next::Done(TakenOver::Done) => TransactionEnd::Commit(next),
+                next => TransactionEnd::Abort(next),
+            });
+            match end(&mut session, ending).await {
+                Ok(Next::Done(taken)) => return Ok(taken),
+                Ok(Next::With(other)) => proof = other,
+                Err(error) if is_transient(&error) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(error),
             }
-            tokio::time::sleep(PAUSE).await;
         }
         Ok(TakenOver::Busy)
     }
@@ -153,13 +136,13 @@ impl ProxyCollection {
             return Ok(Next::Done(TakenOver::Changed));
         }
         match proof {
-            Proof::Placeholder { filled } => self.place(session, &seen.owner, filled).await,
+            Proof::Placeholder { filled } => self.insert_placeholder(session, &seen.owner, filled).await,
             Proof::Touch => self.touch(session, key, &seen.owner).await,
             Proof::Needless => Ok(Next::Done(TakenOver::Done)),
         }
     }
 
-    async fn place(
+    async fn insert_placeholder(
         &self,
         session: &mut ClientSession,
         owner: &Owner,
@@ -243,25 +226,6 @@ impl ProxyCollection {
     ) -> Result<Document, StoreError> {
         Ok(self.database.run_raw_command(command).session(session).await?)
     }
-}
-
-/// Commits. An error with the label for transient errors means that nothing happened.
-async fn commit(session: &mut ClientSession) -> Result<(), Error> {
-    let mut committed = session.commit_transaction().await;
-    for _ in 1..COMMITS {
-        match &committed {
-            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
-                committed = session.commit_transaction().await;
-            }
-            _ => break,
-        }
-    }
-    committed
-}
-
-/// Aborts the transaction, unless the server has. If the server gets no abort, its own time limit ends the transaction.
-async fn abort(session: &mut ClientSession) {
-    let _ = session.abort_transaction().await;
 }
 
 /// The number of documents that a write matched; an error if the write failed for any.

@@ -35,7 +35,7 @@ pub enum Reserved {
     Taken,
     /// No sure answer: it may or may not exist.
     Unsure,
-    /// An open transaction has written in its place.
+    /// An open transaction has written under its `_id`.
     Busy,
 }
 

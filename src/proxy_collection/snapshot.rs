@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use bson::{RawArrayBuf, cstr, rawdoc};
 use mongodb::ClientSession;
-use mongodb::error::TRANSIENT_TRANSACTION_ERROR;
-use mongodb::options::{ReadConcern, WriteConcern};
 
 use super::find::find_in_transaction;
 use super::owner::owner_filter;
+use super::transaction::{TransactionEnd, end, is_transient};
 use super::walk::ProxyDocument;
 use super::{Owner, ProxyCollection, StoreError, find_keys};
 use crate::constraint::Key;
@@ -28,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Moment {
     /// The documents that hold it, among those read: the given owner, the reservation's owner, and those of the other keys.
     pub owners: Vec<Owner>,
-    /// The document in the place of its reservation.
+    /// The document under its `_id` in the proxy collection.
     pub entry: Option<ProxyDocument>,
 }
 
@@ -49,39 +48,17 @@ impl ProxyCollection {
         loop {
             tries += 1;
             let mut session = self.begin().await?;
-            let mut outcome = self.look(&mut session, pairs, shard_key, &owner_of).await;
-            match outcome {
-                // The commit fails if a primary that was deposed has answered.
-                Ok(_) => {
-                    if let Err(error) = session.commit_transaction().await {
-                        outcome = Err(error.into());
-                    }
-                }
-                Err(_) => {
-                    let _ = session.abort_transaction().await;
-                }
-            }
-            match outcome {
-                Err(StoreError::Driver(error))
-                    if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => {}
+            let moments = self.read_moment(&mut session, pairs, shard_key, &owner_of).await;
+            // The commit fails if a primary that was deposed has answered.
+            match end(&mut session, moments.map(TransactionEnd::Commit)).await {
+                Err(error) if is_transient(&error) && tries < TRIES => {}
                 outcome => return outcome,
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Begins a transaction that sees all shards as of one moment, and that counts once a majority has it.
-    pub(super) async fn begin(&self) -> Result<ClientSession, StoreError> {
-        let mut session = self.client.start_session().await?;
-        session
-            .start_transaction()
-            .read_concern(ReadConcern::snapshot())
-            .write_concern(WriteConcern::majority())
-            .await?;
-        Ok(session)
-    }
-
-    async fn look(
+    async fn read_moment(
         &self,
         session: &mut ClientSession,
         pairs: &[(&Key, &Owner)],

@@ -23,13 +23,13 @@ use tokio::time::Instant;
 
 use super::find::Finder;
 
-/// How many looks Keyward makes in a lease.
-const LOOKS: u32 = 4;
-/// The minimum pause between two looks.
+/// How many reads that make marks Keyward sends in a lease.
+const READS: u32 = 4;
+/// The minimum pause between two of them.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 /// The maximum number of marks. Keyward keeps fewer of the older ones: for an old reservation one old mark is enough.
 const MARKS_MAX: usize = 64;
-/// The comment that marks a look in the server's logs.
+/// The comment that marks them in the server's logs.
 const COMMENT: &str = "keyward: how old reservations are";
 
 /// The marks of one proxy collection. Keyward makes marks as long as this lives.
@@ -43,7 +43,7 @@ impl LeaseWatch {
     /// Starts to make marks. Needs a tokio runtime.
     pub(super) fn start(finder: Finder, collection: String, lease: Duration) -> LeaseWatch {
         let marks: Arc<Mutex<Marks>> = Arc::default();
-        let pause = (lease / LOOKS).max(PAUSE_MIN);
+        let pause = (lease / READS).max(PAUSE_MIN);
         let task = tokio::spawn(make(marks.clone(), finder, collection, pause)).abort_handle();
         LeaseWatch { marks, task }
     }
@@ -78,7 +78,7 @@ impl Drop for LeaseWatch {
 struct Marks {
     /// Ordered by cluster time and by moment alike.
     noted: Vec<(Timestamp, Instant)>,
-    /// How often the marks were forgotten: a look that began before that makes no mark after it.
+    /// How often the marks were forgotten: a read that began before that makes no mark after it.
     starts: u32,
 }
 
@@ -113,12 +113,15 @@ impl Marks {
     }
 }
 
-/// Makes marks again and again. The first look only learns a time.
+/// Makes marks again and again. The first read only learns a time.
 async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, pause: Duration) {
     let marks = || marks.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let (starts, operation_time) = (marks().starts, finder.times().operation);
-        match (finder.find(look(&collection, operation_time)).await, operation_time) {
+        match (
+            finder.find(marking_read(&collection, operation_time)).await,
+            operation_time,
+        ) {
             (Ok(_), Some(operation_time)) => {
                 let (now, mut marks) = (Instant::now(), marks());
                 if marks.starts == starts {
@@ -127,7 +130,7 @@ async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, paus
             }
             (Ok(_), None) if finder.times().operation.is_some() => continue,
             (Ok(_), None) => {}
-            // Until a look succeeds, reservations count only as old as this process has seen them.
+            // Until a read succeeds, reservations count only as old as this process has seen them.
             (Err(error), _) => tracing::debug!(%error, collection, "no shard tells the time"),
         }
         tokio::time::sleep(pause).await;
@@ -135,7 +138,7 @@ async fn make(marks: Arc<Mutex<Marks>>, finder: Finder, collection: String, paus
 }
 
 /// Reads almost nothing on every shard with a part of the collection, once a majority of the shard is past `operation_time`.
-fn look(collection: &str, operation_time: Option<Timestamp>) -> RawDocumentBuf {
+fn marking_read(collection: &str, operation_time: Option<Timestamp>) -> RawDocumentBuf {
     let mut concern = rawdoc! {};
     if let Some(operation_time) = operation_time {
         concern.append(cstr!("afterClusterTime"), operation_time);

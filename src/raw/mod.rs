@@ -112,6 +112,20 @@ impl<'a> Doc<'a> {
         }
     }
 
+    /// The value at the dotted `path`, below documents only. A field with a dot in its name is at no path.
+    ///
+    /// # Errors
+    /// [`Malformed`] if an element before it is malformed.
+    pub fn value_at(self, path: &str) -> Result<Option<Element<'a>>, Malformed> {
+        let Some((first, rest)) = path.split_once('.') else {
+            return self.get(path);
+        };
+        match self.get(first)? {
+            Some(nested) if nested.kind == ElementType::EmbeddedDocument => Doc::new(nested.value)?.value_at(rest),
+            _ => Ok(None),
+        }
+    }
+
     /// Whether the field `name` exists and the server would treat it as true.
     ///
     /// # Errors

@@ -27,7 +27,6 @@ impl WriteError {
     /// A violated constraint.
     pub fn duplicate(duplicate: &DuplicateKey) -> WriteError {
         let mut fields = Builder::new();
-        fields.int32("code", DuplicateKey::CODE);
         duplicate.append_to_write_error(&mut fields);
         WriteError {
             fields: fields.finish(),
@@ -183,8 +182,8 @@ impl WriteReply {
         reply.int32("n", self.n);
         if !self.upserted.is_empty() {
             reply.open(ElementType::Array, b"upserted");
-            for (place, (index, id)) in self.upserted.iter().enumerate() {
-                reply.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
+            for (position, (index, id)) in self.upserted.iter().enumerate() {
+                reply.open(ElementType::EmbeddedDocument, position.to_string().as_bytes());
                 reply.int32("index", i32::try_from(*index).unwrap_or(i32::MAX));
                 for element in Doc::new(id)?.elements() {
                     reply.element(&element?);
@@ -231,10 +230,10 @@ impl WriteReply {
         }
         let mut bytes = 0;
         reply.open(ElementType::Array, b"writeErrors");
-        for (place, (index, error)) in self.errors.iter().enumerate() {
+        for (position, (index, error)) in self.errors.iter().enumerate() {
             bytes += error.fields.len();
-            reply.open(ElementType::EmbeddedDocument, place.to_string().as_bytes());
-            error.append_to(reply, *index, bytes > ERRORS_BYTES_MAX && place > 0)?;
+            reply.open(ElementType::EmbeddedDocument, position.to_string().as_bytes());
+            error.append_to(reply, *index, bytes > ERRORS_BYTES_MAX && position > 0)?;
             reply.close();
         }
         reply.close();

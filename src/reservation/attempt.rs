@@ -5,7 +5,7 @@
 //! keys that sort before that key. So no two attempts can wait for each other.
 //!
 //! Each state documents what a crash leaves behind. Recovery is always the same: an attempt that meets a reservation
-//! looks for its owner.
+//! looks its owner up.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 pub struct Attempt {
     token: Token,
     pace: ClaimPace,
-    /// The keys that the attempt took over, or tried to, from an earlier try of the same operation. They include its
+    /// The keys that the attempt took over, or tried to, from an earlier try of the same statement. They include its
     /// own keys that it took over after it might have been forwarded.
     ///
     /// It never releases them. The earlier try's write may still be on its way under the same statement number, and its
@@ -85,7 +85,7 @@ impl Attempt {
 
     /// As [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
     /// The attempt treats them as after a refused reservation.
-    pub fn begin_looking(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
+    pub fn begin_reading(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
         match keys {
             0 => Attempt::begin(token, 0),
             _ => {
@@ -105,11 +105,11 @@ impl Attempt {
             return Attempt::begin(token, 0);
         };
         *first = Claim::Recalling;
-        let look = Effect::LookUp {
+        let look_up = Effect::LookUp {
             key: 0,
             scope: Scope::Route,
         };
-        (Attempt::claiming(token, BTreeSet::new(), claims), vec![look])
+        (Attempt::claiming(token, BTreeSet::new(), claims), vec![look_up])
     }
 
     /// Releases all keys and begins again, under the same token, at the same `keys` keys; the releases come first.

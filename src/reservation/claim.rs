@@ -27,7 +27,7 @@ pub enum Age {
     Expired,
 }
 
-/// How far a look for an owner reaches.
+/// How far the look-up of an owner reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The shard that the owner's route names. An owner found there is proof; a miss proves nothing.
@@ -121,15 +121,15 @@ impl Claim {
     }
 
     fn owner_missed(key: usize, conflicting: ConflictingReservation, scope: Scope) -> (Claim, Option<Effect>) {
-        let look = |scope| {
+        let look_up = |scope| {
             (
                 Claim::LookingUp { conflicting, scope },
                 Some(Effect::LookUp { key, scope }),
             )
         };
         match (scope, conflicting.age) {
-            (Scope::Route | Scope::Everywhere, Age::Expired) => look(Scope::Linearizable),
-            (Scope::Route, Age::InLease) => look(Scope::Everywhere),
+            (Scope::Route | Scope::Everywhere, Age::Expired) => look_up(Scope::Linearizable),
+            (Scope::Route, Age::InLease) => look_up(Scope::Everywhere),
             (Scope::Everywhere | Scope::Linearizable, Age::InLease) => (
                 Claim::Contested {
                     conflicting: conflicting.token,

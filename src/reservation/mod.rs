@@ -29,7 +29,7 @@ pub enum Effect {
     Reserve(usize),
     /// Read the conflicting reservation: [`Event::Found`] or [`Event::Vacant`].
     Read(usize),
-    /// Look whether the owner of the conflicting reservation holds the key: [`Event::OwnerHolds`] or
+    /// Look up whether the owner of the conflicting reservation holds the key: [`Event::OwnerHolds`] or
     /// [`Event::OwnerAbsent`].
     LookUp {
         /// The key in question.
@@ -76,7 +76,7 @@ pub enum Event {
     Vacant(usize),
     /// A document holds the key.
     OwnerHolds(usize),
-    /// As far as the look reached, no owner holds the key.
+    /// As far as the look-up reached, no owner holds the key.
     OwnerAbsent(usize),
     /// The reservation is the attempt's now, majority.
     TookOver(usize),

@@ -1,7 +1,7 @@
-//! Defines tokens, which identify the attempt that wrote a reservation, and operations, which identify a client's statement.
+//! Defines tokens, which identify the attempt that wrote a reservation, and retry ids, which identify a retryable statement.
 //!
 //! Every attempt has its own id, so a change that names a token affects only that attempt's reservations. If the
-//! client's driver may retry the statement, the token holds its operation, too. A retry through any Keyward then recognises the
+//! client's driver may retry the statement, the token holds its retry id, too. A retry through any Keyward then recognises the
 //! reservation of its first try.
 
 /// One attempt at one client command: random, never used again.
@@ -26,8 +26,8 @@ pub struct Token {
     pub attempt: AttemptId,
     /// The document's position in the command, so that two documents of one command conflict like any others.
     pub position: u32,
-    /// The driver's operation, if it can be retried.
-    pub operation: Option<RetryId>,
+    /// The retry id of the attempt's statement, if the driver may retry it.
+    pub retry_id: Option<RetryId>,
 }
 
 const PLAIN: usize = 16 + 4;
@@ -37,24 +37,24 @@ impl Token {
     /// Represents an unknown attempt that has written in a transaction that is still open.
     pub const UNKNOWN: Token = Token::of(AttemptId([0; 16]));
 
-    /// The token of an attempt at position 0, without a retryable operation.
+    /// The token of an attempt at position 0, without a retry id.
     pub const fn of(attempt: AttemptId) -> Token {
         Token {
             attempt,
             position: 0,
-            operation: None,
+            retry_id: None,
         }
     }
 
-    /// The token as a reservation holds it: 20 bytes, or 48 with an operation; numbers little-endian.
+    /// The token as a reservation holds it: 20 bytes, or 48 with a retry id; numbers little-endian.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(RETRYABLE);
         bytes.extend_from_slice(&self.attempt.0);
         bytes.extend_from_slice(&self.position.to_le_bytes());
-        if let Some(operation) = self.operation {
-            bytes.extend_from_slice(&operation.session);
-            bytes.extend_from_slice(&operation.txn_number.to_le_bytes());
-            bytes.extend_from_slice(&operation.statement.to_le_bytes());
+        if let Some(retry_id) = self.retry_id {
+            bytes.extend_from_slice(&retry_id.session);
+            bytes.extend_from_slice(&retry_id.txn_number.to_le_bytes());
+            bytes.extend_from_slice(&retry_id.statement.to_le_bytes());
         }
         bytes
     }
@@ -63,7 +63,7 @@ impl Token {
     pub fn from_bytes(bytes: &[u8]) -> Option<Token> {
         let (attempt, rest) = bytes.split_first_chunk::<16>()?;
         let (position, rest) = rest.split_first_chunk::<4>()?;
-        let operation = match bytes.len() {
+        let retry_id = match bytes.len() {
             PLAIN => None,
             RETRYABLE => {
                 let (session, rest) = rest.split_first_chunk::<16>()?;
@@ -79,13 +79,13 @@ impl Token {
         Some(Token {
             attempt: AttemptId(*attempt),
             position: u32::from_le_bytes(*position),
-            operation,
+            retry_id,
         })
     }
 
     /// Whether both were written for the same statement of the same retryable write.
     pub fn is_retry_of(self, other: Token) -> bool {
-        self.operation.is_some() && self.operation == other.operation
+        self.retry_id.is_some() && self.retry_id == other.retry_id
     }
 }
 
@@ -98,15 +98,15 @@ mod tests {
         let plain = Token {
             attempt: AttemptId([7; 16]),
             position: 3,
-            operation: None,
+            retry_id: None,
         };
-        let operation = RetryId {
+        let retry_id = RetryId {
             session: [9; 16],
             txn_number: -2,
             statement: 5,
         };
         let retryable = Token {
-            operation: Some(operation),
+            retry_id: Some(retry_id),
             ..plain
         };
         for token in [plain, retryable] {
@@ -117,8 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_is_the_same_statement_of_the_same_operation() {
-        let operation = RetryId {
+    fn a_retry_has_the_retry_id_of_its_first_try() {
+        let retry_id = RetryId {
             session: [9; 16],
             txn_number: 1,
             statement: 0,
@@ -126,21 +126,21 @@ mod tests {
         let first = Token {
             attempt: AttemptId([1; 16]),
             position: 0,
-            operation: Some(operation),
+            retry_id: Some(retry_id),
         };
         let retry = Token {
             attempt: AttemptId([2; 16]),
             ..first
         };
         let sibling = Token {
-            operation: Some(RetryId {
+            retry_id: Some(RetryId {
                 statement: 1,
-                ..operation
+                ..retry_id
             }),
             ..retry
         };
         let plain = Token {
-            operation: None,
+            retry_id: None,
             ..first
         };
         assert!(retry.is_retry_of(first));

@@ -77,7 +77,7 @@ pub struct Service {
     process: ObjectId,
     /// How clients' connections are encrypted, if they are.
     pub tls: Option<Arc<tls::Acceptor>>,
-    /// Its place in the register of Keywards.
+    /// Its membership in the register of Keywards.
     pub membership: Option<Arc<Membership>>,
 }
 

@@ -1,6 +1,6 @@
 //! Accepts clients' connections: detects TLS and does the handshake with the current certificates.
 //!
-//! The certificates are one snapshot, which is replaced as a whole. Existing connections keep their snapshot.
+//! The certificates are one immutable set, which is replaced as a whole. Existing connections keep their set.
 
 use std::fmt;
 use std::io;

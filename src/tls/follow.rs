@@ -25,12 +25,12 @@ pub async fn follow(acceptor: Arc<Acceptor>, reloads: Certificates) {
         tokio::time::sleep(LOOK_EVERY).await;
         let settings = acceptor.settings();
         let found = Files::read(&settings).map(|files| files.fingerprint()).ok();
-        let is_settled = before.replace(found) == Some(found);
+        let is_unchanged = before.replace(found) == Some(found);
         if found == Some(acceptor.fingerprint()) {
             refused = None;
             continue;
         }
-        if !is_settled || refused == Some(found) {
+        if !is_unchanged || refused == Some(found) {
             continue;
         }
         match Prepared::load(settings) {

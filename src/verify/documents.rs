@@ -6,7 +6,7 @@ use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
 use super::repair::Repaired;
-use super::{Finding, FindingKind, KEYS_REMEMBERED, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, FindingKind, KEYS_REMEMBERED, PAGE, RecheckTimes, SUSPECTS_AT_ONCE, SUSPECTS_MAX, Verification};
 use crate::claims::owner_of;
 use crate::constraint::Key;
 use crate::extended_json::as_json;
@@ -29,7 +29,7 @@ pub(super) enum Fault {
     Duplicate(Vec<Owner>, bool),
 }
 
-/// The suspects that wait for their second look.
+/// The suspects that wait for their second read.
 struct SuspectDocuments {
     keys: Vec<Suspect>,
     unindexable: Vec<Owner>,
@@ -51,11 +51,11 @@ impl Verification<'_> {
             self.tally.documents += page.len() as u64;
             self.suspect(&page, &mut suspects).await?;
             if suspects.keys.len() + suspects.unindexable.len() >= SUSPECTS_MAX {
-                self.settle(&mut suspects).await?;
+                self.recheck(&mut suspects).await?;
             }
             self.have_read(page.len()).await;
         }
-        self.settle(&mut suspects).await
+        self.recheck(&mut suspects).await
     }
 
     /// Adds those of a page that are wrong at one and the same moment, too.
@@ -92,14 +92,14 @@ impl Verification<'_> {
         Ok(())
     }
 
-    /// Looks at all suspects once more, a lease after they were found, and reports what is wrong still.
-    async fn settle(&mut self, suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
+    /// Reads all suspects once more, a lease after they were found, and reports what is wrong still.
+    async fn recheck(&mut self, suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
         if suspects.keys.is_empty() && suspects.unindexable.is_empty() {
             return Ok(());
         }
-        let mut looks = Looks::until(suspects.since + self.settings.lease);
+        let mut times = RecheckTimes::until(suspects.since + self.settings.lease);
         let mut faulty = Vec::new();
-        while (!suspects.keys.is_empty() || !suspects.unindexable.is_empty()) && looks.next().await {
+        while (!suspects.keys.is_empty() || !suspects.unindexable.is_empty()) && times.next().await {
             faulty = self.faulty(&suspects.keys).await?;
             suspects.keys = faulty.iter().map(|(suspect, _)| suspect.clone()).collect();
         }
@@ -134,11 +134,11 @@ impl Verification<'_> {
     /// Those of the suspects that are wrong at one moment, and how.
     async fn faulty(&self, suspects: &[Suspect]) -> Result<Vec<(Suspect, Fault)>, StoreError> {
         let mut faulty = Vec::new();
-        for suspects in suspects.chunks(LOOK) {
-            let claims: Vec<_> = suspects.iter().map(|suspect| (&suspect.key, &suspect.owner)).collect();
+        for suspects in suspects.chunks(SUSPECTS_AT_ONCE) {
+            let pairs: Vec<_> = suspects.iter().map(|suspect| (&suspect.key, &suspect.owner)).collect();
             let moments = self
                 .proxy
-                .at_one_moment(&claims, &self.protected.shard_key, self.owner_of())
+                .at_one_moment(&pairs, &self.protected.shard_key, self.owner_of())
                 .await?;
             for (suspect, moment) in suspects.iter().zip(moments) {
                 faulty.extend(self.fault(suspect, moment));

@@ -1,7 +1,7 @@
 //! Compares all documents with all reservations: does every document have its keys reserved, and every reservation its document?
 //!
 //! Writes go on meanwhile, so a suspect is read again: at once, document and reservation in one snapshot, and once more a lease
-//! later, when it can have settled. Only suspects that are still wrong then are reported. The walk reads page by page, at a
+//! later, when its write can have ended. Only suspects that are still wrong then are reported. The walk reads page by page, at a
 //! limited rate, and remembers only suspects and findings. If it is killed, it has changed nothing, or repaired its findings
 //! so far.
 
@@ -27,7 +27,7 @@ pub use finding::{Finding, FindingKind};
 /// So many documents, or reservations, are read together.
 const PAGE: i32 = 1_000;
 /// The number of suspects that are read in one snapshot.
-const LOOK: usize = 200;
+const SUSPECTS_AT_ONCE: usize = 200;
 /// The number of suspects that are remembered until they are read again. With more, the walk waits for them.
 const SUSPECTS_MAX: usize = 10_000;
 /// The number of keys that are remembered because they were found without a reservation of their own. Another document that
@@ -135,21 +135,21 @@ impl Verification<'_> {
     }
 }
 
-/// The times at which suspects are read again: first soon, since most of them settle at once, then ever more seldom. The last time is
+/// The times at which suspects are read again: first soon, since most of them are decided at once, then ever more seldom. The last time is
 /// when none of them can be in flight any more.
 #[derive(Debug)]
-struct Looks {
+struct RecheckTimes {
     last: Instant,
     pause: Duration,
 }
 
-impl Looks {
-    fn until(last: Instant) -> Looks {
+impl RecheckTimes {
+    fn until(last: Instant) -> RecheckTimes {
         let pause = Duration::from_millis(100);
-        Looks { last, pause }
+        RecheckTimes { last, pause }
     }
 
-    /// Waits for the next look; false once the last one is over.
+    /// Waits for the next time; false once the last one is over.
     async fn next(&mut self) -> bool {
         let now = Instant::now();
         if self.pause.is_zero() {

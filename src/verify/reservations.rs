@@ -3,18 +3,18 @@
 use bson::RawBson;
 use tokio::time::Instant;
 
-use super::{Finding, FindingKind, LOOK, Looks, PAGE, SUSPECTS_MAX, Verification};
+use super::{Finding, FindingKind, PAGE, RecheckTimes, SUSPECTS_AT_ONCE, SUSPECTS_MAX, Verification};
 use crate::constraint::Key;
 use crate::extended_json::as_json;
-use crate::proxy_collection::{Reservation, StoreError};
+use crate::proxy_collection::{Owner, Reservation, StoreError};
 use crate::reservation::Scope;
 
-/// The suspects that wait for their second look.
+/// The suspects that wait for their second read.
 struct SuspectReservations {
     reservations: Vec<(Key, Reservation)>,
     unreadable: Vec<RawBson>,
-    /// When they will have settled.
-    settled: Instant,
+    /// When none of them can be in flight any more.
+    decided: Instant,
 }
 
 impl Verification<'_> {
@@ -24,7 +24,7 @@ impl Verification<'_> {
         let mut suspects = SuspectReservations {
             reservations: Vec::new(),
             unreadable: Vec::new(),
-            settled: Instant::now(),
+            decided: Instant::now(),
         };
         loop {
             let page = self.proxy.page(after.as_ref(), PAGE).await?;
@@ -41,11 +41,11 @@ impl Verification<'_> {
             }
             self.suspect_reservations(readable, &mut suspects).await?;
             if suspects.reservations.len() + suspects.unreadable.len() >= SUSPECTS_MAX {
-                self.settle_reservations(&mut suspects).await?;
+                self.recheck_reservations(&mut suspects).await?;
             }
             self.have_read(count).await;
         }
-        self.settle_reservations(&mut suspects).await
+        self.recheck_reservations(&mut suspects).await
     }
 
     /// Adds those of a page whose owner doesn't hold the key, at one and the same moment, too.
@@ -54,17 +54,13 @@ impl Verification<'_> {
         reservations: Vec<(Key, Reservation)>,
         suspects: &mut SuspectReservations,
     ) -> Result<(), StoreError> {
-        let claims: Vec<_> = reservations
-            .iter()
-            .map(|(key, reservation)| (key, &reservation.owner))
-            .collect();
-        let held = self.proxy.look_up(&claims, Scope::Route).await?;
+        let held = self.proxy.look_up(&pairs(&reservations), Scope::Route).await?;
         let mut held = held.into_iter();
         let mut missed = reservations;
         missed.retain(|_| !held.next().unwrap_or(true));
         for (key, reservation) in self.abandoned(missed).await? {
             let lease = self.settings.lease.max(reservation.lease);
-            suspects.settled = suspects.settled.max(Instant::now() + lease);
+            suspects.decided = suspects.decided.max(Instant::now() + lease);
             suspects.reservations.push((key, reservation));
         }
         Ok(())
@@ -73,14 +69,10 @@ impl Verification<'_> {
     /// Those whose owner doesn't hold the key at one moment, while the very same reservation is there.
     async fn abandoned(&self, seen: Vec<(Key, Reservation)>) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let mut abandoned = Vec::new();
-        for seen in seen.chunks(LOOK) {
-            let claims: Vec<_> = seen
-                .iter()
-                .map(|(key, reservation)| (key, &reservation.owner))
-                .collect();
+        for seen in seen.chunks(SUSPECTS_AT_ONCE) {
             let moments = self
                 .proxy
-                .at_one_moment(&claims, &self.protected.shard_key, self.owner_of())
+                .at_one_moment(&pairs(seen), &self.protected.shard_key, self.owner_of())
                 .await?;
             for ((key, reservation), moment) in seen.iter().zip(moments) {
                 let there = moment.entry.and_then(|entry| entry.read.ok());
@@ -94,10 +86,10 @@ impl Verification<'_> {
         Ok(abandoned)
     }
 
-    /// Looks at all suspects once more, after their leases, and reports what is wrong still.
-    async fn settle_reservations(&mut self, suspects: &mut SuspectReservations) -> Result<(), StoreError> {
-        let mut looks = Looks::until(suspects.settled);
-        while !suspects.reservations.is_empty() && looks.next().await {
+    /// Reads all suspects once more, after their leases, and reports what is wrong still.
+    async fn recheck_reservations(&mut self, suspects: &mut SuspectReservations) -> Result<(), StoreError> {
+        let mut times = RecheckTimes::until(suspects.decided);
+        while !suspects.reservations.is_empty() && times.next().await {
             suspects.reservations = self.abandoned(std::mem::take(&mut suspects.reservations)).await?;
         }
         for id in std::mem::take(&mut suspects.unreadable) {
@@ -110,7 +102,7 @@ impl Verification<'_> {
                 self.note(&found);
             }
         }
-        for seen in std::mem::take(&mut suspects.reservations).chunks(LOOK) {
+        for seen in std::mem::take(&mut suspects.reservations).chunks(SUSPECTS_AT_ONCE) {
             self.report_abandoned(seen).await?;
         }
         Ok(())
@@ -119,11 +111,7 @@ impl Verification<'_> {
     async fn report_abandoned(&mut self, seen: &[(Key, Reservation)]) -> Result<(), StoreError> {
         // By a read that a deposed primary can't answer. A document that holds the key and isn't the owner is a finding of
         // the walk over the documents.
-        let claims: Vec<_> = seen
-            .iter()
-            .map(|(key, reservation)| (key, &reservation.owner))
-            .collect();
-        let held = self.proxy.look_up(&claims, Scope::Linearizable).await?;
+        let held = self.proxy.look_up(&pairs(seen), Scope::Linearizable).await?;
         let is_reported = |key: &Key| self.unreserved.contains_key(key);
         let abandoned: Vec<(Key, Reservation)> = seen
             .iter()
@@ -145,4 +133,10 @@ impl Verification<'_> {
         }
         Ok(())
     }
+}
+
+/// The keys, each with the owner that its reservation names.
+fn pairs(reservations: &[(Key, Reservation)]) -> Vec<(&Key, &Owner)> {
+    let pairs = reservations.iter();
+    pairs.map(|(key, reservation)| (key, &reservation.owner)).collect()
 }

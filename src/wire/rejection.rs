@@ -64,15 +64,6 @@ pub enum Rejection {
     /// A document that isn't BSON.
     #[error("{0}")]
     Bson(#[from] Malformed),
-    /// The body has no `$db`.
-    #[error("OP_MSG requests require a $db argument")]
-    NoDatabase,
-    /// `$db` isn't a string; holds the server's name of the type it is.
-    #[error("wrong type for field ($db) {0} != string")]
-    DatabaseType(&'static str),
-    /// `$db` stands in the body twice.
-    #[error("BSON field '$db' is a duplicate field")]
-    DuplicateDatabase,
     /// An OP_QUERY that isn't a command, or an OP_GET_MORE.
     #[error(
         "{0} is no longer supported. The client driver may require an upgrade. For more details see \
@@ -136,9 +127,6 @@ impl Rejection {
             Self::SecurityToken => (code::UNAUTHORIZED, "Unauthorized"),
             Self::SequenceSize | Self::Bson(Malformed::TooDeep) => (code::OVERFLOW, "Overflow"),
             Self::Bson(_) => (code::INVALID_BSON, "InvalidBSON"),
-            Self::NoDatabase => (40571, "Location40571"),
-            Self::DatabaseType(_) => (13111, "Location13111"),
-            Self::DuplicateDatabase => (code::DUPLICATE_FIELD, "Location40413"),
             Self::LegacyRead(_) => (5_739_101, "Location5739101"),
             Self::LegacyCommand(_) => (code::UNSUPPORTED_OP_QUERY_COMMAND, "UnsupportedOpQueryCommand"),
         };

@@ -34,8 +34,8 @@ use crate::reservation::Scope;
 use crate::server::{code::NAMESPACE_NOT_FOUND, cursor, reply::code};
 use crate::upstream::Connection;
 
-/// The most reservations of one constraint that Keyward settles with a drop; others wait for their lease.
-const SETTLED_MAX: i64 = 100_000;
+/// The most reservations of one constraint that Keyward releases with a drop; others wait for their lease.
+const RELEASED_MAX: i64 = 100_000;
 /// A reservation counts as recent for this many leases: other Keywards may have longer leases, or may have learned of it later.
 const LEASES: u32 = 3;
 
@@ -194,7 +194,7 @@ async fn decided(context: &Context, protected: &Protected) -> Vec<Vec<(Key, Rese
     let span = context.lease * LEASES;
     let each = protected.constraints.iter().map(|proxy| async move {
         let found: Result<_, StoreError> = async {
-            let recent = proxy.recent(span, SETTLED_MAX).await?;
+            let recent = proxy.recent(span, RELEASED_MAX).await?;
             let pairs: Vec<_> = recent.iter().map(|(key, seen)| (key, &seen.owner)).collect();
             let held = proxy.look_up(&pairs, Scope::Everywhere).await?;
             Ok(recent.into_iter().zip(held))

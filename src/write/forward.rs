@@ -129,14 +129,15 @@ impl Acknowledged {
     }
 }
 
-/// Forwards the statement at `index` in the form `own`, under the client's own number. `time` replaces the client's limit.
+/// Forwards the statement at `index`, `rewritten` by Keyward, under the client's own number. `time` replaces the client's
+/// limit.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome is unknown then.
 pub async fn statement(
     op: &mut WriteOp<'_>,
     (kind, index): (StatementKind, usize),
-    own: &[u8],
+    rewritten: &[u8],
     acknowledged: Acknowledged,
     time: Option<Duration>,
 ) -> Result<Sent, ForwardError> {
@@ -153,7 +154,7 @@ pub async fn statement(
         Some(list) => {
             let sequence = OutSequence {
                 name: list.as_bytes(),
-                documents: vec![own],
+                documents: vec![rewritten],
             };
             let part = part_of_body(command, list, std::iter::once(index), times)?.finish();
             (
@@ -162,7 +163,7 @@ pub async fn statement(
             )
         }
         None => (
-            with_write_concern(Doc::new(own)?, acknowledged, time, times)?,
+            with_write_concern(Doc::new(rewritten)?, acknowledged, time, times)?,
             Vec::new(),
         ),
     };
@@ -257,10 +258,10 @@ fn with_write_concern(
     })?;
     with.open(ElementType::EmbeddedDocument, b"writeConcern");
     acknowledged.append_w(&mut with);
-    let own = command.nested("writeConcern")?.unwrap_or(Doc::empty());
+    let of_client = command.nested("writeConcern")?.unwrap_or(Doc::empty());
     // The client's `wtimeout` applies only to the `w` that the client asked for.
-    let is_raised = own.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
-    for element in own.elements() {
+    let is_raised = of_client.get("w")?.is_some_and(|w| w.as_str() != Some("majority"));
+    for element in of_client.elements() {
         let element = element?;
         if element.name != b"w" && !(is_raised && element.name == b"wtimeout") {
             with.element(&element);

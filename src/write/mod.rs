@@ -101,7 +101,7 @@ pub async fn answer_commit(
     let transactions = &context.transactions;
     Ok(match transactions.decide_commit(transaction) {
         Commit::Forward => None,
-        Commit::Unknown => {
+        Commit::Unseen => {
             let is_on_one = context.catalog().is_on_one_replica_set();
             commit_unseen(transaction, commit, transactions, is_on_one, upstream).await?
         }

@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::context::TIME_MAX;
-use super::reserve::{ReserveOutcome, reserve};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};
@@ -65,11 +64,6 @@ impl<'a> WriteOp<'a> {
     /// The latest time that Keyward learned when it read and wrote reservations, if the client may repeat that time.
     pub fn reservation_times(&self) -> Times {
         gossip::known_times(self.protected, self.upstream)
-    }
-
-    /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
-    pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> ReserveOutcome {
-        reserve(self.context, self.protected, candidate, self.give_up).await
     }
 
     /// Asserts that a write is forwarded only while all its keys are held: otherwise it could make a duplicate.

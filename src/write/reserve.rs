@@ -3,8 +3,7 @@
 use tokio::time::Instant;
 
 use super::back_off::BackOff;
-use super::context::Context;
-use crate::catalog::Protected;
+use super::operation::WriteOp;
 use crate::claims::{Candidate, advance_attempts};
 use crate::reservation::{Ended, Event, NotHeld};
 
@@ -21,33 +20,28 @@ pub enum ReserveOutcome {
     TimeLimit,
 }
 
-/// Reserves the candidate's keys, and waits for other attempts at them until `give_up`. On failure no key is held.
-pub async fn reserve(
-    context: &Context,
-    protected: &Protected,
-    candidate: &mut Candidate<'_>,
-    give_up: Instant,
-) -> ReserveOutcome {
-    let mut back_off = BackOff::default();
-    loop {
-        let awaited = advance_attempts(protected, context.lease, std::slice::from_mut(candidate)).await;
-        match candidate.attempt.ended() {
-            Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
-            Some(Ended::NotHeld(NotHeld::Unsure(key))) => return ReserveOutcome::Unsure(key),
-            _ => {}
+impl WriteOp<'_> {
+    /// Reserves the candidate's keys. Waits for other attempts at them until Keyward gives up. On failure no key is held.
+    pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> ReserveOutcome {
+        let mut back_off = BackOff::default();
+        loop {
+            let awaited = advance_attempts(self.protected, self.context.lease, std::slice::from_mut(candidate)).await;
+            match candidate.attempt.ended() {
+                Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
+                Some(Ended::NotHeld(NotHeld::Unsure(key))) => return ReserveOutcome::Unsure(key),
+                _ => {}
+            }
+            let Some(conflicting) = awaited.first() else {
+                return ReserveOutcome::Held;
+            };
+            let left = self.give_up.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                candidate.withdraw();
+                return ReserveOutcome::TimeLimit;
+            }
+            let wait = back_off.next().min(left);
+            self.context.attempts.wait_for(conflicting.attempt, wait).await;
+            candidate.step(&Event::WaitOver);
         }
-        let Some(conflicting) = awaited.first() else {
-            return ReserveOutcome::Held;
-        };
-        let left = give_up.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            candidate.withdraw();
-            return ReserveOutcome::TimeLimit;
-        }
-        context
-            .attempts
-            .wait_for(conflicting.attempt, back_off.next().min(left))
-            .await;
-        candidate.step(&Event::WaitOver);
     }
 }

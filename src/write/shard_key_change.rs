@@ -15,7 +15,7 @@ use crate::proxy_collection::answered;
 use crate::raw::Doc;
 use crate::upstream::{Connection, shard_keys};
 
-/// The interval at which Keyward looks for shard keys that were changed past it.
+/// The interval at which Keyward reads shard keys that were changed past it.
 const EVERY: Duration = Duration::from_secs(10);
 
 impl Context {

@@ -31,7 +31,7 @@ fn abandoned(email: &str, owner: i32, at: u32) -> Document {
     let token = Token {
         attempt: AttemptId([owner as u8; 16]),
         position: 0,
-        operation: None,
+        retry_id: None,
     }
     .to_bytes();
     let token = bson::Binary {

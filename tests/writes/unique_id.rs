@@ -287,7 +287,7 @@ async fn abandon(cluster: &Cluster, database: &str, id: i32) {
     let token = Token {
         attempt: AttemptId(rand::random()),
         position: 0,
-        operation: None,
+        retry_id: None,
     };
     let reservation = doc! {
         "_id": Document::try_from(key.reservation_id()).unwrap(),

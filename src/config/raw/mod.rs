@@ -228,21 +228,21 @@ fn set_aside(value: &mut Value, steps: &[PathStep]) -> bool {
 /// The settings with a name and no value. They would be read as absent, but the operator meant to set them.
 fn empty_settings(top: &Value) -> Vec<SettingPath> {
     let mut empty = Vec::new();
-    let mut unseen = match top {
+    let mut unread = match top {
         Value::Null => vec![],
         value => vec![(SettingPath::top(), value)],
     };
-    while let Some((path, value)) = unseen.pop() {
+    while let Some((path, value)) = unread.pop() {
         match value {
             Value::Null => empty.push(path),
-            Value::Mapping(fields) => unseen.extend(fields.iter().filter_map(|(name, field)| {
+            Value::Mapping(fields) => unread.extend(fields.iter().filter_map(|(name, field)| {
                 let name = name.as_str()?;
                 // Inside a MongoDB document, null is a value like any other.
                 let holds_nulls = ["key", "partialFilterExpression", "collation"].contains(&name) && !field.is_null();
                 (!holds_nulls).then(|| (path.field(name), field))
             })),
             Value::Sequence(items) => {
-                unseen.extend(items.iter().enumerate().map(|(index, item)| (path.item(index), item)));
+                unread.extend(items.iter().enumerate().map(|(index, item)| (path.item(index), item)));
             }
             _ => {}
         }

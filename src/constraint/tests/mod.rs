@@ -100,7 +100,7 @@ fn the_error_reads_as_the_servers() {
     let bytes = doc! { "email": "x@x" }.to_vec().unwrap();
     let keys = email.keys(Doc::new(&bytes).unwrap()).unwrap();
     let mut entry = crate::raw::Builder::new();
-    entry.int32("index", 1).int32("code", DuplicateKey::CODE);
+    entry.int32("index", 1);
     email.duplicate(&keys[0]).append_to_write_error(&mut entry);
     let entry: Document = bson::deserialize_from_slice(&entry.finish()).unwrap();
     let errmsg =

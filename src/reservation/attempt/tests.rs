@@ -9,7 +9,7 @@ fn token(attempt: u8) -> Token {
     Token {
         attempt: AttemptId([attempt; 16]),
         position: 0,
-        operation: None,
+        retry_id: None,
     }
 }
 
@@ -49,13 +49,13 @@ fn without_keys_it_forwards_at_once() {
 
 #[test]
 fn one_that_looks_first_goes_on_as_after_a_reservation_that_was_refused() {
-    let (looking, effects) = Attempt::begin_looking(token(1), 2);
+    let (reading, effects) = Attempt::begin_reading(token(1), 2);
     assert_eq!(effects, [Effect::Read(0), Effect::Read(1)]);
     let (refused, _) = run(2, &[Event::Taken(0), Event::Taken(1)]);
-    assert_eq!(looking, refused);
-    let (_, effects) = looking.step(&Event::Vacant(1));
+    assert_eq!(reading, refused);
+    let (_, effects) = reading.step(&Event::Vacant(1));
     assert_eq!(effects, [Effect::Reserve(1)]);
-    assert_eq!(Attempt::begin_looking(token(1), 0), run(0, &[]));
+    assert_eq!(Attempt::begin_reading(token(1), 0), run(0, &[]));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn an_expired_reservation_is_taken_over_only_after_a_linearizable_look() {
     let and = |event| [events.as_slice(), &[event]].concat();
     assert_eq!(run(1, &and(Event::Changed(0))).1, [Effect::Read(0)]);
     assert_eq!(run(1, &and(Event::TookOver(0))).1, [Effect::Forward]);
-    // The owner was written after the look, or is being written now.
+    // The owner was written after the look-up, or is being written now.
     assert_eq!(
         run(1, &and(Event::OwnerHolds(0))).0.ended(),
         Some(Ended::NotHeld(NotHeld::Duplicate(0)))
@@ -238,17 +238,17 @@ fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
 
 #[test]
 fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
-    let operation = RetryId {
+    let retry_id = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
     };
     let first = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(9)
     };
     let me = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(1)
     };
     let found = ConflictingReservation {
@@ -336,19 +336,19 @@ fn a_release_that_failed_ends_an_attempt_that_would_claim_the_key_again() {
 }
 
 #[test]
-fn the_same_operation_for_another_document_is_in_conflict() {
-    let operation = RetryId {
+fn the_same_retry_id_for_another_document_is_in_conflict() {
+    let retry_id = RetryId {
         session: [1; 16],
         txn_number: 4,
         statement: 0,
     };
     let me = Token {
-        operation: Some(operation),
+        retry_id: Some(retry_id),
         ..token(1)
     };
     let other = ConflictingReservation {
         token: Token {
-            operation: Some(operation),
+            retry_id: Some(retry_id),
             ..token(9)
         },
         ..conflicting(Age::InLease)

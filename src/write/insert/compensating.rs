@@ -1,9 +1,9 @@
-//! Inserts documents on the client's connection reply_within the lease of their keys.
+//! Inserts documents on the client's connection within the lease of their keys.
 //!
 //! Keyward forwards them in the client's command ([`crate::write::forward`]), with a time limit below the rest of the lease
 //! ([`crate::write::lease_left`]). The reply gives the outcome of each.
 
-use super::part::{DocumentOutcome, Part};
+use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
@@ -16,16 +16,16 @@ use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::outcome::Outcome;
 
-/// Inserts `ready`, whose keys are held, reply_within the rest of their lease.
+/// Inserts `ready`, whose keys are held, within the rest of their lease.
 ///
 /// # Errors
 /// [`ForwardError`]: the outcome of every candidate is unknown then.
-pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
     WriteOp::assert_held(ready.iter().copied());
     let lease = op.context.lease;
     let oldest = ready.iter().filter_map(|candidate| candidate.since).min();
     let Some(time) = LeaseLeft::new(lease, oldest).time_to_write(op.client_deadline) else {
-        return Ok(Part::refused(
+        return Ok(SentDocuments::refused(
             &WriteRefusal::TimeLimit,
             &op.protected.times(),
             ready.len(),
@@ -33,7 +33,7 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Pa
     };
     if !op.upstream.is_permitted_to_write() {
         let refusal = WriteRefusal::outlasted(op.is_retryable());
-        return Ok(Part::refused(&refusal, &Times::default(), ready.len()));
+        return Ok(SentDocuments::refused(&refusal, &Times::default(), ready.len()));
     }
     let positions = ready.iter().map(|candidate| candidate.position);
     let mut body = part_of_body(op.command, "documents", positions, &op.reservation_times())?;
@@ -60,14 +60,14 @@ pub fn is_late(op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
 }
 
 /// Reads the outcomes of `count` documents from a reply.
-fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardError> {
+fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<SentDocuments, ForwardError> {
     let body = answer.bytes().to_vec();
     if !reply::is_ok(answer)? {
         let outcome = match refused_before_execution(reply::code(answer)?.unwrap_or(0)) {
             true => Outcome::NotApplied(None),
             false => Outcome::InDoubt(None),
         };
-        return Ok(Part {
+        return Ok(SentDocuments {
             outcomes: vec![Some(outcome); count],
             body,
             failed: true,
@@ -90,7 +90,7 @@ fn read(answer: Doc<'_>, count: usize, ordered: bool) -> Result<Part, ForwardErr
             outcomes[index + 1..].fill(of_the_rest);
         }
     }
-    Ok(Part {
+    Ok(SentDocuments {
         outcomes: outcomes.into_iter().map(Some).collect(),
         body,
         failed: false,
@@ -105,14 +105,14 @@ mod tests {
 
     fn outcomes(reply: Document, count: usize, ordered: bool) -> String {
         let bytes = reply.to_vec().unwrap();
-        let part = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
+        let sent = read(Doc::new(&bytes).unwrap(), count, ordered).unwrap();
         let letter = |outcome: &Option<DocumentOutcome>| match outcome.as_ref().unwrap() {
             Outcome::Applied => 'a',
             Outcome::NotApplied(Some(_)) => 'e',
             Outcome::NotApplied(None) => 'n',
             Outcome::InDoubt(_) | Outcome::Superseded => '?',
         };
-        part.outcomes.iter().map(letter).collect()
+        sent.outcomes.iter().map(letter).collect()
     }
 
     #[test]

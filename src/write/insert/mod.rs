@@ -7,7 +7,7 @@
 
 mod compensating;
 mod in_clients_transaction;
-mod part;
+mod sent_documents;
 pub mod transactional;
 mod way;
 
@@ -29,7 +29,7 @@ use crate::reply::{WriteError, WriteRefusal, WriteReply};
 use crate::reservation::{Ended, Event, NotHeld, Token};
 
 pub use in_clients_transaction::insert_in_clients_transaction;
-use part::Part;
+use sent_documents::SentDocuments;
 use way::InsertWay;
 
 /// The most documents, and bytes of them, that are reserved and forwarded in one slice.
@@ -72,7 +72,7 @@ pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     };
     let mut next = 0;
     while next < command.documents.len() && insert.stopped.is_none() {
-        let end = end_of_slice(&command.documents, next);
+        let end = next + SLICE.count(&command.documents[next..], |document| document.bytes().len());
         insert.slice(next..end).await?;
         next = end;
     }
@@ -125,14 +125,15 @@ impl<'a> Insert<'a> {
     ) -> Result<Vec<Candidate<'a>>, ForwardError> {
         let is_ordered = self.op.command.ordered;
         let mut rest = match is_ordered {
-            true => split_off_after_first_unready(pending),
+            true => split_off_after_first(pending, |candidate| !candidate.attempt.may_forward()),
             false => Vec::new(),
         };
         let forwarded = self.forward_ready(way, pending).await;
         if is_ordered {
             // In a transaction a candidate may have lost its keys again. The candidates behind it are not refused before it is
             // inserted.
-            rest.splice(0..0, split_off_after_first_undecided(pending));
+            let undecided = |candidate: &Candidate<'_>| candidate.attempt.ended().is_none();
+            rest.splice(0..0, split_off_after_first(pending, undecided));
         }
         // An ordered command that has just failed attempts no further documents.
         if self.stopped.is_none() {
@@ -163,10 +164,10 @@ impl<'a> Insert<'a> {
             return Ok(());
         };
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
-        let Some(part) = transactional.insert_at_once(&mut self.op, &all).await? else {
+        let Some(sent) = transactional.insert_at_once(&mut self.op, &all).await? else {
             return Ok(());
         };
-        for (candidate, outcome) in pending.drain(..).zip(&part.outcomes) {
+        for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {
             // Either the document and its reservations exist, or none of them.
             if let Some(Outcome::InDoubt(_)) = outcome {
                 self.op.context.note_in_doubt();
@@ -176,7 +177,7 @@ impl<'a> Insert<'a> {
                 self.op.protected.constraints[key.constraint].metrics.reservations.inc();
             }
         }
-        self.take_part(part, std::iter::empty())
+        self.take_sent(sent, std::iter::empty())
     }
 
     /// Starts the attempts of a slice. A document that can't be indexed is an error of its own. It ends an ordered slice after
@@ -187,7 +188,7 @@ impl<'a> Insert<'a> {
             let token = Token {
                 attempt: self.guard.id(),
                 position: u32::try_from(position).unwrap_or(u32::MAX),
-                operation: self.op.command.retry_id(position),
+                retry_id: self.op.command.retry_id(position),
             };
             let error = match Candidate::new(self.op.protected, token, self.op.command.documents[position].bytes()) {
                 Ok(candidate) => {
@@ -264,12 +265,12 @@ impl<'a> Insert<'a> {
         if ready.is_empty() || self.stopped.is_some() {
             return Ok(());
         }
-        let part = way.insert(&mut self.op, &ready).await;
+        let sent = way.insert(&mut self.op, &ready).await;
         let ready = pending.iter_mut().filter(|candidate| candidate.attempt.may_forward());
-        match part {
-            Ok(part) => {
-                let body = part.body.clone();
-                self.take_part(part, ready)?;
+        match sent {
+            Ok(sent) => {
+                let body = sent.body.clone();
+                self.take_sent(sent, ready)?;
                 self.release_moved_keys(pending, &body).await
             }
             Err(error) => {
@@ -294,12 +295,12 @@ impl<'a> Insert<'a> {
         Ok(())
     }
 
-    fn take_part<'p, 'd: 'p>(
+    fn take_sent<'p, 'd: 'p>(
         &mut self,
-        part: Part,
+        sent: SentDocuments,
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
-        for (candidate, outcome) in forwarded.zip(part.outcomes) {
+        for (candidate, outcome) in forwarded.zip(sent.outcomes) {
             let (event, error) = match outcome {
                 Some(Outcome::Applied) => (Event::Applied, None),
                 Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
@@ -317,11 +318,11 @@ impl<'a> Insert<'a> {
                 self.error(candidate.position, error);
             }
         }
-        if part.failed {
-            self.stopped = Some(Stopped::Whole(part.body));
+        if sent.failed {
+            self.stopped = Some(Stopped::Whole(sent.body));
             return Ok(());
         }
-        Ok(self.reply.add_part(Doc::new(&part.body)?)?)
+        Ok(self.reply.add_part(Doc::new(&sent.body)?)?)
     }
 
     /// Notes the candidates that won't be forwarded: duplicates, and keys whose state is uncertain.
@@ -418,21 +419,7 @@ fn end_waits(pending: &mut [Candidate<'_>]) {
     }
 }
 
-/// The end of the slice that begins at `start`; it has at least one document.
-fn end_of_slice(documents: &[Doc<'_>], start: usize) -> usize {
-    start + SLICE.count(&documents[start..], |document| document.bytes().len())
-}
-
-/// Removes the candidates behind the first one that isn't ready: an ordered command may not attempt them before that one.
-fn split_off_after_first_unready<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    split_off_after_first(pending, |candidate| !candidate.attempt.may_forward())
-}
-
-/// Removes the candidates behind the first undecided one: an ordered command may not report them before that one.
-fn split_off_after_first_undecided<'a>(pending: &mut Vec<Candidate<'a>>) -> Vec<Candidate<'a>> {
-    split_off_after_first(pending, |candidate| candidate.attempt.ended().is_none())
-}
-
+/// Removes the candidates behind the first that `is_it`: an ordered command may not attempt or report them before that one.
 fn split_off_after_first<'a>(
     pending: &mut Vec<Candidate<'a>>,
     is_it: impl Fn(&Candidate<'a>) -> bool,

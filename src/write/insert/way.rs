@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::compensating;
-use super::part::Part;
+use super::sent_documents::SentDocuments;
 use super::transactional::Transactional;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
@@ -45,7 +45,7 @@ impl InsertWay {
     ///
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
-    pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+    pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
         match self {
             InsertWay::Compensating => compensating::insert(op, ready).await,
             InsertWay::Transactional(transactional) => transactional.insert(op, ready).await,

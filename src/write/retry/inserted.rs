@@ -35,7 +35,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// Notes that `statements` of the slice that begins with the statement `first` took effect. The operation of the slice's
+    /// Notes that `statements` of the slice that begins with the statement `first` took effect. The retry id of the slice's
     /// first statement stands for all of them.
     pub fn new(first: RetryId, statements: Vec<i32>) -> Note {
         Note {
@@ -225,7 +225,7 @@ fn on_all_shards<'p>(protected: &'p Protected, collection: &str) -> PipelinedCom
     step(protected, command)
 }
 
-/// Whether the candidate met a key that an earlier try of the same operation had reserved.
+/// Whether the candidate met a key that an earlier try of the same statement had reserved.
 pub fn is_retry(candidate: &Candidate<'_>) -> bool {
     let own = candidate.attempt.token();
     candidate

@@ -34,7 +34,7 @@ const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The most bytes of a reply in one part.
 const PART_BYTES_MAX: usize = DOCUMENT_BYTES_MAX / 2;
 
-/// The place of one operation's result.
+/// The record of one statement's result.
 #[derive(Debug)]
 pub struct Recorded<'a> {
     database: &'a str,
@@ -42,11 +42,11 @@ pub struct Recorded<'a> {
 }
 
 impl<'a> Recorded<'a> {
-    /// The record of `operation`.
-    pub fn new(protected: &'a Protected, operation: RetryId) -> Self {
+    /// The record of the statement with this retry id.
+    pub fn new(protected: &'a Protected, retry_id: RetryId) -> Self {
         Recorded {
             database: &protected.namespace.database,
-            id: id_of(operation),
+            id: id_of(retry_id),
         }
     }
 
@@ -176,16 +176,16 @@ fn incomplete() -> ErrorReply {
     ErrorReply { body: body.finish() }
 }
 
-/// The `_id` of an operation's record.
-pub fn id_of(operation: RetryId) -> RawDocumentBuf {
+/// The `_id` of the record of the statement with this retry id.
+pub fn id_of(retry_id: RetryId) -> RawDocumentBuf {
     let mut id = RawDocumentBuf::new();
     let session = bson::Binary {
         subtype: bson::spec::BinarySubtype::Generic,
-        bytes: operation.session.to_vec(),
+        bytes: retry_id.session.to_vec(),
     };
     id.append(cstr!("session"), session);
-    id.append(cstr!("txnNumber"), operation.txn_number);
-    id.append(cstr!("statement"), operation.statement);
+    id.append(cstr!("txnNumber"), retry_id.txn_number);
+    id.append(cstr!("statement"), retry_id.statement);
     id
 }
 

@@ -130,7 +130,7 @@ fn question(
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
-    if run.operation.is_none() {
+    if run.retry_id.is_none() {
         return Ok(None);
     }
     let said = without_match(run).await?;
@@ -148,7 +148,7 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
 /// [`ForwardError`] if the connection is gone.
 pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
-    if run.operation.is_none() || names_shard(query, &run.op.protected.shard_key)? {
+    if run.retry_id.is_none() || names_shard(query, &run.op.protected.shard_key)? {
         return Ok(None);
     }
     match ask_about_statement(run, Acknowledged::ByPrimary).await?.outcome {
@@ -165,7 +165,7 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
 pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> Result<forward::Sent, ForwardError> {
-    let is_inserted = run.operation.is_some()
+    let is_inserted = run.retry_id.is_some()
         && run.statement.is_upsert
         && run.statement.kind == StatementKind::FindAndModify
         && reply::code(Doc::new(&sent.body)?)? == Some(code::FIRST_TRY_INSERTED);
@@ -182,9 +182,9 @@ pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> R
         .close()
         .close();
     let query = filter_rewriting::only_inserts(query, Doc::new(&asked_for.finish())?)?;
-    let own = run.statement.with_update(&query, &other.finish())?;
+    let rewritten = run.statement.with_update(&query, &other.finish())?;
     let which = (run.statement.kind, run.index);
-    forward::statement(run.op, which, &own, Acknowledged::ByMajority, None).await
+    forward::statement(run.op, which, &rewritten, Acknowledged::ByMajority, None).await
 }
 
 /// The server's answer to the statement in a form that matches no document.
@@ -200,9 +200,9 @@ async fn ask_about_statement(
     acknowledged: Acknowledged,
 ) -> Result<forward::Sent, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
-    let own = run.statement.without_upsert(&filter_rewriting::nothing(query)?)?;
+    let rewritten = run.statement.without_upsert(&filter_rewriting::nothing(query)?)?;
     let which = (run.statement.kind, run.index);
-    let said = forward::statement(run.op, which, &own, acknowledged, None).await?;
+    let said = forward::statement(run.op, which, &rewritten, acknowledged, None).await?;
     let said = as_upsert(run, said).await?;
     Ok(forward::Sent {
         body: counted_once(&said.body)?,

@@ -8,7 +8,7 @@
 //!   forgets that it has aborted a transaction, and doesn't check whether its shards have.
 //! - A transaction that began before the constraints changed isn't committed either, once the backfill of the existing
 //!   documents is about to start ([`ClientTransactions::refuse_older`]).
-//! - A transaction whose start this process hasn't seen is unknown. Keyward writes nothing protected in it, and forwards its
+//! - A transaction whose start this process hasn't seen is unseen. Keyward writes nothing protected in it, and forwards its
 //!   commit only if the commit can only repeat an earlier one ([`commit_unseen`]).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -89,7 +89,7 @@ pub enum Commit {
     /// Keyward refuses it: a statement was interrupted, or the constraints have changed since the transaction began.
     Refuse,
     /// This process hasn't seen the transaction's start.
-    Unknown,
+    Unseen,
 }
 
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl ClientTransactions {
                 seen.is_committed = true;
                 Commit::Forward
             }
-            _ => Commit::Unknown,
+            _ => Commit::Unseen,
         }
     }
 
@@ -351,12 +351,12 @@ mod tests {
     #[test]
     fn nothing_is_written_behind_a_commit_that_came_first() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
         transactions.shut_out(id(1));
         transactions.begin(id(1), true);
         let refused = transactions.enter(id(1)).unwrap_err();
         assert_eq!(refused, WriteRefusal::NoSuchTransaction { number: 1 });
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
         transactions.begin(id(2), true);
         assert_eq!(transactions.decide_commit(id(2)), Commit::Forward);
     }
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(transactions.decide_commit(id(1)), Commit::Refuse);
         // The session's next transaction can be committed.
         transactions.begin(id(2), true);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
         transactions.enter(id(2)).unwrap().break_off();
         assert!(transactions.enter(id(2)).is_err());
         assert_eq!(transactions.decide_commit(id(2)), Commit::Refuse);
@@ -413,11 +413,11 @@ mod tests {
     #[test]
     fn of_what_began_elsewhere_nobody_knows() {
         let transactions = ClientTransactions::default();
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
         assert!(transactions.enter(id(1)).is_err());
         transactions.begin(id(3), true);
         assert!(transactions.enter(id(4)).is_err());
-        assert_eq!(transactions.decide_commit(id(4)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(4)), Commit::Unseen);
     }
 
     #[test]
@@ -427,10 +427,10 @@ mod tests {
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
         assert_eq!(transactions.decide_commit(id(1)), Commit::Forward);
         transactions.forget(Instant::now() + MEMORY_OF_COMMITTED);
-        assert_eq!(transactions.decide_commit(id(1)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(1)), Commit::Unseen);
         transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
-        assert_eq!(transactions.decide_commit(id(2)), Commit::Unknown);
+        assert_eq!(transactions.decide_commit(id(2)), Commit::Unseen);
     }
 
     #[test]

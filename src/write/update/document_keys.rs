@@ -69,7 +69,7 @@ impl DocumentKeys {
 
 /// A document that was read outside any transaction.
 #[derive(Debug, Clone)]
-pub struct DocumentSnapshot {
+pub struct DocumentAsRead {
     /// Its identity and keys.
     pub document_keys: DocumentKeys,
     /// The top-level fields that keys and routes are made of.
@@ -175,12 +175,12 @@ pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn look(
+pub async fn read_outside(
     protected: &Protected,
     body: Doc<'_>,
     selection: &Selection<'_>,
     upstream: &mut Connection,
-) -> Result<Result<Option<DocumentSnapshot>, Vec<u8>>, ForwardError> {
+) -> Result<Result<Option<DocumentAsRead>, Vec<u8>>, ForwardError> {
     // Each shard has one document with an `_id`, so the others cost no search.
     let names_id = equality(selection.query.unwrap_or(Doc::empty()), "_id")?.is_some();
     let selection = Selection {
@@ -202,7 +202,7 @@ pub async fn look(
     let Some(first) = keys.next() else {
         return Ok(Ok(None));
     };
-    Ok(Ok(documents.into_iter().next().map(|document| DocumentSnapshot {
+    Ok(Ok(documents.into_iter().next().map(|document| DocumentAsRead {
         is_one_of_several: keys.any(|other| other.is_found_at_place_of(&first)),
         document_keys: first,
         document,
@@ -214,7 +214,7 @@ pub async fn look(
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn look_again(
+pub async fn read_after(
     protected: &Protected,
     body: Doc<'_>,
     before: &DocumentKeys,

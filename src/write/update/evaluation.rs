@@ -107,17 +107,17 @@ impl<'a> Statement<'a> {
         let after = match (inserted, self.shown(op.protected, outcome)?) {
             (Some(_), Some(shown)) if selected.before.is_empty() => vec![shown],
             (None, Some(shown)) if selected.is_alone_with(&shown) => vec![shown],
-            (Some(id), _) => self.look_at_inserted(op, &id, transaction).await?,
+            (Some(id), _) => self.read_inserted(op, &id, transaction).await?,
             (None, _) if selected.stay_in_place => {
-                match self.look_in_place(op, &selected, affected, transaction).await? {
+                match self.read_in_place(op, &selected, affected, transaction).await? {
                     Some(after) => after,
                     None => return Ok(Evaluation::Misplaced { affected }),
                 }
             }
-            (None, _) => self.look_everywhere(op, &selected.before, transaction).await?,
+            (None, _) => self.read_everywhere(op, &selected.before, transaction).await?,
         };
         let ran = match selected.is_part {
-            true => StatementResult::Part(reply),
+            true => StatementResult::Partial(reply),
             false => StatementResult::Reply(reply),
         };
         reserve(op, transaction, &selected.before, &after, ran).await
@@ -205,7 +205,7 @@ impl<'a> Statement<'a> {
         })
     }
 
-    /// Reads the documents that the statement selects. A document by a key is looked for at the key's owner first.
+    /// Reads the documents that the statement selects. A document by a key is read at the key's owner first.
     async fn read_selected(
         self,
         op: &mut WriteOp<'_>,
@@ -237,7 +237,7 @@ impl<'a> Statement<'a> {
 
     /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents
     /// than these, or some of them aren't there: then the places that Keyward believes are wrong.
-    async fn look_in_place(
+    async fn read_in_place(
         self,
         op: &mut WriteOp<'_>,
         selected: &Selected,
@@ -280,7 +280,7 @@ impl<'a> Statement<'a> {
     }
 
     /// Reads all documents again that have the `_id`s of the selected ones.
-    async fn look_everywhere(
+    async fn read_everywhere(
         self,
         op: &mut WriteOp<'_>,
         before: &[DocumentKeys],
@@ -297,7 +297,7 @@ impl<'a> Statement<'a> {
     }
 
     /// Reads the document that the statement inserted, by the `{_id}` in the server's reply.
-    async fn look_at_inserted(
+    async fn read_inserted(
         self,
         op: &mut WriteOp<'_>,
         id: &[u8],

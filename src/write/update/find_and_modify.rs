@@ -26,7 +26,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
     let mut run = StatementRun {
         index: 0,
         statement: plan.statement,
-        operation: op.command.retry_id(0),
+        retry_id: op.command.retry_id(0),
         places: Places::Believed,
         upserts: 0,
         op,
@@ -36,7 +36,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
         None => carry_out(&mut run, &plan.way).await?,
     };
     Ok(match result {
-        StatementResult::Reply(reply) | StatementResult::Part(reply) | StatementResult::ErrorReply(reply) => reply,
+        StatementResult::Reply(reply) | StatementResult::Partial(reply) | StatementResult::ErrorReply(reply) => reply,
         StatementResult::Duplicate(key) => duplicate(protected, &key).await,
         StatementResult::Unindexable(error) => unindexable(protected, &error),
         StatementResult::Refused(refusal) => refusal.body(&protected.times()),

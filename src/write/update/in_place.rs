@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 use tokio::time::Instant;
 
-use super::document_keys::{self, DocumentSnapshot, with_same_keys};
+use super::document_keys::{self, DocumentAsRead, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
@@ -67,7 +67,7 @@ pub async fn run_in_place(
             // A retryable statement stays in place: its retry would run in place again, and could not find a transaction's
             // result.
             InPlaceOutcome::Missed(document)
-                if document == missed && misses + 1 == MISSES_MAX && run.operation.is_none() =>
+                if document == missed && misses + 1 == MISSES_MAX && run.retry_id.is_none() =>
             {
                 return run.run_in_own_transaction().await;
             }
@@ -87,7 +87,7 @@ async fn try_once(
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
 ) -> Result<InPlaceOutcome, ForwardError> {
-    let seen = match (look(run).await?, new_document) {
+    let seen = match (read_document(run).await?, new_document) {
         (Ok(Some(seen)), _) => seen,
         (Ok(None), Some(new_document)) => return insert_new(run, new_document).await,
         (Ok(None), None) => return Ok(InPlaceOutcome::Ran(without_match(run).await?.into())),
@@ -111,8 +111,8 @@ async fn try_once(
         return run.meet_obstacle().await;
     };
     let after: BTreeSet<ConstrainedKey> = after.into_iter().collect();
-    let own = pinned(run, key_update, &seen)?;
-    if own.len() > PINNED_BYTES_MAX {
+    let rewritten = pinned(run, key_update, &seen)?;
+    if rewritten.len() > PINNED_BYTES_MAX {
         return Ok(InPlaceOutcome::Ran(too_large(run).await?));
     }
 
@@ -124,7 +124,7 @@ async fn try_once(
     let reserving = run.op.reserve(&mut candidate);
     let (reserved, old) = join(reserving, old_reservations(run, &seen, old)).await;
     let tried = match reserved {
-        ReserveOutcome::Held => write(run, &own, &seen, old, &mut candidate).await,
+        ReserveOutcome::Held => write(run, &rewritten, &seen, old, &mut candidate).await,
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
@@ -138,23 +138,24 @@ async fn try_once(
 }
 
 /// Reads the document that the statement matches, if there is one. If the server refuses, the error is the statement's result.
-async fn look(
+async fn read_document(
     run: &mut StatementRun<'_, '_>,
-) -> Result<Result<Option<DocumentSnapshot>, StatementResult>, ForwardError> {
+) -> Result<Result<Option<DocumentAsRead>, StatementResult>, ForwardError> {
     let selection = run.statement.selection()?;
     if let Some(at_owner) = AtOwner::of(run.statement, run.op).await? {
         let selection = Selection {
             query: Some(Doc::new(&at_owner.query)?),
             ..selection
         };
-        let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
-        at_owner.note(matches!(looked, Ok(Some(_))), run.op);
-        if let Ok(Some(seen)) = looked {
+        let read =
+            document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+        at_owner.note(matches!(read, Ok(Some(_))), run.op);
+        if let Ok(Some(seen)) = read {
             return Ok(Ok(Some(seen)));
         }
     }
-    let looked = document_keys::look(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
-    let refused = match looked {
+    let read = document_keys::read_outside(run.op.protected, run.statement.body, &selection, run.op.upstream).await?;
+    let refused = match read {
         Ok(seen) => return Ok(Ok(seen)),
         Err(refused) => refused,
     };
@@ -171,12 +172,12 @@ async fn look(
 /// Forwards the statement after its keys are held.
 async fn write(
     run: &mut StatementRun<'_, '_>,
-    own: &[u8],
-    seen: &DocumentSnapshot,
+    rewritten: &[u8],
+    seen: &DocumentAsRead,
     old: OldReservations,
     candidate: &mut Candidate<'_>,
 ) -> Result<InPlaceOutcome, ForwardError> {
-    let Some(sent) = send(run, own, candidate).await? else {
+    let Some(sent) = send(run, rewritten, candidate).await? else {
         return Ok(InPlaceOutcome::Again);
     };
     let sent = as_upsert(run, sent)
@@ -184,7 +185,9 @@ async fn write(
         .inspect_err(|_| note_in_doubt(run, candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
-        Outcome::Applied if sent.by_majority => settle(run, &seen.document_keys, old, candidate, &sent.body).await?,
+        Outcome::Applied if sent.by_majority => {
+            release_after(run, &seen.document_keys, old, candidate, &sent.body).await?
+        }
         // The update may still be undone, and then the old keys are needed.
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {
@@ -197,7 +200,7 @@ async fn write(
     Ok(InPlaceOutcome::Ran(sent.into()))
 }
 
-/// Notes keys that two documents have got. Between the look and the statement, a second document with the same `_id` has come to
+/// Notes keys that two documents have got. Between the read and the statement, a second document with the same `_id` has come to
 /// another shard, by a shard key that this Keyward doesn't know yet. A router sent the statement to both.
 async fn note_if_given_twice(
     run: &StatementRun<'_, '_>,
@@ -231,7 +234,7 @@ async fn note_if_given_twice(
 /// shard. So Keyward reads missing reservations again after that transaction is decided.
 async fn old_reservations(
     run: &StatementRun<'_, '_>,
-    seen: &DocumentSnapshot,
+    seen: &DocumentAsRead,
     old_keys: Vec<ConstrainedKey>,
 ) -> OldReservations {
     let mut old = OldReservations::new();
@@ -269,7 +272,7 @@ async fn old_reservations(
 /// The result of a statement that can't be pinned to the values that it is to replace. A retryable statement must not change to
 /// a transaction: its retry may find a smaller document, and would run in place.
 async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, ForwardError> {
-    if run.operation.is_none() {
+    if run.retry_id.is_none() {
         return run.run_in_own_transaction().await;
     }
     let namespace = run.op.protected.namespace.clone();
@@ -281,7 +284,7 @@ async fn too_large(run: &mut StatementRun<'_, '_>) -> Result<StatementResult, Fo
 fn pinned(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
-    seen: &DocumentSnapshot,
+    seen: &DocumentAsRead,
 ) -> Result<Vec<u8>, Malformed> {
     let query = pin(
         run.statement.query()?.unwrap_or(Doc::empty()),

@@ -24,7 +24,7 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 const UPSERTS_MAX: usize = 20;
 
 impl StatementRun<'_, '_> {
-    /// Runs the statement in transactions of Keyward's own until one settles it.
+    /// Runs the statement in transactions of Keyward's own until one has its result.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
@@ -102,11 +102,11 @@ impl StatementRun<'_, '_> {
 
     /// The reply to an earlier try of the statement, if that try took effect.
     async fn recorded(&mut self) -> Result<Option<StatementResult>, Failure> {
-        let Some(operation) = self.operation else {
+        let Some(retry_id) = self.retry_id else {
             return Ok(None);
         };
         let mut transaction = self.op.own_transaction()?;
-        let record = Recorded::new(self.op.protected, operation);
+        let record = Recorded::new(self.op.protected, retry_id);
         let Some(reply) = record.find(&mut transaction, self.op.upstream).await? else {
             transaction.abort(self.op.upstream).await?;
             return Ok(None);
@@ -126,9 +126,7 @@ impl StatementRun<'_, '_> {
     }
 
     async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
-        let record = self
-            .operation
-            .map(|operation| Recorded::new(self.op.protected, operation));
+        let record = self.retry_id.map(|retry_id| Recorded::new(self.op.protected, retry_id));
         if let Some(record) = &record
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {
@@ -138,19 +136,19 @@ impl StatementRun<'_, '_> {
         }
         let (reply, is_part) = match self.statement.evaluate(self.op, transaction, self.places).await? {
             Evaluation::Ran(StatementResult::Reply(reply)) => (reply, false),
-            Evaluation::Ran(StatementResult::Part(reply)) => (reply, true),
+            Evaluation::Ran(StatementResult::Partial(reply)) => (reply, true),
             other => return Ok(other),
         };
         if let Some(record) = &record
             && !record.write(&reply, transaction, self.op.upstream).await?
         {
-            // The same operation was sent twice, and the other try has just recorded its result.
+            // The same statement was sent twice, and the other try has just recorded its result.
             return Err(Failure::ErrorReply(ErrorReply::transient()));
         }
         let committed = self.commit(transaction).await?;
         let reply = results::with_times_of(&reply, &committed)?;
         Ok(Evaluation::Ran(if is_part {
-            StatementResult::Part(reply)
+            StatementResult::Partial(reply)
         } else {
             StatementResult::Reply(reply)
         }))
@@ -163,7 +161,7 @@ impl StatementRun<'_, '_> {
             .map_err(|failure| match failure {
                 Failure::InDoubt(refused) => {
                     self.op.context.note_in_doubt();
-                    Failure::InDoubt(refused.in_doubt(self.operation.is_some()))
+                    Failure::InDoubt(refused.in_doubt(self.retry_id.is_some()))
                 }
                 failure => failure,
             })
@@ -185,7 +183,7 @@ impl StatementRun<'_, '_> {
         })
     }
 
-    /// Whether another try of an upsert may settle the conflict. If its query asks only for the key that it would insert, another
+    /// Whether another try of an upsert may end the conflict. If its query asks only for the key that it would insert, another
     /// try finds the document; the server retries such an upsert, too.
     fn may_upsert_again(&self, conflict: &ReservationConflict) -> Result<bool, ForwardError> {
         if !self.statement.is_upsert || self.upserts > UPSERTS_MAX {
@@ -257,10 +255,10 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Settles the client's transaction after the server `refused` the last command. If the transaction holds nothing of the
-    /// command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command before it reads
-    /// the session, for a missing privilege for example, leaves the transaction open. The client could then commit a statement
-    /// without its reservations.
+    /// Leaves the client's transaction open or aborts it, after the server `refused` the last command. If the transaction holds
+    /// nothing of the command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command
+    /// before it reads the session, for a missing privilege for example, leaves the transaction open. The client could then
+    /// commit a statement without its reservations.
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
@@ -281,11 +279,11 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn answer_to_refused_read(&mut self, look: ErrorReply) -> Result<StatementResult, ForwardError> {
+    pub async fn answer_to_refused_read(&mut self, refused_read: ErrorReply) -> Result<StatementResult, ForwardError> {
         Ok(match self.statement.refusal(self.op).await? {
             Some(Ok(reply)) => StatementResult::Reply(reply),
             Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
-            None => StatementResult::ErrorReply(look.body),
+            None => StatementResult::ErrorReply(refused_read.body),
         })
     }
 

@@ -14,7 +14,7 @@ pub mod reservation_conflict;
 pub mod reservation_diff;
 pub mod result;
 mod routed;
-mod settling;
+mod sending;
 mod shown;
 mod statement;
 pub mod statement_run;

@@ -4,8 +4,6 @@
 //! Otherwise a document may be on any shard afterwards. Other shards may have documents with the same `_id`, so Keyward has to
 //! read all of them before and after.
 
-use bson::spec::ElementType;
-
 use super::document_keys::DocumentKeys;
 use crate::catalog::Protected;
 use crate::claims::owner_of;
@@ -29,7 +27,7 @@ impl Statement<'_> {
             return Ok(false);
         };
         let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
-        match replacement(&update)? {
+        match self.replacement()? {
             // The server's time is another shard key than the zero that some of them have.
             Some(document) if fills_in(document, paths.iter().copied())? => Ok(false),
             Some(document) => {
@@ -50,7 +48,7 @@ impl Statement<'_> {
             return Ok(None);
         };
         let paths: Vec<&str> = protected.shard_key.iter().map(String::as_str).collect();
-        let is_kept = match replacement(&update)? {
+        let is_kept = match self.replacement()? {
             Some(document) if fills_in(document, paths.iter().copied())? => false,
             Some(document) => owner_of(protected, document)?
                 .route
@@ -77,22 +75,6 @@ pub fn conditions_on_shard_key(query: Doc<'_>, shard_key: &[String]) -> Result<B
         }
     }
     Ok(conditions)
-}
-
-/// The document that replaces another one, if the update is one.
-fn replacement<'a>(update: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
-    if update.kind != ElementType::EmbeddedDocument {
-        return Ok(None);
-    }
-    let document = update.as_document_or_array()?;
-    let is_replacement = |document: &Doc<'_>| {
-        let first = document.elements().next().transpose()?;
-        Ok::<_, Malformed>(first.is_none_or(|first| !first.name.starts_with(b"$")))
-    };
-    Ok(match document {
-        Some(document) if is_replacement(&document)? => Some(document),
-        _ => None,
-    })
 }
 
 /// Whether `$setOnInsert` sets one of `paths`.

@@ -12,10 +12,11 @@ use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
-use crate::constraint::{DuplicateKey, Key, KeyError};
+use crate::constraint::{Key, KeyError};
 use crate::proxy_collection::{Fitting, Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
+use crate::server::code::DUPLICATE_KEY;
 use crate::server::reply::{documents_affected, write_errors};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
@@ -235,6 +236,6 @@ fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
 /// The position of a batch's duplicate, if there is one.
 fn duplicate_index(reply: Doc<'_>) -> Result<Option<usize>, Malformed> {
     let errors = write_errors(reply)?;
-    let duplicate = errors.iter().find(|error| error.code == DuplicateKey::CODE);
+    let duplicate = errors.iter().find(|error| error.code == DUPLICATE_KEY);
     Ok(duplicate.and_then(|error| error.index))
 }

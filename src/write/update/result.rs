@@ -14,7 +14,7 @@ pub enum StatementResult {
     /// The server's reply: the statement applied, or the server refused it.
     Reply(Vec<u8>),
     /// The same for a part of the documents: Keyward must run the statement again.
-    Part(Vec<u8>),
+    Partial(Vec<u8>),
     /// The server's reply with `ok: 0`.
     ErrorReply(Vec<u8>),
     /// A document holds the key.

@@ -1,4 +1,4 @@
-//! Reads where the document of a statement by a key lies, so that Keyward looks for it on one shard.
+//! Reads where the document of a statement by a key lies, so that Keyward reads it on one shard.
 
 use crate::command::statement::Statement;
 use crate::raw::Malformed;

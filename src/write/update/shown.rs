@@ -1,7 +1,7 @@
 //! Takes the keys after a statement from its reply, if the reply shows the whole document: a `findAndModify` with `new: true`.
 //!
 //! Then Keyward doesn't read the document again. That read would also show a second document with the same `_id` and, as far as Keyward
-//! knows, the same shard key. So Keyward looks for a second one before the statement instead. The query must name the `_id`: each shard
+//! knows, the same shard key. So Keyward reads a second one, if any, before the statement instead. The query must name the `_id`: each shard
 //! has one such document at most, and the search costs nothing.
 
 use super::document_keys::DocumentKeys;

@@ -14,8 +14,8 @@ pub struct StatementRun<'r, 'a> {
     pub index: usize,
     /// The statement.
     pub statement: Statement<'a>,
-    /// The operation of a retryable statement.
-    pub operation: Option<RetryId>,
+    /// Its retry id, if the driver may retry it.
+    pub retry_id: Option<RetryId>,
     /// Whether documents are where Keyward expects them.
     pub places: Places,
     /// The tries of an upsert that should have found the document in its way.
@@ -28,7 +28,7 @@ impl StatementRun<'_, '_> {
         Token {
             attempt: guard.id(),
             position: u32::try_from(self.index).unwrap_or(u32::MAX),
-            operation: self.operation,
+            retry_id: self.retry_id,
         }
     }
 }

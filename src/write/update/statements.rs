@@ -108,7 +108,7 @@ impl<'a> Modify<'_, 'a> {
         StatementRun {
             index,
             statement: self.plans[index].statement,
-            operation: self.op.command.retry_id(index),
+            retry_id: self.op.command.retry_id(index),
             places: Places::Believed,
             upserts: 0,
             op: &mut *self.op,
@@ -119,7 +119,7 @@ impl<'a> Modify<'_, 'a> {
     async fn take(&mut self, index: usize, result: StatementResult) -> Result<bool, Malformed> {
         match result {
             StatementResult::Reply(reply) => self.reply.add_statements(Doc::new(&reply)?, index)?,
-            StatementResult::Part(reply) => {
+            StatementResult::Partial(reply) => {
                 self.reply.add_statements(Doc::new(&reply)?, index)?;
                 return Ok(true);
             }

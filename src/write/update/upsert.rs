@@ -9,7 +9,7 @@
 
 use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::settling::{InPlaceOutcome, OldReservations, note_in_doubt, send, settle};
+use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
@@ -61,13 +61,13 @@ async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) ->
     let document = candidate.document.to_vec();
     let target = DocumentKeys::of(run.op.protected, Doc::new(&document)?)?;
     let query = only_inserts(run.statement.query()?.unwrap_or(Doc::empty()), Doc::new(&target.id)?)?;
-    let own = run.statement.with_query(&query)?;
-    let Some(sent) = send(run, &own, candidate).await? else {
+    let rewritten = run.statement.with_query(&query)?;
+    let Some(sent) = send(run, &rewritten, candidate).await? else {
         return Ok(Inserted::Ended(InPlaceOutcome::Again));
     };
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
-            settle(run, &target, OldReservations::new(), candidate, &sent.body).await?
+            release_after(run, &target, OldReservations::new(), candidate, &sent.body).await?
         }
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {

@@ -52,7 +52,7 @@ impl Abandoned {
         let token = Token {
             attempt: AttemptId(rand::random()),
             position: 0,
-            operation: None,
+            retry_id: None,
         };
         let mut reservation = doc! {
             "_id": Document::try_from(key.reservation_id()).unwrap(),

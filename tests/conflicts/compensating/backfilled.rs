@@ -47,7 +47,7 @@ async fn backfilled_within(lease: Duration, protected: &Protected, document: &Do
     let token = Token {
         attempt,
         position: 0,
-        operation: None,
+        retry_id: None,
     };
     let bytes = document.to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();

@@ -106,7 +106,7 @@ async fn no_client_waits_for_a_backfill() {
         token: Token {
             attempt: AttemptId([byte; 16]),
             position: 0,
-            operation: None,
+            retry_id: None,
         },
         generation: 0,
         in_flight,
@@ -135,7 +135,7 @@ async fn releases_and_takeovers_of_others_do_not_wait_for_it() {
     let token = |byte| Token {
         attempt: AttemptId([byte; 16]),
         position: 0,
-        operation: None,
+        retry_id: None,
     };
     let owner = Owner {
         id: RawBson::Int32(1),

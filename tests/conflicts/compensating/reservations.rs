@@ -28,7 +28,7 @@ fn token() -> Token {
     Token {
         attempt: AttemptId(rand::random()),
         position: 0,
-        operation: None,
+        retry_id: None,
     }
 }
 

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use bson::{Document, doc, spec::ElementType};
-use keyward::constraint::{Constraint, DuplicateKey, IndexSpec, Key, KeyError, SpecError};
+use keyward::constraint::{Constraint, IndexSpec, Key, KeyError, SpecError};
 use keyward::namespace::Namespace;
 use keyward::raw::{Builder, Doc};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -223,7 +223,7 @@ impl Simulation {
                 let mut entries = Vec::new();
                 for key in taken.into_iter().take(named) {
                     let mut entry = Builder::new();
-                    entry.int32("index", index as i32).int32("code", DuplicateKey::CODE);
+                    entry.int32("index", index as i32);
                     let sort_keys = self.sort_keys(server, constraint, key);
                     constraint
                         .duplicate_showing(key, &sort_keys)

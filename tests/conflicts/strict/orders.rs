@@ -101,7 +101,7 @@ fn token(attempt: u8) -> Token {
     Token {
         attempt: AttemptId([attempt; 16]),
         position: 0,
-        operation: None,
+        retry_id: None,
     }
 }
 

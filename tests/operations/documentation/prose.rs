@@ -328,7 +328,7 @@ fn each_term_is_defined_once() {
         "affected keys",
         "in-place update",
         "key update",
-        "document snapshot",
+        "document as read",
         "document keys",
         "reservation diff",
         "reservation conflict",

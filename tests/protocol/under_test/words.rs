@@ -130,7 +130,7 @@ impl TaskId {
         Token {
             attempt: AttemptId(attempt),
             position: 0,
-            operation: retryable.then_some(RetryId {
+            retry_id: retryable.then_some(RetryId {
                 session: [self.op.client; 16],
                 txn_number: self.op.index.into(),
                 statement: 0,

@@ -20,7 +20,7 @@ use crate::reply::WriteRefusal;
 use crate::write::back_off::BackOff;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
-use crate::write::insert::part::Part;
+use crate::write::insert::sent_documents::SentDocuments;
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
@@ -43,14 +43,14 @@ impl Transactional {
         &self,
         op: &mut WriteOp<'_>,
         candidates: &[&Candidate<'_>],
-    ) -> Result<Option<Part>, ForwardError> {
+    ) -> Result<Option<SentDocuments>, ForwardError> {
         let mut progress = InsertProgress::new(candidates.len());
         match self.try_in_group(op, candidates, ReservationMode::Written).await? {
             TransactionOutcome::Committed(reply) => progress.committed(reply, op.command.ordered),
             TransactionOutcome::InDoubt(body) => progress.in_doubt(body),
             _ => return Ok(None),
         }
-        Ok(Some(progress.into_part()?))
+        Ok(Some(progress.into_sent()?))
     }
 
     /// The positions of those of `candidates` that an earlier try of a retryable command inserted; the documents may be gone
@@ -74,7 +74,7 @@ impl Transactional {
     ///
     /// # Errors
     /// [`ForwardError`]: the outcome of every candidate is unknown then.
-    pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Part, ForwardError> {
+    pub async fn insert(&self, op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<SentDocuments, ForwardError> {
         WriteOp::assert_held(ready.iter().copied());
         let is_retry = ready.iter().any(|candidate| is_retry(candidate));
         if let Some(first) = self.first.filter(|_| is_retry) {
@@ -100,8 +100,8 @@ impl Transactional {
                     };
                     progress.done_before(is_done);
                 }
-                // A later try will see the reservations: they are its own.
-                TransactionOutcome::Superseded(indices) if indices.is_empty() => {
+                // A later try will find the reservations: they are its own.
+                TransactionOutcome::NotReserved => {
                     missing += 1;
                     if missing > MISSING_MAX {
                         let refusal = Self::unsure(op, &these);
@@ -130,6 +130,6 @@ impl Transactional {
                 tokio::time::sleep(back_off.next()).await;
             }
         }
-        Ok(progress.into_part()?)
+        Ok(progress.into_sent()?)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
-use crate::write::insert::part::{DocumentOutcome, Part};
+use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::write::outcome::Outcome;
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
@@ -141,9 +141,9 @@ impl InsertProgress {
     ///
     /// # Errors
     /// [`Malformed`] if a reply isn't BSON.
-    pub fn into_part(self) -> Result<Part, Malformed> {
+    pub fn into_sent(self) -> Result<SentDocuments, Malformed> {
         if let Some(body) = self.failed {
-            return Ok(Part {
+            return Ok(SentDocuments {
                 outcomes: self.outcomes,
                 body,
                 failed: true,
@@ -156,7 +156,7 @@ impl InsertProgress {
         if !self.retried.is_empty() {
             body.int32s("retriedStmtIds", self.retried);
         }
-        Ok(Part {
+        Ok(SentDocuments {
             outcomes: self.outcomes,
             body: body.finish(),
             failed: false,
@@ -179,7 +179,7 @@ mod tests {
     }
 
     /// Tries the documents until each has its outcome. In each try the server refuses the first document that is in `refused`.
-    fn run(refused: &[[bool; DOCUMENTS]], ordered: bool) -> Part {
+    fn run(refused: &[[bool; DOCUMENTS]], ordered: bool) -> SentDocuments {
         let mut progress = InsertProgress::new(DOCUMENTS);
         let mut tries = refused.iter();
         while let Some(these) = progress.next() {
@@ -190,17 +190,17 @@ mod tests {
             }
             assert!(progress.has_moved() || progress.has_ended());
         }
-        progress.into_part().unwrap()
+        progress.into_sent().unwrap()
     }
 
     #[test]
     fn an_error_counts_no_longer_once_a_document_before_it_is_refused() {
         let (mut second, mut first) = ([false; DOCUMENTS], [false; DOCUMENTS]);
         (second[1], first[0]) = (true, true);
-        let part = run(&[second, first], false);
-        assert!(matches!(part.outcomes[0], Some(Outcome::NotApplied(Some(_)))));
+        let sent = run(&[second, first], false);
+        assert!(matches!(sent.outcomes[0], Some(Outcome::NotApplied(Some(_)))));
         assert!(
-            part.outcomes[1..]
+            sent.outcomes[1..]
                 .iter()
                 .all(|outcome| matches!(outcome, Some(Outcome::Applied)))
         );
@@ -212,10 +212,10 @@ mod tests {
             refused in prop::collection::vec(any::<[bool; DOCUMENTS]>(), 0..12),
             ordered: bool,
         ) {
-            let part = run(&refused, ordered);
-            let applied = part.outcomes.iter().filter(|outcome| matches!(outcome, Some(Outcome::Applied))).count();
-            prop_assert_eq!(Doc::new(&part.body).unwrap().whole_number("n").unwrap(), Some(applied as i64));
-            for (document, outcome) in part.outcomes.iter().enumerate() {
+            let sent = run(&refused, ordered);
+            let applied = sent.outcomes.iter().filter(|outcome| matches!(outcome, Some(Outcome::Applied))).count();
+            prop_assert_eq!(Doc::new(&sent.body).unwrap().whole_number("n").unwrap(), Some(applied as i64));
+            for (document, outcome) in sent.outcomes.iter().enumerate() {
                 let was_refused = refused.iter().any(|now| now[document]);
                 match outcome {
                     Some(Outcome::Applied) => {}

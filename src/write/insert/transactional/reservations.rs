@@ -42,30 +42,30 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
 ///
 /// # Errors
 /// [`Malformed`] if `body` is.
-pub fn looks<'s>(
+pub fn outside_checks<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
     body: Doc<'_>,
 ) -> Result<Vec<PipelinedCommand<'s>>, Malformed> {
-    let mut looks = checks(protected, candidates);
-    for look in &mut looks {
-        append_fields(&mut look.command, body, &API)?;
-        append_read_concern(&mut look.command, b"snapshot");
+    let mut commands = checks(protected, candidates);
+    for outside in &mut commands {
+        append_fields(&mut outside.command, body, &API)?;
+        append_read_concern(&mut outside.command, b"snapshot");
     }
-    Ok(looks)
+    Ok(commands)
 }
 
-/// Whether the moment of these looks isn't before the snapshots that the transaction of `insert` has of the documents' shards.
+/// Whether the moment of these checks `outside` isn't before the snapshots that the transaction of `insert` has of the documents' shards.
 ///
 /// The reply to the insert carries the latest time that the router knows. It isn't earlier than any time that those shards knew
 /// when they replied, and so than any commit in the snapshots.
 ///
 /// # Errors
 /// [`Malformed`] if a reply is.
-pub fn are_later(looks: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
+pub fn are_later(outside: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
     let known = time_in(insert, "$clusterTime", "clusterTime")?;
-    for look in looks {
-        let at = time_in(Doc::new(look)?, "cursor", "atClusterTime")?;
+    for reply in outside {
+        let at = time_in(Doc::new(reply)?, "cursor", "atClusterTime")?;
         if known.is_none() || at < known {
             return Ok(false);
         }
@@ -169,18 +169,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_counts_only_from_the_transactions_moment_on() {
+    fn an_outside_check_counts_only_from_the_transactions_moment_on() {
         let time = |increment| Timestamp { time: 7, increment };
         let insert = rawdoc! { "n": 1, "$clusterTime": { "clusterTime": time(5) } };
-        let look = |at: u32| rawdoc! { "cursor": { "firstBatch": [], "atClusterTime": time(at) } }.into_bytes();
-        let are_later = |looks: &[Vec<u8>], insert: &bson::RawDocument| {
-            super::are_later(looks, Doc::new(insert.as_bytes()).unwrap()).unwrap()
+        let check = |at: u32| rawdoc! { "cursor": { "firstBatch": [], "atClusterTime": time(at) } }.into_bytes();
+        let are_later = |outside: &[Vec<u8>], insert: &bson::RawDocument| {
+            super::are_later(outside, Doc::new(insert.as_bytes()).unwrap()).unwrap()
         };
-        assert!(are_later(&[look(5), look(6)], &insert));
-        assert!(!are_later(&[look(6), look(4)], &insert));
+        assert!(are_later(&[check(5), check(6)], &insert));
+        assert!(!are_later(&[check(6), check(4)], &insert));
         assert!(are_later(&[], &insert));
         // Nothing is proved without both times.
-        assert!(!are_later(&[look(6)], &rawdoc! { "n": 1 }));
+        assert!(!are_later(&[check(6)], &rawdoc! { "n": 1 }));
         let timeless = rawdoc! { "cursor": { "firstBatch": [] } }.into_bytes();
         assert!(!are_later(&[timeless], &insert));
     }

@@ -6,9 +6,9 @@
 //! server refuses a command before it reads the session (for its shape, or a missing privilege), the transaction stays open. A
 //! commit sent behind that command would commit the others without it.
 //!
-//! On shards, a look outside of the transaction follows the insert, before the commit. So the shards of the reservations take
-//! no part in the commit. The look shows the reservations at a moment that isn't before the reply to the insert, and that
-//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the look
+//! On shards, a check outside of the transaction follows the insert, before the commit. So the shards of the reservations take
+//! no part in the commit. The check shows the reservations at a moment that isn't before the reply to the insert, and that
+//! suffices. If a takeover came before the insert's snapshot, the shard of the document knew its time when it replied, and the check
 //! shows it. A later takeover wrote to the document's place after the snapshot: the two conflict, and only one of them can commit.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -34,7 +34,7 @@ use crate::write::txn::pipeline::{self, PipelinedCommand};
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
 
-/// How Keyward inserts the documents of one slice of an `insert`.
+/// The transactions that insert the documents of one slice of an `insert`.
 #[derive(Debug)]
 pub struct Transactional {
     /// The first statement of a retryable command's slice. The record of the slice's effects is stored under it.
@@ -68,6 +68,8 @@ pub(super) enum TransactionOutcome {
     /// These statements took effect in an earlier try of the command; this transaction has no effect. None as long as they
     /// weren't read.
     DoneBefore(BTreeSet<i32>),
+    /// Not every key was found, or could be written, under its document's token; the transaction has no effect.
+    NotReserved,
     /// These documents have lost a key; the transaction has no effect.
     Superseded(Vec<usize>),
     /// The server refused one of the documents; the transaction has no effect.
@@ -136,7 +138,7 @@ impl Transactional {
         let tried = self.try_to_insert(op, &load, reservations, &mut transaction).await;
         match tried {
             Ok(TransactionOutcome::Committed(reply)) => Ok(TransactionOutcome::Committed(reply)),
-            Ok(TransactionOutcome::Superseded(_)) => {
+            Ok(TransactionOutcome::NotReserved) => {
                 transaction.abort(op.upstream).await?;
                 Ok(Self::superseded(op, these).await)
             }
@@ -184,8 +186,8 @@ impl Transactional {
             rounds,
         } = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
-        for (steps, looks) in rounds {
-            let of_round = pipeline::run(steps, looks, transaction, op.upstream).await?;
+        for (steps, outside) in rounds {
+            let of_round = pipeline::run(steps, outside, transaction, op.upstream).await?;
             let is_over = of_round.iter().any(Result::is_err);
             replies.0.extend(of_round);
             if is_over {
@@ -207,17 +209,17 @@ impl Transactional {
         let are_reserved = match reservations {
             ReservationMode::Written => reservations::are_written(&reserved_replies)?,
             ReservationMode::Checked => {
-                let looks = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
-                    Ok(looks) => looks,
-                    Err(refused) => return Ok(of_failed_look(refused, op.is_retryable())),
+                let outside = match replies.0.drain(..).collect::<Result<Vec<_>, _>>() {
+                    Ok(outside) => outside,
+                    Err(refused) => return Ok(of_failed_check(refused, op.is_retryable())),
                 };
                 let keys: usize = load.candidates.iter().map(|candidate| candidate.keys.len()).sum();
-                reservations::count(&reserved_replies)? + reservations::count(&looks)? == keys
-                    && reservations::are_later(&looks, Doc::new(&reply)?)?
+                reservations::count(&reserved_replies)? + reservations::count(&outside)? == keys
+                    && reservations::are_later(&outside, Doc::new(&reply)?)?
             }
         };
         if !are_reserved {
-            return Ok(TransactionOutcome::Superseded(Vec::new()));
+            return Ok(TransactionOutcome::NotReserved);
         }
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(TransactionOutcome::Refused(index, error));
@@ -234,14 +236,14 @@ impl Transactional {
         reservations: ReservationMode,
     ) -> Result<TransactionCommands<'s>, Malformed> {
         let these = &load.candidates;
-        let are_looked_at = are_looked_at(op, reservations);
+        let are_checked_outside = are_checked_outside(op, reservations);
         let of_reservations = match reservations {
             ReservationMode::Written => reservations::inserts(op.protected, these),
-            ReservationMode::Checked if are_looked_at => Vec::new(),
+            ReservationMode::Checked if are_checked_outside => Vec::new(),
             ReservationMode::Checked => reservations::checks(op.protected, these),
         };
-        let looks = match are_looked_at {
-            true => reservations::looks(op.protected, these, op.command.body)?,
+        let outside = match are_checked_outside {
+            true => reservations::outside_checks(op.protected, these, op.command.body)?,
             false => Vec::new(),
         };
         let count = of_reservations.len();
@@ -255,10 +257,14 @@ impl Transactional {
         let documents = Self::documents(op, load)?;
         let keys: usize = these.iter().map(|candidate| candidate.keys.len()).sum();
         let rounds = match keys > CHECKED_AT_ONCE {
-            true => vec![(first, Vec::new()), (vec![documents], Vec::new()), (Vec::new(), looks)],
+            true => vec![
+                (first, Vec::new()),
+                (vec![documents], Vec::new()),
+                (Vec::new(), outside),
+            ],
             false => {
                 first.push(documents);
-                vec![(first, looks)]
+                vec![(first, outside)]
             }
         };
         Ok(TransactionCommands {
@@ -267,10 +273,10 @@ impl Transactional {
         })
     }
 
-    /// Those of `these` that have lost a key, from the current reservations; none if the current reservations can't be read
-    /// yet.
+    /// Those of `these` that have lost a key, from the current reservations. If none has, the check was made too early.
     async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
         match reservations::superseded(op.protected, these).await {
+            Ok(superseded) if superseded.is_empty() => TransactionOutcome::NotReserved,
             Ok(superseded) => TransactionOutcome::Superseded(superseded),
             Err(error) => {
                 tracing::warn!(%error, collection = %op.protected.namespace, "the cluster gave no sure answer");
@@ -298,20 +304,20 @@ impl Transactional {
     }
 }
 
-/// Whether a look outside of the transaction checks the reservations. One server reads there what a majority has, which may be
+/// Whether the reservations are checked outside of the transaction. One server reads there what a majority has, which may be
 /// older than the transaction's snapshot.
-fn are_looked_at(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
+fn are_checked_outside(op: &WriteOp<'_>, reservations: ReservationMode) -> bool {
     reservations == ReservationMode::Checked && !op.protected.is_on_one_replica_set
 }
 
-/// The transaction of an insert. If a look follows, each shard may have a snapshot of its own. A common one would make each
+/// The transaction of an insert. If a check outside of it follows, each shard may have a snapshot of its own. A common one would make each
 /// shard write an entry to its oplog first.
 ///
 /// # Errors
 /// [`Malformed`] if the client's command is.
 pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
-    Ok(match are_looked_at(op, reservations) {
+    Ok(match are_checked_outside(op, reservations) {
         true => transaction,
         false => transaction.at_one_moment(),
     })
@@ -321,7 +327,7 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMod
 struct TransactionCommands<'s> {
     /// How many of them check or write reservations inside the transaction.
     reservation_commands: usize,
-    /// The transaction's commands and the looks behind them, in portions that are sent without waiting.
+    /// The transaction's commands and the checks outside of it behind them, in portions that are sent without waiting.
     rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
 }
 
@@ -339,7 +345,7 @@ impl UnreadReplies {
 }
 
 /// The outcome of a transaction whose reservations couldn't be read.
-fn of_failed_look(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
+fn of_failed_check(refused: ErrorReply, is_retryable: bool) -> TransactionOutcome {
     if refused.is_of_another_primary() {
         return TransactionOutcome::Failed(refused.in_doubt(is_retryable).body);
     }

@@ -35,7 +35,7 @@ impl Task {
         }
         let begin = match (recalled, looks_first) {
             (Some(_), _) => Attempt::begin_recalling,
-            (None, true) => Attempt::begin_looking,
+            (None, true) => Attempt::begin_reading,
             (None, false) => Attempt::begin,
         };
         let (attempt, effects) = begin(token, self.keys.len());

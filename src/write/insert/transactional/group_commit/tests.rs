@@ -25,7 +25,7 @@ fn member(bytes: usize) -> Member {
     let token = Token {
         attempt: AttemptId(rand::random()),
         position: 0,
-        operation: None,
+        retry_id: None,
     };
     let owner = Owner {
         id: bson::RawBson::Int32(1),

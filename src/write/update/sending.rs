@@ -1,4 +1,4 @@
-//! Sends a statement about one document whose keys are held, and settles the keys after its reply.
+//! Sends a statement about one document whose keys are held, and releases keys after its reply.
 
 use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
@@ -27,13 +27,13 @@ pub enum InPlaceOutcome {
 /// The reservations of keys that the document is to release, as they were before.
 pub type OldReservations = Vec<(ConstrainedKey, Reservation)>;
 
-/// Sends the statement in the form `own` within the lease of the candidate's keys. `None` if too little of the lease is left.
+/// Sends the `rewritten` statement within the lease of the candidate's keys. `None` if too little of the lease is left.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: the outcome is unknown then.
 pub async fn send(
     run: &mut StatementRun<'_, '_>,
-    own: &[u8],
+    rewritten: &[u8],
     candidate: &mut Candidate<'_>,
 ) -> Result<Option<Sent>, ForwardError> {
     let left = LeaseLeft::new(run.op.context.lease, candidate.since);
@@ -45,7 +45,7 @@ pub async fn send(
     let which = (run.statement.kind, run.index);
     WriteOp::assert_held([&*candidate]);
     let lease = run.op.context.lease;
-    let sent = forward::statement(run.op, which, own, Acknowledged::ByMajority, Some(time));
+    let sent = forward::statement(run.op, which, rewritten, Acknowledged::ByMajority, Some(time));
     let sent = forward::reply_within(lease, sent).await;
     Ok(Some(sent.inspect_err(|_| note_in_doubt(run, candidate))?))
 }
@@ -67,7 +67,7 @@ pub fn note_in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone.
-pub async fn settle(
+pub async fn release_after(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
     old: OldReservations,
@@ -81,10 +81,10 @@ pub async fn settle(
         return Ok(());
     }
     let (protected, body) = (run.op.protected, run.statement.body);
-    let looked = document_keys::look_again(protected, body, target, reply, run.op.upstream).await?;
+    let read = document_keys::read_after(protected, body, target, reply, run.op.upstream).await?;
     // The statement was carried out before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
-    if let Ok(held) = looked {
+    if let Ok(held) = read {
         release_new(run, candidate, held.as_deref().unwrap_or_default()).await;
     }
     Ok(())
@@ -108,7 +108,7 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
     }
 }
 
-/// The document may have got these keys, and be elsewhere now. So `held`, which one look by its shard key showed, isn't enough.
+/// The document may have got these keys, and be elsewhere now. So `held`, which one read by its shard key showed, isn't enough.
 async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held: &[ConstrainedKey]) {
     let token = candidate.attempt.token();
     for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {

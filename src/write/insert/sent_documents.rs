@@ -7,9 +7,9 @@ use crate::write::outcome::Outcome;
 /// the batch.
 pub type DocumentOutcome = Outcome<Option<WriteError>>;
 
-/// The reply to one part.
+/// Documents that were sent in one command, and answered.
 #[derive(Debug)]
-pub struct Part {
+pub struct SentDocuments {
     /// One outcome for each document. `None` for a document that wasn't tried, because another document of its transaction has
     /// to wait.
     pub outcomes: Vec<Option<DocumentOutcome>>,
@@ -19,10 +19,10 @@ pub struct Part {
     pub failed: bool,
 }
 
-impl Part {
-    /// The part of a refused command: none of the `count` documents was sent.
-    pub fn refused(refusal: &WriteRefusal, times: &Times, count: usize) -> Part {
-        Part {
+impl SentDocuments {
+    /// The documents of a refused command: none of the `count` documents was sent.
+    pub fn refused(refusal: &WriteRefusal, times: &Times, count: usize) -> SentDocuments {
+        SentDocuments {
             outcomes: vec![Some(Outcome::NotApplied(None)); count],
             body: refusal.body(times),
             failed: true,

@@ -421,6 +421,39 @@ mod tests {
     }
 
     #[test]
+    fn a_value_is_computed_where_the_server_computes_it() {
+        let computed = |document: Document, path: &'static str| {
+            let (document, operand) = (document.to_vec().unwrap(), doc! { "v": 2 }.to_vec().unwrap());
+            let operand = Doc::new(&operand).unwrap().get("v").unwrap().unwrap();
+            let value = NewValue::Computed(ComputingOperator::Add, operand);
+            let changed = Assignment { path, value }.applied_to(Doc::new(&document).unwrap());
+            changed
+                .unwrap()
+                .map(|changed| Document::from_reader(changed.as_slice()).unwrap())
+        };
+        assert_eq!(computed(doc! { "a": 1, "b": 0 }, "a"), Some(doc! { "a": 3, "b": 0 }));
+        assert_eq!(
+            computed(doc! { "a": i32::MAX }, "a"),
+            Some(doc! { "a": 2_147_483_649_i64 })
+        );
+        assert_eq!(computed(doc! {}, "c.d"), Some(doc! { "c": { "d": 2 } }));
+        assert_eq!(
+            computed(doc! { "c": { "d": 0.5 } }, "c.d"),
+            Some(doc! { "c": { "d": 2.5 } })
+        );
+        for (refused, path) in [
+            (doc! { "a": i64::MAX }, "a"),
+            (doc! { "a": "1" }, "a"),
+            (doc! { "a": bson::Bson::Null }, "a"),
+            (doc! { "a": [1] }, "a"),
+            (doc! { "c": [{ "d": 1 }] }, "c.d"),
+            (doc! { "c": 1 }, "c.d"),
+        ] {
+            assert_eq!(computed(refused.clone(), path), None, "{refused}");
+        }
+    }
+
+    #[test]
     fn only_whole_values_at_plain_paths_are_read() {
         for path in ["email", "c.d"] {
             assert!(is_plain_path(path.as_bytes()), "{path}");

@@ -125,7 +125,7 @@ const KINDS: [Kind; 26] = [
     },
     Kind {
         name: "pipeline, retryable",
-        most: 17.0,
+        most: 16.0,
         is_retryable: true,
         command: |n| update(n, add_by_pipeline(), false),
     },

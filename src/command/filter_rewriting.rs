@@ -123,6 +123,26 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
     with_expression(query, &condition.finish())
 }
 
+/// The test whether the number at `path` has the type that it has in `document`; `None` if there is no number. Equal numbers of
+/// different types may have different sums: of 2^53 and 1, the server rounds that of doubles.
+///
+/// # Errors
+/// [`Malformed`] if the document isn't BSON.
+pub fn same_type(path: &str, document: Doc<'_>) -> Result<Option<TypeTest>, Malformed> {
+    let Some(value) = document.value_at(path)?.filter(Element::is_number) else {
+        return Ok(None);
+    };
+    let mut query = Builder::new();
+    query
+        .open(ElementType::EmbeddedDocument, path.as_bytes())
+        .int32("$type", i32::from(value.kind as u8))
+        .close();
+    Ok(Some(TypeTest {
+        query: query.finish(),
+        is_met: true,
+    }))
+}
+
 /// `query`, for documents that pass exactly those of `tests` that were passed. An expression's `$eq` treats 1 and 1.0 as equal,
 /// but a filter's `$type` doesn't. If a client changes one into the other, the document may enter or leave the filter.
 ///

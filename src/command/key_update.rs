@@ -1,12 +1,13 @@
 //! Recognises statements about one document whose effect on its keys can be read from the statement itself.
 //!
-//! They set or unset plain values, replace the document, or delete it. The statement and the constraints alone decide which
-//! statements these are, never the document. A driver's retry must run in the same way as its first try, because the first
+//! They set, unset or compute plain values, replace the document, or delete it. The statement and the constraints alone decide
+//! which statements these are, never the document. A driver's retry must run in the same way as its first try, because the first
 //! try's result is recorded there.
 
 use bson::spec::ElementType;
 
 use super::affected_keys::{Paths, overlap, reached};
+use super::arithmetic::ComputingOperator;
 use super::filter_rewriting::equality;
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
@@ -20,7 +21,7 @@ const STATEMENT_BYTES_MAX: usize = 16_000_000;
 /// The effect on the fields that keys are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyUpdate<'a> {
-    /// These fields are set or unset; others may change, but no key changes with them.
+    /// These fields are set, unset or computed; others may change, but no key changes with them.
     Fields(Vec<Assignment<'a>>),
     /// The document is replaced by this one.
     Replacement(Doc<'a>),
@@ -28,11 +29,33 @@ pub enum KeyUpdate<'a> {
     Removal,
 }
 
-/// A field with its new value; `None` removes the field.
+/// A field with its new value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment<'a> {
-    path: &'a [u8],
-    value: Option<Element<'a>>,
+    path: &'a str,
+    value: NewValue<'a>,
+}
+
+/// The new value of a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NewValue<'a> {
+    /// This value.
+    Set(Element<'a>),
+    /// None: the field is removed.
+    Unset,
+    /// What the operator makes of the old value and this operand.
+    Computed(ComputingOperator, Element<'a>),
+}
+
+/// The effect of a key update on one document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UpdatedDocument {
+    /// Its new version, with the fields that keys are made of.
+    Kept(Vec<u8>),
+    /// It is deleted.
+    Removed,
+    /// The server refuses the statement, because it can't compute a value.
+    Refused,
 }
 
 impl<'a> KeyUpdate<'a> {
@@ -80,36 +103,90 @@ impl<'a> KeyUpdate<'a> {
         match self {
             KeyUpdate::Replacement(_) | KeyUpdate::Removal => true,
             KeyUpdate::Fields(assignments) => {
-                let touched = |assignment: &Assignment<'_>| overlap(assignment.path, path.as_bytes());
+                let touched = |assignment: &Assignment<'_>| overlap(assignment.path.as_bytes(), path.as_bytes());
                 assignments.iter().any(touched)
             }
         }
     }
 
-    /// The new version of `document`, with the fields that keys are made of; `None` if the document is deleted. If the server
-    /// refuses the statement, the result doesn't matter.
+    /// The paths of the values that new ones are computed from.
+    pub fn operands(&self) -> Vec<&'a str> {
+        let KeyUpdate::Fields(assignments) = self else {
+            return Vec::new();
+        };
+        let is_computed = |assignment: &&Assignment<'_>| matches!(assignment.value, NewValue::Computed(..));
+        assignments
+            .iter()
+            .filter(is_computed)
+            .map(|assignment| assignment.path)
+            .collect()
+    }
+
+    /// The effect on `document`. If the server refuses the statement although the result isn't [`UpdatedDocument::Refused`], the
+    /// result doesn't matter.
     ///
     /// # Errors
     /// [`Malformed`] if the document isn't BSON.
-    pub fn applied_to(&self, document: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+    pub fn applied_to(&self, document: Doc<'_>) -> Result<UpdatedDocument, Malformed> {
         match self {
-            KeyUpdate::Removal => Ok(None),
+            KeyUpdate::Removal => Ok(UpdatedDocument::Removed),
             KeyUpdate::Replacement(replacement) => {
                 let mut replaced = Builder::new();
                 if let Some(id) = document.get("_id")? {
                     replaced.element(&id);
                 }
                 replaced.elements_where(*replacement, |element| element.name != b"_id")?;
-                Ok(Some(replaced.finish()))
+                Ok(UpdatedDocument::Kept(replaced.finish()))
             }
             KeyUpdate::Fields(assignments) => {
                 let mut document = document.bytes().to_vec();
-                for Assignment { path, value } in assignments {
-                    document = assigned(Doc::new(&document)?, path, value.as_ref())?;
+                for assignment in assignments {
+                    match assignment.applied_to(Doc::new(&document)?)? {
+                        Some(changed) => document = changed,
+                        None => return Ok(UpdatedDocument::Refused),
+                    }
                 }
-                Ok(Some(document))
+                Ok(UpdatedDocument::Kept(document))
             }
         }
+    }
+}
+
+impl Assignment<'_> {
+    /// `document` with the new value; `None` if that can't be computed.
+    fn applied_to(&self, document: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+        let path = self.path.as_bytes();
+        match &self.value {
+            NewValue::Set(value) => assigned(document, path, Some(value)).map(Some),
+            NewValue::Unset => assigned(document, path, None).map(Some),
+            NewValue::Computed(operator, operand) => {
+                let old = document.value_at(self.path)?;
+                if old.is_none() && !can_be_created(document, self.path)? {
+                    return Ok(None);
+                }
+                let Some(computed) = operator.apply(old.as_ref(), operand) else {
+                    return Ok(None);
+                };
+                let value = Element {
+                    kind: computed.kind,
+                    name: path,
+                    value: &computed.bytes,
+                };
+                assigned(document, path, Some(&value)).map(Some)
+            }
+        }
+    }
+}
+
+/// Whether the server creates the missing field at `path`: it does so below documents only.
+fn can_be_created(document: Doc<'_>, path: &str) -> Result<bool, Malformed> {
+    let Some((first, rest)) = path.split_once('.') else {
+        return Ok(true);
+    };
+    match document.get(first)? {
+        None => Ok(true),
+        Some(parent) if parent.kind == ElementType::EmbeddedDocument => can_be_created(Doc::new(parent.value)?, rest),
+        Some(_) => Ok(false),
     }
 }
 
@@ -193,7 +270,7 @@ fn replacement<'a>(
     Ok(Some(KeyUpdate::Replacement(replacement)))
 }
 
-/// Operators that change keys only by `$set` and `$unset`, with whole values, each once.
+/// Operators that change keys only by whole values that are set, unset or computed, each once.
 fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
     let (paths, unchangeable) = (protected.key_paths(), protected.place_paths());
     let mut assignments: Vec<Assignment<'a>> = Vec::new();
@@ -220,19 +297,14 @@ fn fields<'a>(operators: Doc<'a>, protected: &Protected) -> Result<Option<KeyUpd
             if !paths.overlap(reached(operator.name, field.name)) {
                 continue;
             }
-            let value = match operator.name {
-                b"$set" => Some(field),
-                b"$unset" => None,
-                _ => return Ok(None),
+            let (Some(value), Ok(path)) = (new_value(operator.name, field), std::str::from_utf8(field.name)) else {
+                return Ok(None);
             };
-            let others = assignments.iter().map(|other| other.path);
+            let others = assignments.iter().map(|other| other.path.as_bytes());
             if !can_be_read(field.name, paths.iter().copied(), others) {
                 return Ok(None);
             }
-            assignments.push(Assignment {
-                path: field.name,
-                value,
-            });
+            assignments.push(Assignment { path, value });
         }
     }
     Ok(Some(KeyUpdate::Fields(assignments)))
@@ -247,6 +319,20 @@ pub fn can_be_read<'p>(
     is_plain_path(path)
         && needed.all(|needed| is_whole(path, needed.as_bytes()))
         && others.all(|other| !overlap(path, other))
+}
+
+/// The value that `operator` gives a field; `None` if Keyward can't tell.
+fn new_value<'a>(operator: &[u8], operand: Element<'a>) -> Option<NewValue<'a>> {
+    match operator {
+        b"$set" => Some(NewValue::Set(operand)),
+        b"$unset" => Some(NewValue::Unset),
+        _ => {
+            let operator = ComputingOperator::named(operator)?;
+            operator
+                .takes(&operand)
+                .then_some(NewValue::Computed(operator, operand))
+        }
+    }
 }
 
 /// Whether every part of the path is a field's name in any document.
@@ -337,6 +423,39 @@ mod tests {
         assert_eq!(assign(doc! { "c": { "d": 0 } }, "c.d", None), doc! { "c": {} });
         assert_eq!(assign(doc! { "c": 1 }, "c.d", None), doc! { "c": 1 });
         assert_eq!(assign(doc! {}, "c.d", None), doc! {});
+    }
+
+    #[test]
+    fn a_value_is_computed_where_the_server_computes_it() {
+        let computed = |document: Document, path: &'static str| {
+            let (document, operand) = (document.to_vec().unwrap(), doc! { "v": 2 }.to_vec().unwrap());
+            let operand = Doc::new(&operand).unwrap().get("v").unwrap().unwrap();
+            let value = NewValue::Computed(ComputingOperator::Add, operand);
+            let changed = Assignment { path, value }.applied_to(Doc::new(&document).unwrap());
+            changed
+                .unwrap()
+                .map(|changed| Document::from_reader(changed.as_slice()).unwrap())
+        };
+        assert_eq!(computed(doc! { "a": 1, "b": 0 }, "a"), Some(doc! { "a": 3, "b": 0 }));
+        assert_eq!(
+            computed(doc! { "a": i32::MAX }, "a"),
+            Some(doc! { "a": 2_147_483_649_i64 })
+        );
+        assert_eq!(computed(doc! {}, "c.d"), Some(doc! { "c": { "d": 2 } }));
+        assert_eq!(
+            computed(doc! { "c": { "d": 0.5 } }, "c.d"),
+            Some(doc! { "c": { "d": 2.5 } })
+        );
+        for (refused, path) in [
+            (doc! { "a": i64::MAX }, "a"),
+            (doc! { "a": "1" }, "a"),
+            (doc! { "a": bson::Bson::Null }, "a"),
+            (doc! { "a": [1] }, "a"),
+            (doc! { "c": [{ "d": 1 }] }, "c.d"),
+            (doc! { "c": 1 }, "c.d"),
+        ] {
+            assert_eq!(computed(refused.clone(), path), None, "{refused}");
+        }
     }
 
     #[test]

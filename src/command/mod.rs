@@ -1,8 +1,10 @@
 //! Reads write commands from their messages alone, without asking a server.
 
 pub mod affected_keys;
+pub mod arithmetic;
 pub mod batch;
 pub mod bulk;
+pub mod decimal;
 pub mod filter_rewriting;
 pub mod key_update;
 pub mod plain_upsert;

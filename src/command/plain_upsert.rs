@@ -8,7 +8,7 @@ use bson::spec::ElementType;
 
 use super::affected_keys::Paths;
 use super::filter_rewriting::equality;
-use super::key_update::{KeyUpdate, assigned, can_be_read, names_shard};
+use super::key_update::{KeyUpdate, UpdatedDocument, assigned, can_be_read, names_shard};
 use super::statement::Statement;
 use crate::catalog::Protected;
 use crate::constraint::Constraint;
@@ -132,7 +132,7 @@ fn updated(
     asked_for: &[u8],
     protected: &Protected,
 ) -> Result<Option<Vec<u8>>, Malformed> {
-    let Some(mut document) = key_update.applied_to(Doc::new(asked_for)?)? else {
+    let UpdatedDocument::Kept(mut document) = key_update.applied_to(Doc::new(asked_for)?)? else {
         return Ok(None);
     };
     let (keys, place) = (protected.key_paths(), protected.place_paths());

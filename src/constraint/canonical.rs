@@ -12,6 +12,8 @@
 //! The form can't be turned back into a value. It omits all details that equality ignores: int32 or double, string or
 //! symbol, the names inside an array.
 
+use std::cmp::Ordering;
+
 use bson::spec::ElementType;
 use bson::{RawBson, rawdoc};
 
@@ -63,6 +65,16 @@ pub fn id_identity(id: &RawBson) -> Vec<u8> {
         Ok(()) => identity,
         Err(_) => document.into_bytes(),
     }
+}
+
+/// Compares two values as the server's `$min` and `$max` do without a collation. `None` if either isn't BSON.
+pub fn compare(one: &Element<'_>, other: &Element<'_>) -> Option<Ordering> {
+    let ordered = |element| {
+        let mut ordered = Vec::new();
+        let written = Canonical::for_query(&mut ordered, Strings::Simple).append(element, false);
+        written.is_ok().then_some(ordered)
+    };
+    Some(ordered(one)?.cmp(&ordered(other)?))
 }
 
 /// Writes canonical forms one after another into one buffer.

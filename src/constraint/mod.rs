@@ -29,7 +29,7 @@ use self::key::KeyDraft;
 use crate::namespace::Namespace;
 use crate::raw::{Doc, Malformed};
 
-pub use self::canonical::id_identity;
+pub use self::canonical::{compare, id_identity};
 pub use self::collation::{Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
 pub use self::filter::TypeTest;

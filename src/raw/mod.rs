@@ -309,6 +309,14 @@ impl<'a> Element<'a> {
         }
     }
 
+    /// Whether it has one of the four types of numbers.
+    pub fn is_number(&self) -> bool {
+        matches!(
+            self.kind,
+            ElementType::Int32 | ElementType::Int64 | ElementType::Double | ElementType::Decimal128
+        )
+    }
+
     /// Whether the server treats the field as missing.
     pub fn is_nothing(&self) -> bool {
         matches!(self.kind, ElementType::Null | ElementType::Undefined)

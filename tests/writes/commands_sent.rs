@@ -42,7 +42,12 @@ fn update(n: i32, change: impl Into<bson::Bson>, is_upsert: bool) -> Document {
     doc! { "update": "users", "updates": [{ "q": query, "u": change, "upsert": is_upsert }] }
 }
 
-const KINDS: [Kind; 24] = [
+/// Keyward leaves the evaluation to the server.
+fn add_by_pipeline() -> Vec<Document> {
+    vec![doc! { "$set": { "number": { "$add": ["$number", 1] } } }]
+}
+
+const KINDS: [Kind; 26] = [
     Kind {
         name: "insert",
         most: 2.0,
@@ -93,13 +98,13 @@ const KINDS: [Kind; 24] = [
     },
     Kind {
         name: "$inc of a key",
-        most: 15.0,
+        most: 5.0,
         is_retryable: false,
         command: |n| update(n, doc! { "$inc": { "number": 1 } }, false),
     },
     Kind {
         name: "$inc of a key, retryable",
-        most: 17.0,
+        most: 5.0,
         is_retryable: true,
         command: |n| update(n, doc! { "$inc": { "number": 1 } }, false),
     },
@@ -107,14 +112,11 @@ const KINDS: [Kind; 24] = [
         name: "pipeline",
         most: 14.0,
         is_retryable: false,
-        command: |n| {
-            let change = vec![doc! { "$set": { "number": { "$add": ["$number", 1] } } }];
-            update(n, change, false)
-        },
+        command: |n| update(n, add_by_pipeline(), false),
     },
     Kind {
         name: "findAndModify with $inc",
-        most: 14.0,
+        most: 5.0,
         is_retryable: false,
         command: |n| {
             let query = doc! { "_id": n, "region": region(n) };
@@ -122,12 +124,27 @@ const KINDS: [Kind; 24] = [
         },
     },
     Kind {
-        name: "findAndModify that shows it",
+        name: "pipeline, retryable",
+        most: 16.0,
+        is_retryable: true,
+        command: |n| update(n, add_by_pipeline(), false),
+    },
+    Kind {
+        name: "findAndModify by a pipeline",
+        most: 14.0,
+        is_retryable: false,
+        command: |n| {
+            let query = doc! { "_id": n, "region": region(n) };
+            doc! { "findAndModify": "users", "query": query, "update": add_by_pipeline() }
+        },
+    },
+    Kind {
+        name: "the same that shows it",
         most: 13.0,
         is_retryable: false,
         command: |n| {
             let query = doc! { "_id": n, "region": region(n) };
-            doc! { "findAndModify": "users", "query": query, "update": { "$inc": { "number": 1 } }, "new": true }
+            doc! { "findAndModify": "users", "query": query, "update": add_by_pipeline(), "new": true }
         },
     },
     Kind {

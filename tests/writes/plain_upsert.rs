@@ -93,8 +93,9 @@ fn statements() -> Vec<(Document, Bson, bool)> {
         (at(26, "a"), vec![doc! { "$set": { "email": "26" } }].into(), false),
         (by_email("27"), doc! { "$setOnInsert": { "_id": 27 } }.into(), false),
         (by_email("28"), set("29"), false),
-        (at(30, "a"), doc! { "$inc": { "email": 1 } }.into(), false),
+        (at(30, "a"), doc! { "$inc": { "email": 1 } }.into(), true),
         (at(31, "a"), doc! { "$setOnInsert": { "email.x": 1 } }.into(), false),
+        (at(33, "a"), doc! { "$bit": { "email": { "or": 4 } } }.into(), false),
         (
             by_email("32"),
             doc! { "_id": 32, "region": "a", "email": "32" }.into(),

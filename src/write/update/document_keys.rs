@@ -7,7 +7,7 @@ use bson::spec::ElementType;
 
 use crate::catalog::Protected;
 use crate::claims::{ConstrainedKey, keys_of, owner_of};
-use crate::command::filter_rewriting::{equality, of_same_types, pin, unchanged};
+use crate::command::filter_rewriting::{equality, of_same_types, pin, same_type, unchanged};
 use crate::command::running::{API, append_fields};
 use crate::command::statement::Selection;
 use crate::constraint::{KeyError, id_identity, root_of};
@@ -285,12 +285,14 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
     command
 }
 
-/// `query`, as long as the values that keys under these constraints are made of are the same as in `document`.
+/// `query`, as long as the values that keys under these constraints are made of are the same as in `document`. Those at `operands`
+/// must also have the same types.
 ///
 /// # Errors
 /// [`Malformed`] if either isn't BSON.
 pub fn with_same_keys<'p>(
     constraints: impl Iterator<Item = &'p ProxyCollection>,
+    operands: &[&str],
     query: Doc<'_>,
     document: Doc<'_>,
 ) -> Result<Vec<u8>, Malformed> {
@@ -298,6 +300,10 @@ pub fn with_same_keys<'p>(
     for proxy in constraints {
         paths.extend(proxy.constraint.paths());
         type_tests.extend(proxy.constraint.type_tests(document)?);
+    }
+    paths.extend(operands);
+    for path in operands {
+        type_tests.extend(same_type(path, document)?);
     }
     let query = unchanged(query, document, &paths)?;
     of_same_types(Doc::new(&query)?, &type_tests)

@@ -400,7 +400,12 @@ fn pinned(
 ) -> Result<Vec<u8>, Malformed> {
     let query = pin(query, &target.id, &target.owner)?;
     match document {
-        Some(document) => with_same_keys(protected.constraints.iter(), Doc::new(&query)?, Doc::new(document)?),
+        Some(document) => with_same_keys(
+            protected.constraints.iter(),
+            &[],
+            Doc::new(&query)?,
+            Doc::new(document)?,
+        ),
         None => Ok(query),
     }
 }

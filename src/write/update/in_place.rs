@@ -4,6 +4,8 @@
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.
 //!
+//! A value that the server computes from the old one is computed by Keyward, too ([`crate::command::arithmetic`]).
+//!
 //! Keyward forwards the statement under the client's own number, so the server recognises a driver's retry itself. Keyward pins
 //! the statement to the document that it read and to the values in it. So the document will hold exactly the reserved keys.
 //! Keyward releases old keys only after a majority has the update. It releases exactly the reservations that it read before the
@@ -26,7 +28,7 @@ use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
 use crate::command::filter_rewriting::pin;
-use crate::command::key_update::KeyUpdate;
+use crate::command::key_update::{KeyUpdate, UpdatedDocument};
 use crate::command::statement::Selection;
 use crate::proxy_collection::{ProxyCollection, Reservation};
 use crate::raw::{Doc, Malformed};
@@ -104,8 +106,9 @@ async fn try_once(
     let document = Doc::new(&seen.document)?;
     let before: BTreeSet<ConstrainedKey> = seen.document_keys.keys.iter().flatten().cloned().collect();
     let after = match key_update.applied_to(document)? {
-        Some(after) => keys_of(run.op.protected, Doc::new(&after)?),
-        None => Ok(Vec::new()),
+        UpdatedDocument::Kept(after) => keys_of(run.op.protected, Doc::new(&after)?),
+        UpdatedDocument::Removed => Ok(Vec::new()),
+        UpdatedDocument::Refused => return run.meet_obstacle().await,
     };
     let Ok(after) = after else {
         return run.meet_obstacle().await;
@@ -293,6 +296,11 @@ fn pinned(
     )?;
     let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.affects_keys(path));
     let affected = run.op.protected.constraints.iter().filter(is_affected);
-    let query = with_same_keys(affected, Doc::new(&query)?, Doc::new(&seen.document)?)?;
+    let query = with_same_keys(
+        affected,
+        &key_update.operands(),
+        Doc::new(&query)?,
+        Doc::new(&seen.document)?,
+    )?;
     run.statement.without_upsert(&query)
 }

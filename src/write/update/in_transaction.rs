@@ -26,24 +26,28 @@ const UPSERTS_MAX: usize = 20;
 impl StatementRun<'_, '_> {
     /// Runs the statement in transactions of Keyward's own until one has its result.
     ///
+    /// Keyward doesn't look for the result of an earlier try before the first transaction, because few statements are retries. If
+    /// an earlier try took effect, the transaction can't write its record a second time. Keyward looks before anything else that
+    /// would end or delay the statement.
+    ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
     pub async fn run_in_own_transaction(&mut self) -> Result<StatementResult, ForwardError> {
         let mut back_off = BackOff::default();
         self.upserts = 0;
+        let mut looks_first = false;
         loop {
             let mut transaction = self.op.own_transaction()?;
-            let tried = self.try_once(&mut transaction).await;
+            let tried = self.try_once(&mut transaction, looks_first).await;
             let final_result = match tried {
                 Ok(Evaluation::Ran(result)) => return Ok(result),
                 Ok(Evaluation::Abandoned(result)) => {
                     transaction.abort(self.op.upstream).await?;
-                    return Ok(result);
+                    Some(result)
                 }
-                Ok(Evaluation::ReservationConflict(conflict)) => match self.resolve(&conflict).await? {
-                    Some(duplicate @ StatementResult::Duplicate(_)) => self.recorded_or(duplicate).await?,
-                    result => result,
-                },
+                // A retry must not wait for another write's key.
+                Ok(Evaluation::ReservationConflict(_)) if !looks_first && self.may_be_recorded().await? => None,
+                Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict).await?,
                 Ok(Evaluation::Misplaced { .. }) => {
                     transaction.abort(self.op.upstream).await?;
                     self.doubt_places().await;
@@ -55,14 +59,21 @@ impl StatementRun<'_, '_> {
                 }
                 Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
                 Err(failure) => {
+                    let is_in_doubt = matches!(failure, Failure::InDoubt(_));
                     let refused = failure.into_reply()?;
                     transaction.abort(self.op.upstream).await?;
+                    looks_first |= is_in_doubt;
                     Some(StatementResult::ErrorReply(refused.body))
                 }
             };
             if let Some(result) = final_result {
-                return Ok(result);
+                // An earlier try may have ended while this one waited for the key.
+                let is_answer = looks_first && !matches!(result, StatementResult::Duplicate(_));
+                if is_answer || !self.may_be_recorded().await? {
+                    return Ok(result);
+                }
             }
+            looks_first = true;
             if Instant::now() > self.op.give_up {
                 return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
             }
@@ -115,19 +126,20 @@ impl StatementRun<'_, '_> {
         Ok(Some(StatementResult::Reply(reply)))
     }
 
-    /// The reply to an earlier try, which may have ended during the wait for its key; else `duplicate`. `None` if Keyward may try
-    /// the statement again.
-    async fn recorded_or(&mut self, duplicate: StatementResult) -> Result<Option<StatementResult>, ForwardError> {
+    /// Whether there is the reply to an earlier try, or Keyward can't find out now: then it looks again before it tries again.
+    async fn may_be_recorded(&mut self) -> Result<bool, ForwardError> {
         match self.recorded().await {
-            Ok(recorded) => Ok(Some(recorded.unwrap_or(duplicate))),
-            Err(Failure::ErrorReply(refused)) if refused.is_transient() => Ok(None),
-            Err(failure) => Ok(Some(StatementResult::ErrorReply(failure.into_reply()?.body))),
+            Ok(recorded) => Ok(recorded.is_some()),
+            Err(Failure::Forward(error)) => Err(error),
+            Err(Failure::ErrorReply(_) | Failure::InDoubt(_)) => Ok(true),
         }
     }
 
-    async fn try_once(&mut self, transaction: &mut Transaction) -> Result<Evaluation, Failure> {
+    /// Evaluates and commits the statement. If it `looks_first`, it first looks for the record of an earlier try.
+    async fn try_once(&mut self, transaction: &mut Transaction, looks_first: bool) -> Result<Evaluation, Failure> {
         let record = self.retry_id.map(|retry_id| Recorded::new(self.op.protected, retry_id));
-        if let Some(record) = &record
+        if looks_first
+            && let Some(record) = &record
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {
             // The result counts after a majority has it, and the server waits for that at the commit.

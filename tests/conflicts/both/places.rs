@@ -18,6 +18,7 @@ on_both_strategies! {
     a_client_transaction_with_a_filled_in_shard_key_reserves;
     a_field_with_a_dot_in_its_name_is_no_shard_key;
     an_increment_by_id_under_an_old_shard_key;
+    a_computed_key_by_id_under_an_old_shard_key;
     an_increment_by_the_new_shard_key_under_an_old_one;
     an_increment_that_shows_its_document_under_an_old_shard_key;
     an_increment_of_many_under_an_old_shard_key;
@@ -220,9 +221,14 @@ fn holding(email: i32) -> Document {
 }
 
 async fn increment(strategy: Strategy, name: &str, statement: Document, expected: [i32; 2]) {
+    let change = doc! { "$inc": { "email": 1 } };
+    increment_by(strategy, name, statement, change.into(), expected).await;
+}
+
+async fn increment_by(strategy: Strategy, name: &str, statement: Document, change: Bson, expected: [i32; 2]) {
     under_an_old_shard_key(strategy, name, [holding(5), holding(10)], async |keyward, database| {
         let mut statement = statement.clone();
-        statement.insert("u", doc! { "$inc": { "email": 1 } });
+        statement.insert("u", change.clone());
         let update = doc! { "update": "users", "updates": [statement], "maxTimeMS": 20_000 };
         let reply = send(&keyward.address, database, update).unwrap();
         assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
@@ -233,7 +239,31 @@ async fn increment(strategy: Strategy, name: &str, statement: Document, expected
 
 /// A `mongos` 6.0 sends it to all shards.
 async fn an_increment_by_id_under_an_old_shard_key(strategy: Strategy) {
-    increment(strategy, "places_inc_id", doc! { "q": { "_id": 1 } }, [6, 11]).await;
+    let by_pipeline = bson::bson!([{ "$set": { "email": { "$add": ["$email", 1] } } }]);
+    increment_by(
+        strategy,
+        "places_inc_id",
+        doc! { "q": { "_id": 1 } },
+        by_pipeline,
+        [6, 11],
+    )
+    .await;
+}
+
+/// In place, Keyward has computed the key of one document only. It refuses the statement, and knows the shard key from then on.
+async fn a_computed_key_by_id_under_an_old_shard_key(strategy: Strategy) {
+    let documents = [holding(5), holding(10)];
+    under_an_old_shard_key(strategy, "places_computed", documents, async |keyward, database| {
+        let statement = doc! { "q": { "_id": 1 }, "u": { "$inc": { "email": 1 } } };
+        let update = doc! { "update": "users", "updates": [statement], "maxTimeMS": 20_000 };
+        let reply = send(&keyward.address, database, update).unwrap();
+        let expected = match reply.get_i32("code") {
+            Ok(6) if !strategy.is_strict() => [5, 10],
+            _ => [6, 11],
+        };
+        assert_eq!(emails(strategy, database), expected.map(Some), "{reply}");
+    })
+    .await;
 }
 
 async fn an_increment_by_the_new_shard_key_under_an_old_one(strategy: Strategy) {

@@ -169,7 +169,9 @@ async fn kill_everywhere(database: &'static str, strategy: &'static str, deploym
         .update_many(doc! {}, doc! { "$unset": { "sweep": 1 } })
         .await
         .unwrap();
-    settles(&trials.deployment.uri, shards, database, &trials.constraints, "email").await;
+    for field in ["email", "phone"] {
+        settles(&trials.deployment.uri, shards, database, &trials.constraints, field).await;
+    }
     trials.compare_steps();
 }
 

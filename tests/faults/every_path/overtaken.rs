@@ -70,11 +70,15 @@ async fn overtake_everywhere(database: &'static str, strategy: &str) {
             (0..WORKERS).for_each(|_| drop(scope.spawn(work)));
         });
     });
-    let [held, reserved] = held_and_reserved(cluster.shards(), database, "email").await;
-    let unprotected: Vec<_> = held.difference(&reserved).collect();
-    assert!(unprotected.is_empty(), "{unprotected:?}");
+    for field in ["email", "phone"] {
+        let [held, reserved] = held_and_reserved(cluster.shards(), database, field).await;
+        let unprotected: Vec<_> = held.difference(&reserved).collect();
+        assert!(unprotected.is_empty(), "{unprotected:?}");
+    }
     forget_sweeps(cluster, database);
-    settles(&cluster.uri(), cluster.shards(), database, &constraints, "email").await;
+    for field in ["email", "phone"] {
+        settles(&cluster.uri(), cluster.shards(), database, &constraints, field).await;
+    }
 }
 
 /// The next Keyward that sweeps begins at once.

@@ -79,7 +79,7 @@ const fn retried(name: &'static str, write: fn(i32) -> Vec<Document>) -> Path {
     }
 }
 
-pub const PATHS: [Path; 22] = [
+pub const PATHS: [Path; 24] = [
     retried("insert", |base| {
         retryable(insert(base, vec![doc! { "region": "z", "email": new(base) }], true))
     }),
@@ -112,6 +112,19 @@ pub const PATHS: [Path; 22] = [
             doc! { "q": { "_id": base, "region": "a" }, "u": set }
         };
         let both = [one(format!("between{base}@x")), one(new(base))];
+        retryable(doc! { "update": "users", "updates": both.to_vec() })
+    }),
+    // Its numbers are no other document's, nor twice those.
+    retried("update that computes a value", |base| {
+        let change = doc! { "$inc": { "phone": base + 1, "count": 1 }, "$set": { "email": new(base) } };
+        retryable(update(base, change))
+    }),
+    retried("update of two statements that compute", |base| {
+        let one = |email: String, phone: i32| {
+            let change = doc! { "$inc": { "phone": phone, "count": 1 }, "$set": { "email": email } };
+            doc! { "q": { "_id": base, "region": "a" }, "u": change }
+        };
+        let both = [one(format!("between{base}@x"), base + 1), one(new(base), 2)];
         retryable(doc! { "update": "users", "updates": both.to_vec() })
     }),
     retried("replacement", |base| {

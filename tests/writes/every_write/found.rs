@@ -18,7 +18,7 @@ fn same(name: &str, indexes: &[Document], steps: Vec<Step>) {
 fn same_with(name: &str, indexes: Vec<Document>, steps: Vec<Step>) {
     let schema = Schema::new("found", name, indexes);
     let keyward = start(std::slice::from_ref(&schema));
-    let mut pair = schema.pair(&keyward);
+    let mut pair = schema.pair([&keyward, &keyward]);
     if let Err(difference) = pair.run(&steps) {
         panic!("{difference}");
     }

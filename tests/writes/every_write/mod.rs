@@ -44,14 +44,14 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
             of_number
         })
         .collect();
-    let keyward = start(&schemas);
+    let keywards = [(); 2].map(|()| start(&schemas));
     let work: Vec<(&Schema, &[u64])> = schemas.iter().zip(by_schema).collect();
     let next = std::sync::atomic::AtomicUsize::new(0);
     let (seen, failures) = std::thread::scope(|scope| {
         let worker = || {
             let (mut seen, mut failures) = (Seen::default(), Vec::new());
             while let Some((schema, seeds)) = work.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-                let mut pair = schema.pair(&keyward);
+                let mut pair = schema.pair(keywards.each_ref());
                 // The first failure of a collection: what follows may only be its consequence.
                 failures.extend(seeds.iter().find_map(|seed| try_sequence(&mut pair, schema, *seed)));
                 seen.add(pair.seen);
@@ -77,6 +77,10 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
     assert!(
         replayed || seen.upserts.iter().all(|count| count * 400 > seen.commands),
         "too few upserts to show anything: {seen:?}"
+    );
+    assert!(
+        replayed || seen.computed[0] * 40 > seen.commands && seen.computed[1] * 400 > seen.commands,
+        "too few computed values to show anything: {seen:?}"
     );
 }
 
@@ -106,11 +110,11 @@ impl Schema {
         }
     }
 
-    fn pair(&self, keyward: &Keyward) -> Pair {
+    fn pair(&self, keywards: [&Keyward; 2]) -> Pair {
         Pair::new(
             &self.database,
             &self.collection,
-            &keyward.address,
+            keywards.map(|keyward| keyward.address.as_str()),
             &Cluster::shared().router_address(),
             &ReplicaSet::shared().addresses()[0],
             &self.indexes,
@@ -171,6 +175,9 @@ impl Seen {
         self.duplicates += other.duplicates;
         self.intended += other.intended;
         self.late += other.late;
+        for (own, other) in self.computed.iter_mut().zip(other.computed) {
+            *own += other;
+        }
         for (own, other) in self.upserts.iter_mut().zip(other.upserts) {
             *own += other;
         }

@@ -26,10 +26,26 @@ pub struct Seen {
     pub upserts: [usize; 3],
     /// Commands that were repeated after others.
     pub late: usize,
+    /// Updates of one document that compute a value from the old one, and those of them that were repeated.
+    pub computed: [usize; 2],
     pub intended: usize,
 }
 
 impl Seen {
+    /// Notes an update with an operator that computes a field's value.
+    fn note_computed(&mut self, command: &Document, reply: &Document) {
+        let update = match command.get_array("updates").map(Vec::as_slice) {
+            Ok([Bson::Document(statement)]) if !statement.contains_key("multi") => statement.get_document("u"),
+            _ => command.get_document("update"),
+        };
+        let computes = |name: &str| matches!(name, "$inc" | "$mul" | "$min" | "$max");
+        if update.is_ok_and(|update| update.keys().any(|name| computes(name))) && !is_failure(reply) {
+            let is_repeated = reply.keys().any(|name| name.starts_with("retriedStmtId"));
+            self.computed[0] += 1;
+            self.computed[1] += usize::from(is_repeated);
+        }
+    }
+
     /// Notes an upsert whose query names the `_id` and the shard key, and whose update is no pipeline.
     fn note_upsert(&mut self, command: &Document, reply: &Document) {
         let statement = match command.get_array("updates").map(Vec::as_slice) {
@@ -59,6 +75,8 @@ pub struct Pair {
     pub database: String,
     pub collection: String,
     keyward: Connection,
+    /// Through another Keyward, to which drivers send their retries.
+    other: Connection,
     native: Connection,
     /// Past the Keyward, to see its reservations.
     router: Connection,
@@ -76,7 +94,7 @@ impl Pair {
     pub fn new(
         database: &str,
         collection: &str,
-        keyward: &str,
+        keywards: [&str; 2],
         router: &str,
         native: &str,
         indexes: &[Document],
@@ -104,7 +122,8 @@ impl Pair {
         Pair {
             database: database.to_owned(),
             collection: collection.to_owned(),
-            keyward: Connection::open(keyward),
+            keyward: Connection::open(keywards[0]),
+            other: Connection::open(keywards[1]),
             native,
             router: Connection::open(router),
             constraints: constraints.collect(),
@@ -133,7 +152,7 @@ impl Pair {
             Step::Twice(command) => {
                 let command = &in_session(command);
                 self.command(command)?;
-                let repeated = self.command(command);
+                let repeated = self.repeat(command);
                 // The server's memory of a findAndModify isn't projected; Keyward's is the first reply.
                 match command.contains_key("fields") {
                     true => Ok(()),
@@ -157,11 +176,19 @@ impl Pair {
             return Ok(());
         }
         self.seen.late += 1;
-        let repeated = self.command(command);
+        let repeated = self.repeat(command);
         match command.contains_key("fields") {
             true => self.same_documents(),
             false => repeated.map_err(|difference| format!("repeated late: {difference}")),
         }
+    }
+
+    /// Sends the command through the other Keyward.
+    fn repeat(&mut self, command: &Document) -> Result<(), Difference> {
+        std::mem::swap(&mut self.keyward, &mut self.other);
+        let repeated = self.command(command);
+        std::mem::swap(&mut self.keyward, &mut self.other);
+        repeated
     }
 
     fn command(&mut self, command: &Document) -> Result<(), Difference> {
@@ -239,6 +266,7 @@ impl Pair {
         self.seen.errors += usize::from(is_failure(&expected));
         self.seen.duplicates += usize::from(is_duplicate(&expected));
         self.seen.note_upsert(command, native);
+        self.seen.note_computed(command, native);
         let verdict = judge(command, &got, &expected);
         self.seen.intended += usize::from(verdict != Verdict::Same);
         match verdict {

@@ -323,6 +323,10 @@ impl Generator {
                 None => doc! { "$setOnInsert": fields },
             },
             7 => doc! { "$unset": { "a": 1 }, "$inc": { "count": 1 } },
+            8 => {
+                fields.remove("a");
+                doc! { "$set": fields, "$inc": { "a": self.operand() } }
+            }
             _ => doc! { "$set": fields },
         };
         doc! { "u": update, "q": query, "upsert": true }

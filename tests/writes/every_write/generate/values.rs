@@ -6,18 +6,22 @@ use rand::seq::IndexedRandom;
 
 use super::Generator;
 
+fn decimal(text: &str) -> Bson {
+    Bson::Decimal128(text.parse().unwrap())
+}
+
 impl Generator {
     /// Operators, their array filters, and what a query must ask for beside.
     pub(super) fn operators(&mut self) -> (Document, Option<Vec<Document>>, Option<Document>) {
         let path = self.path();
         let value = self.value();
-        let number = self.rng.random_range(-1..3);
+        let number = self.operand();
         let scalar = self.scalar();
         let plain = |update: Document| (update, None, None);
-        match self.rng.random_range(0..30) {
+        match self.rng.random_range(0..37) {
             0..=5 => plain(doc! { "$set": { path: value } }),
-            6 => plain(doc! { "$set": { path: value, "s": self.status(), "n": number } }),
-            7 => plain(doc! { "$set": { "n": number } }),
+            6 => plain(doc! { "$set": { path: value, "s": self.status(), "n": self.rng.random_range(-1..3) } }),
+            7 => plain(doc! { "$set": { "n": self.rng.random_range(-1..3) } }),
             8 => plain(doc! { "$set": { "s": self.status() } }),
             9 | 10 => plain(doc! { "$unset": { path: "" } }),
             11 | 12 => plain(doc! { "$inc": { path: number } }),
@@ -59,7 +63,36 @@ impl Generator {
                 let filters = vec![doc! { "e.x": scalar }];
                 (doc! { "$set": { "i.$[e].y": self.scalar() } }, Some(filters), None)
             }
-            _ => plain(doc! { "$inc": { "t.$[]": number } }),
+            29 => plain(doc! { "$inc": { "t.$[]": number } }),
+            _ => plain(self.computation()),
+        }
+    }
+
+    /// Operators whose new value comes of the old one.
+    fn computation(&mut self) -> Document {
+        let path = *["a", "a", "a", "b", "c.d", "n"].choose(&mut self.rng).unwrap();
+        let other = if path == "b" { "a" } else { "b" };
+        match self.rng.random_range(0..8) {
+            0..=2 => doc! { "$inc": { path: self.operand() } },
+            3 | 4 => doc! { "$mul": { path: self.operand() } },
+            5 => doc! { "$inc": { path: self.operand() }, "$set": { other: self.value() } },
+            6 => doc! { "$min": { path: self.value() }, "$inc": { other: self.operand() } },
+            _ => doc! { "$max": { path: self.value() } },
+        }
+    }
+
+    /// A number to compute with, of any type.
+    pub(super) fn operand(&mut self) -> Bson {
+        let number = self.rng.random_range(-1..3);
+        match self.rng.random_range(0..16) {
+            0..=6 => Bson::Int32(number),
+            7 | 8 => Bson::Int64(number.into()),
+            9 | 10 => Bson::Double(number.into()),
+            11 => Bson::Double(0.5),
+            12 => decimal("0.50"),
+            13 => decimal("1"),
+            14 => Bson::Int32(i32::MAX),
+            _ => Bson::Int64(i64::MAX - 1),
         }
     }
 
@@ -157,6 +190,7 @@ impl Generator {
             5 | 6 => Bson::Int32(3),
             7 => Bson::Double(1.0),
             8 => Bson::Int64(2),
+            9 if self.rng.random_bool(0.5) => decimal("2.5"),
             9 => Bson::Double(2.5),
             // Some of them are equal under a collation.
             10..=12 => Bson::String((*["x", "X", "y", "é", "E\u{301}"].choose(&mut self.rng).unwrap()).to_owned()),

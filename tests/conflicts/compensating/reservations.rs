@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use bson::{RawBson, doc};
+use bson::{RawBson, doc, rawdoc};
 use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
-use keyward::reservation::{AttemptId, Token};
+use keyward::reservation::{AttemptId, Scope, Token};
 
 use crate::both::abandoned::{Abandoned, NOW};
 use crate::both::retries::behind;
@@ -14,7 +14,7 @@ use crate::trial::store_of_email;
 use testbed::Cluster;
 use testkit::relay::Relay;
 use testkit::relay::wait_until;
-use testkit::run;
+use testkit::{on_each_shard, run};
 use testkit::wire::send;
 
 fn owner(id: i32) -> Owner {
@@ -57,6 +57,34 @@ async fn a_takeover_misses_what_was_reserved_again_under_the_same_token() {
     // Its reservation is somebody else's by now.
     proxy.release_by_token(&[(&key, first)]).await.unwrap();
     assert_eq!(crate::trial::reservations(cluster, database, "email").await.len(), 1);
+}
+
+/// A document with the owner's `_id` on another shard is another document. Nor is its shard asked, so a refusal there doesn't matter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_along_the_route_reads_the_owners_shard_only() {
+    let database = "along_the_route";
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(cluster, database);
+    let same_id = insert(vec![doc! { "_id": 1, "region": "z", "email": "a@x" }], true);
+    cluster.run(database, same_id).unwrap();
+    let owner = Owner {
+        route: Some(rawdoc! { "region": "a" }),
+        ..owner(1)
+    };
+    let pairs = [(&key, &owner)];
+    assert_eq!(proxy.look_up(&pairs, Scope::Everywhere).await.unwrap(), [true]);
+    assert_eq!(proxy.look_up(&pairs, Scope::Route).await.unwrap(), [false]);
+
+    let documents = on_each_shard(cluster.shards(), database, "users").await;
+    let elsewhere = documents.iter().position(|here| here.len() == 1).unwrap();
+    let how = doc! {
+        "failCommands": ["find"], "namespace": format!("{database}.users"), "errorCode": 202, "failInternalCommands": true,
+    };
+    let _refused = cluster.shards()[elsewhere].fail_point("failCommand", "alwaysOn", how).unwrap();
+    assert_eq!(proxy.look_up(&pairs, Scope::Route).await.unwrap(), [false]);
+    assert!(proxy.look_up(&pairs, Scope::Everywhere).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

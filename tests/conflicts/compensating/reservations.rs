@@ -14,8 +14,8 @@ use crate::trial::store_of_email;
 use testbed::Cluster;
 use testkit::relay::Relay;
 use testkit::relay::wait_until;
-use testkit::{on_each_shard, run};
 use testkit::wire::send;
+use testkit::{on_each_shard, run};
 
 fn owner(id: i32) -> Owner {
     Owner {
@@ -82,7 +82,9 @@ async fn a_look_along_the_route_reads_the_owners_shard_only() {
     let how = doc! {
         "failCommands": ["find"], "namespace": format!("{database}.users"), "errorCode": 202, "failInternalCommands": true,
     };
-    let _refused = cluster.shards()[elsewhere].fail_point("failCommand", "alwaysOn", how).unwrap();
+    let _refused = cluster.shards()[elsewhere]
+        .fail_point("failCommand", "alwaysOn", how)
+        .unwrap();
     assert_eq!(proxy.look_up(&pairs, Scope::Route).await.unwrap(), [false]);
     assert!(proxy.look_up(&pairs, Scope::Everywhere).await.is_err());
 }

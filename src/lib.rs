@@ -36,6 +36,7 @@ pub mod reply;
 pub mod route;
 pub mod write;
 
+pub mod audit;
 pub mod client_constraints;
 pub mod extended_json;
 pub mod fleet;

@@ -51,6 +51,10 @@ pub struct Metrics {
     routed_misses: IntCounterVec,
     routed_fell_back: IntCounterVec,
     given_twice: IntCounterVec,
+    audit_repaired: IntCounterVec,
+    audit_violations: IntCounterVec,
+    /// For how long changes have waited for the audit of a collection that this Keyward audits.
+    pub audit_behind_seconds: IntGauge,
     /// The number of Keywards in the register.
     pub keywards: IntGauge,
     ready: IntGaugeVec,
@@ -150,6 +154,10 @@ pub struct ConstraintMetrics {
     pub routed_fell_back: IntCounter,
     /// Keys that one statement gave to two documents, because another client had changed the shard key.
     pub given_twice: IntCounter,
+    /// Documents written past Keyward whose keys its audits reserved.
+    pub audit_repaired: IntCounter,
+    /// Documents that its audits found to violate the constraint.
+    pub audit_violations: IntCounter,
 }
 
 impl Connections {
@@ -291,6 +299,18 @@ impl Metrics {
             routed_fell_back: make
                 .of_constraint("routed_fell_back_total", "Reads by the key that found nothing there."),
             given_twice: make.of_constraint("given_twice_total", "Keys that one statement gave to two documents."),
+            audit_repaired: make.of_constraint(
+                "audit_repaired_total",
+                "Documents written by others whose keys an audit reserved.",
+            ),
+            audit_violations: make.of_constraint(
+                "audit_violations_total",
+                "Documents that an audit found to violate the constraint.",
+            ),
+            audit_behind_seconds: make.gauge(
+                "audit_behind_seconds",
+                "The longest time for which changes have waited for an audit here.",
+            ),
             keywards: make.gauge("fleet_keywards", "Keywards in the register, this one included."),
             ready: make.gauge_of_constraint("ready", "1 while the constraint is enforced."),
             waits_for: make.gauge_of_constraint(
@@ -329,6 +349,8 @@ impl Metrics {
             routed_misses: of(&self.routed_misses),
             routed_fell_back: of(&self.routed_fell_back),
             given_twice: of(&self.given_twice),
+            audit_repaired: of(&self.audit_repaired),
+            audit_violations: of(&self.audit_violations),
         }
     }
 
@@ -376,6 +398,8 @@ impl Metrics {
             &self.routed_misses,
             &self.routed_fell_back,
             &self.given_twice,
+            &self.audit_repaired,
+            &self.audit_violations,
         ] {
             // A missing label was removed before.
             let _ = counters.remove_label_values(&[&name]);

@@ -30,6 +30,15 @@ impl Progress {
         Progress { bar, doing, logged }
     }
 
+    /// Of an operation whose progress nobody sees.
+    pub fn none() -> Progress {
+        Progress {
+            bar: ProgressBar::hidden(),
+            doing: "",
+            logged: Instant::now(),
+        }
+    }
+
     /// Adds this many documents to those that are done.
     pub fn advance(&mut self, documents: u64) {
         self.bar.inc(documents);

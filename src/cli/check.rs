@@ -44,6 +44,7 @@ fn summary(config: &Config) -> String {
         ("admin", config.admin.to_string()),
         ("lease", for_people(config.lease)),
         ("sweep", for_people(config.sweep)),
+        ("audit", if config.audit { "on" } else { "off" }.to_owned()),
         (
             "drain",
             format!("{}, after {}", for_people(config.drain), for_people(config.drain_delay)),

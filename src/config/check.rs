@@ -104,6 +104,7 @@ pub fn config(
         admin,
         lease: duration_in("lease", raw.lease.unwrap_or(DEFAULT_LEASE), LEASE_RANGE, found),
         sweep: duration_in("sweep", raw.sweep.unwrap_or(DEFAULT_SWEEP), SWEEP_RANGE, found),
+        audit: raw.audit.unwrap_or_default(),
         drain_delay: duration_in("drain_delay", raw.drain_delay.unwrap_or_default(), DRAIN_RANGE, found),
         drain: duration_in("drain", raw.drain.unwrap_or(DEFAULT_DRAIN), DRAIN_RANGE, found),
         reload_interval: duration_in(
@@ -323,7 +324,7 @@ mod tests {
                 example.admin,
                 example.lease,
                 (example.drain_delay, example.drain, example.reload_interval),
-                example.sweep,
+                (example.sweep, example.audit),
                 example.log,
                 example.limits
             ),
@@ -332,7 +333,7 @@ mod tests {
                 defaults.admin,
                 defaults.lease,
                 (defaults.drain_delay, defaults.drain, defaults.reload_interval),
-                defaults.sweep,
+                (defaults.sweep, defaults.audit),
                 defaults.log,
                 defaults.limits
             )

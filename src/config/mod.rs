@@ -44,6 +44,8 @@ pub struct Config {
     pub lease: Duration,
     /// The time between two sweeps of each constraint; 1 s to 1 d.
     pub sweep: Duration,
+    /// Whether to follow the change streams of protected collections.
+    pub audit: bool,
     /// How long clients are served as before after the first signal to stop, while `/readyz` fails; up to 1 h.
     pub drain_delay: Duration,
     /// How long connections may continue after that; up to 1 h.

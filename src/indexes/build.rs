@@ -156,7 +156,7 @@ async fn replace_ended_definition(
     loop {
         match prepare::replace_ended_definition(clients.service.upstream.client(), wanted).await {
             Err(PrepareError::OtherDefinition { .. }) => {
-                let reason = "another Keyward reserves for an ended constraint of this name, with another definition";
+                let reason = "an ended constraint of this name, with another definition, is still reserved for";
                 wait.poll(&[wanted.name()], reason).await?;
             }
             replaced => return Ok(replaced?),

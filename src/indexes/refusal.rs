@@ -70,7 +70,7 @@ pub enum IndexRefusal {
     #[error("operation exceeded time limit")]
     TimeLimit,
     /// The constraints or the collection can't be prepared.
-    #[error("Keyward: {0}")]
+    #[error("Keyward: the unique constraint can't be prepared: {0}")]
     Prepare(#[from] PrepareError),
     /// The cluster doesn't answer Keyward's own user.
     #[error("Keyward: the cluster gave no sure answer about a unique constraint: {0}; send the command again")]

@@ -9,7 +9,7 @@ use mongodb::Client;
 use tokio::time::Instant;
 
 use crate::client_constraints::{BuildState, ClientConstraintStore, ClientConstraints, SharedList, reply_of_violated};
-use crate::constraint::Constraint;
+use crate::config::Config;
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -59,9 +59,12 @@ impl FollowedList {
         &self.applied
     }
 
-    /// The constraints of `file` and of the list that is applied.
-    pub(super) fn with(&self, file: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
-        self.applied.with(file)
+    /// The configuration with the constraints of the list that is applied.
+    pub(super) fn added_to(&self, config: Config) -> Config {
+        Config {
+            constraints: self.applied.with(&config.constraints),
+            ..config
+        }
     }
 
     /// Waits until the list has changed, and returns the new one.

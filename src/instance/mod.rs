@@ -21,6 +21,8 @@ use clients::FollowedList;
 use deployment::{await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers, resolved};
 
 use crate::admin::Admin;
+use crate::audit;
+use crate::catalog::Catalog;
 use crate::client_constraints::ClientConstraints;
 use crate::config::Config;
 use crate::config::Problems;
@@ -28,7 +30,7 @@ use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership};
 use crate::listener;
 use crate::metrics::Metrics;
-use crate::prepare::PrepareError;
+use crate::prepare::{PrepareError, WaitingConstraint};
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, LastReload, ReloadError};
@@ -37,7 +39,7 @@ use crate::status::About;
 use crate::sweep;
 use crate::telemetry::Telemetry;
 use crate::tls;
-use crate::upstream::SetupError;
+use crate::upstream::{SetupError, Upstream};
 use crate::write;
 
 /// How long a stopping Keyward waits for work that is still under way upstream.
@@ -64,6 +66,8 @@ pub struct Instance {
     /// The task that makes constraints enforced whenever they aren't.
     keeping: Option<Keeping>,
     sweeping: Background,
+    /// The task that audits, if it is to.
+    auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
     /// The tasks that follow shard keys and certificates, and the one that renews the entry in the register.
@@ -123,26 +127,12 @@ impl Instance {
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
-        let of_file = config.constraints.clone();
-        let config = &Config {
-            constraints: clients.with(&of_file),
-            ..config.clone()
-        };
+        let (of_file, config) = (config.constraints.clone(), &clients.added_to(config.clone()));
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = match remembers(&upstream, config, &readiness, &membership).await {
-            Ok(()) => prepared(&upstream, config, &readiness, &metrics, &membership).await,
-            Err(error) => Err(error),
-        };
-        let (catalog, waiting) = match prepared {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                drop(renewing);
-                membership.leave(true).await;
-                return Err(error);
-            }
-        };
+        let prepared = prepared_or_left(&upstream, config, &readiness, &metrics, &membership, renewing).await?;
+        let (catalog, waiting, renewing) = prepared;
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
@@ -165,6 +155,7 @@ impl Instance {
             keeping: Some(keeping(&service, &membership, config, &clients, &readiness)),
             membership,
             sweeping: sweeping(&service, config),
+            auditing: auditing(&service, config),
             privileges: following_privileges(&service, config, &readiness),
             config: config.clone(),
             of_file,
@@ -192,10 +183,7 @@ impl Instance {
         let applied = match wanted {
             Ok(wanted) => {
                 let of_file = wanted.constraints.clone();
-                let wanted = Config {
-                    constraints: self.clients.with(&of_file),
-                    ..wanted
-                };
+                let wanted = self.clients.added_to(wanted);
                 let membership = &self.membership;
                 let applied = reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await;
                 applied.inspect(|_| self.of_file = of_file)
@@ -207,6 +195,7 @@ impl Instance {
             Ok(changes) => {
                 telemetry.apply(&self.config);
                 self.sweeping = sweeping(&self.service, &self.config);
+                self.auditing = auditing(&self.service, &self.config);
                 self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
                 metrics.applied.inc();
                 metrics.generation.inc();
@@ -301,7 +290,7 @@ impl Instance {
         tokio::time::sleep(self.config.drain_delay).await;
         let drain = Drain::begin(self.config.drain);
         self.stage.send_replace(Stage::Draining(drain));
-        drop((self.sweeping, self.privileges, self.keeping));
+        drop((self.sweeping, self.auditing, self.privileges, self.keeping));
         let is_drained = self.serving.await.unwrap_or_else(|error| {
             tracing::error!(%error, "serving ended before Keyward was stopped");
             false
@@ -317,6 +306,29 @@ impl Instance {
         // The pages close last, so that the draining can be watched to the end.
         drop(self.pages);
         drain.until().saturating_duration_since(tokio::time::Instant::now())
+    }
+}
+
+/// Makes all constraints hold. If that fails, the entry that is being renewed leaves the register.
+async fn prepared_or_left(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+    metrics: &Metrics,
+    membership: &Membership,
+    renewing: Background,
+) -> Result<(Catalog, Vec<WaitingConstraint>, Background), StartError> {
+    let prepared = match remembers(upstream, config, readiness, membership).await {
+        Ok(()) => prepared(upstream, config, readiness, metrics, membership).await,
+        Err(error) => Err(error),
+    };
+    match prepared {
+        Ok((catalog, waiting)) => Ok((catalog, waiting, renewing)),
+        Err(error) => {
+            drop(renewing);
+            membership.leave(true).await;
+            Err(error)
+        }
     }
 }
 
@@ -385,6 +397,16 @@ fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
     let (client, service) = (service.upstream.client().clone(), service.clone());
     let current = move || service.writes.catalog().clone();
     Background(tokio::spawn(sweep::run(client, current, config.lease, config.sweep)))
+}
+
+fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
+    let client = service.upstream.client().clone();
+    let behind_seconds = service.metrics.audit_behind_seconds.clone();
+    behind_seconds.set(0);
+    let service = service.clone();
+    let current = move || service.writes.catalog().clone();
+    let run = || Background(tokio::spawn(audit::run(client, current, config.lease, behind_seconds)));
+    config.audit.then(run)
 }
 
 fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Readiness) -> Background {

@@ -13,8 +13,8 @@ use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write};
-use crate::hiding;
-use crate::indexes;
+use crate::hiding::{self, Listing};
+use crate::indexes::{self, IndexCommand};
 use crate::namespace::Namespace;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
@@ -72,15 +72,6 @@ impl Session {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // A transaction noted for an earlier message: its client already has the error for it, so nobody ends it here.
             self.upstream.take_open_transaction();
-            let may_change_constraints = matches!(judged.verdict, Ok(Verdict::Index(_)));
-            if may_change_constraints {
-                // The command waits until nothing is under way that the constraints before decided; nothing is here.
-                if self.is_unanswered {
-                    closing::confirm_unanswered(&mut self.upstream).await?;
-                    self.is_unanswered = false;
-                }
-                self.epoch = CatalogEpoch::none();
-            }
             let handler = MessageHandler {
                 service: &self.service,
                 catalog: &catalog,
@@ -88,11 +79,10 @@ impl Session {
                 drain: self.drain.as_ref(),
                 rights: &mut self.rights,
                 upstream: &mut self.upstream,
+                epoch: &mut self.epoch,
+                is_unanswered: &mut self.is_unanswered,
             };
             let action = span.around(handler.handle(judged, self.last_reply_id)).await?;
-            if may_change_constraints {
-                self.epoch = self.service.writes.epochs().borrow().clone();
-            }
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -159,6 +149,9 @@ struct MessageHandler<'s> {
     drain: Option<&'s Drain>,
     rights: &'s mut Rights,
     upstream: &'s mut Connection,
+    epoch: &'s mut CatalogEpoch,
+    /// Whether messages without replies may be under way.
+    is_unanswered: &'s mut bool,
 }
 
 impl MessageHandler<'_> {
@@ -209,36 +202,53 @@ impl MessageHandler<'_> {
                     Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
             }
-            Verdict::List(listing) => {
-                let body = match &judged.request.parsed {
-                    Ok(Message::Msg(message)) => message.body,
-                    _ => return Ok(Action::Forward(judged.pending())),
-                };
-                let served: BoxFuture<'_, _> = Box::pin(hiding::serve(*listing, body, self.catalog, self.upstream));
-                match served.await? {
-                    Some(body) => reply_to.answer_with_cursor(&body),
-                    None => Ok(Action::Forward(judged.pending())),
-                }
-            }
-            Verdict::Index(command) if self.may_act_for_client => {
-                let message = match OpMsg::parse_whole(judged.request.unpacked) {
-                    Ok(message) => message,
-                    Err(rejection) => return reply_to.turn_down(&rejection),
-                };
-                let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
-                    *command,
-                    &message,
-                    self.service,
-                    self.catalog,
-                    self.upstream,
-                ));
-                match served.await? {
-                    Some(body) => reply_to.answer(&body),
-                    None => Ok(Action::Forward(judged.pending())),
-                }
-            }
+            Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
+            Verdict::Index(command) if self.may_act_for_client => self.index_command(*command, &judged, reply_to).await,
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
             _ => self.read(&judged, reply_to).await,
+        }
+    }
+
+    /// Serves a command that lists or watches.
+    async fn list(&mut self, listing: Listing, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
+        let Ok(Message::Msg(message)) = &judged.request.parsed else {
+            return Ok(Action::Forward(judged.pending()));
+        };
+        let served: BoxFuture<'_, _> = Box::pin(hiding::serve(listing, message.body, self.catalog, self.upstream));
+        match served.await? {
+            Some(body) => reply_to.answer_with_cursor(&body),
+            None => Ok(Action::Forward(judged.pending())),
+        }
+    }
+
+    /// Serves a command about indexes. It may change the constraints, and then waits until nothing is under way that the constraints
+    /// before decided. So this connection has nothing under way meanwhile.
+    async fn index_command(
+        &mut self,
+        command: IndexCommand<'_>,
+        judged: &Judged<'_>,
+        reply_to: ReplyTo,
+    ) -> Result<Action, End> {
+        let message = match OpMsg::parse_whole(judged.request.unpacked) {
+            Ok(message) => message,
+            Err(rejection) => return reply_to.turn_down(&rejection),
+        };
+        if std::mem::take(self.is_unanswered) {
+            closing::confirm_unanswered(self.upstream).await?;
+        }
+        *self.epoch = CatalogEpoch::none();
+        let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
+            command,
+            &message,
+            self.service,
+            self.catalog,
+            self.upstream,
+        ));
+        let served = served.await?;
+        *self.epoch = self.service.writes.epochs().borrow().clone();
+        match served {
+            Some(body) => reply_to.answer(&body),
+            None => Ok(Action::Forward(judged.pending())),
         }
     }
 

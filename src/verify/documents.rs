@@ -1,6 +1,7 @@
 //! Checks that every document has its reservations.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bson::RawDocumentBuf;
 use tokio::time::Instant;
@@ -37,25 +38,38 @@ struct SuspectDocuments {
     since: Instant,
 }
 
+impl SuspectDocuments {
+    fn new() -> SuspectDocuments {
+        SuspectDocuments {
+            keys: Vec::new(),
+            unindexable: Vec::new(),
+            since: Instant::now(),
+        }
+    }
+}
+
 impl Verification<'_> {
     /// Walks the documents.
     pub(super) async fn documents(&mut self) -> Result<(), StoreError> {
         let (proxy, protected) = (self.proxy, self.protected);
         let mut all = proxy.all_documents(None, PAGE, &protected.shard_key);
-        let mut suspects = SuspectDocuments {
-            keys: Vec::new(),
-            unindexable: Vec::new(),
-            since: Instant::now(),
-        };
+        let mut suspects = SuspectDocuments::new();
         while let Some((page, _)) = all.next().await? {
             self.tally.documents += page.len() as u64;
             self.suspect(&page, &mut suspects).await?;
             if suspects.keys.len() + suspects.unindexable.len() >= SUSPECTS_MAX {
-                self.recheck(&mut suspects).await?;
+                self.recheck(&mut suspects, self.settings.lease).await?;
             }
             self.have_read(page.len()).await;
         }
-        self.recheck(&mut suspects).await
+        self.recheck(&mut suspects, self.settings.lease).await
+    }
+
+    /// Checks these documents only.
+    pub(super) async fn these(&mut self, documents: &[RawDocumentBuf]) -> Result<(), StoreError> {
+        let mut suspects = SuspectDocuments::new();
+        self.suspect(documents, &mut suspects).await?;
+        self.recheck(&mut suspects, Duration::ZERO).await
     }
 
     /// Adds those of a page that are wrong at one and the same moment, too.
@@ -92,12 +106,12 @@ impl Verification<'_> {
         Ok(())
     }
 
-    /// Reads all suspects once more, a lease after they were found, and reports what is wrong still.
-    async fn recheck(&mut self, suspects: &mut SuspectDocuments) -> Result<(), StoreError> {
+    /// Reads all suspects once more, `patience` after they were found, and reports what is wrong still.
+    async fn recheck(&mut self, suspects: &mut SuspectDocuments, patience: Duration) -> Result<(), StoreError> {
         if suspects.keys.is_empty() && suspects.unindexable.is_empty() {
             return Ok(());
         }
-        let mut times = RecheckTimes::until(suspects.since + self.settings.lease);
+        let mut times = RecheckTimes::until(suspects.since + patience);
         let mut faulty = Vec::new();
         while (!suspects.keys.is_empty() || !suspects.unindexable.is_empty()) && times.next().await {
             faulty = self.faulty(&suspects.keys).await?;

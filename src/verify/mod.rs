@@ -13,6 +13,7 @@ mod reservations;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
 use crate::catalog::Protected;
@@ -82,7 +83,7 @@ pub async fn verify(
     position: usize,
     settings: VerifySettings,
     tally: &mut Tally,
-    report: &mut dyn FnMut(&Finding),
+    report: &mut (dyn FnMut(&Finding) + Send + Sync),
 ) -> Result<(), StoreError> {
     let proxy = &protected.constraints[position];
     let (documents, reservations) = proxy.estimate().await?;
@@ -102,6 +103,32 @@ pub async fn verify(
     verification.reservations().await
 }
 
+/// Verifies documents that were just read, for the constraint at `position`. Nothing is waited for: a write through Keyward reserves a
+/// key before a document holds it.
+///
+/// # Errors
+/// The same.
+pub async fn verify_documents(
+    protected: &Protected,
+    position: usize,
+    settings: VerifySettings,
+    documents: &[RawDocumentBuf],
+    report: &mut (dyn FnMut(&Finding) + Send + Sync),
+) -> Result<(), StoreError> {
+    let mut verification = Verification {
+        protected,
+        position,
+        proxy: &protected.constraints[position],
+        settings,
+        pace: Throttle::start(settings.rate),
+        progress: Progress::none(),
+        unreserved: HashMap::new(),
+        tally: &mut Tally::default(),
+        report,
+    };
+    verification.these(documents).await
+}
+
 /// One constraint being verified.
 struct Verification<'a> {
     protected: &'a Protected,
@@ -113,7 +140,7 @@ struct Verification<'a> {
     /// Keys that were found without a reservation of their own, with a document that holds them.
     unreserved: HashMap<Key, Owner>,
     tally: &'a mut Tally,
-    report: &'a mut dyn FnMut(&Finding),
+    report: &'a mut (dyn FnMut(&Finding) + Send + Sync),
 }
 
 impl Verification<'_> {

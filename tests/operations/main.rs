@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
 
+mod audited;
 mod authorization;
 mod chapters;
 mod check;

@@ -39,6 +39,7 @@ pub struct RawConfig {
     pub reload_interval: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
     pub sweep: Option<Duration>,
+    pub audit: Option<bool>,
     pub log: Option<RawLog>,
     pub traces: Option<RawTraces>,
     pub limits: Option<RawLimits>,

@@ -202,7 +202,11 @@ fn a_unique_index_is_made_under_load_though_its_builder_is_killed() {
         .iter()
         .filter(|user| !owners.contains(&user.get_i64("_id").unwrap()));
     assert_eq!(unreserved.collect::<Vec<_>>(), Vec::<&Document>::new(), "{said}");
-    println!("{} documents, {} reservations; {said}", documents.len(), reservations.len());
+    println!(
+        "{} documents, {} reservations; {said}",
+        documents.len(),
+        reservations.len()
+    );
     let emails: HashSet<&str> = documents.iter().map(|user| user.get_str("email").unwrap()).collect();
     assert_eq!(emails.len(), documents.len());
 }

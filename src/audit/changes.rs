@@ -1,0 +1,77 @@
+//! Reads the change stream of one collection, batch by batch.
+
+use std::time::Duration;
+
+use bson::RawDocumentBuf;
+use mongodb::Client;
+use mongodb::change_stream::ChangeStream;
+use mongodb::change_stream::event::{ChangeStreamEvent, OperationType, ResumeToken};
+use mongodb::options::{FullDocumentType, ReadConcern};
+
+use crate::namespace::Namespace;
+use crate::proxy_collection::{StoreError, answered};
+
+/// So many changes are audited together.
+const BATCH: usize = 1_000;
+/// How long the server waits for a change before it answers that there is none.
+const AWAITED: Duration = Duration::from_secs(1);
+
+/// The changes of one collection.
+pub(super) struct ChangeReader {
+    stream: ChangeStream<ChangeStreamEvent<RawDocumentBuf>>,
+}
+
+/// ChangeReader that follow each other.
+pub(super) struct ChangeBatch {
+    /// The documents that were written, as they are now.
+    pub documents: Vec<RawDocumentBuf>,
+    /// Behind the last of them.
+    pub token: Option<ResumeToken>,
+    /// Whether there were no more changes.
+    pub is_last: bool,
+    /// The collection is gone, so the stream has ended. Another one may begin behind the token.
+    pub is_invalidated: bool,
+}
+
+impl ChangeReader {
+    /// Those behind `token`, or from now on.
+    pub(super) async fn of(
+        client: &Client,
+        namespace: &Namespace,
+        token: Option<ResumeToken>,
+    ) -> Result<ChangeReader, StoreError> {
+        let database = client.database(&namespace.database);
+        let collection = database.collection::<RawDocumentBuf>(&namespace.collection);
+        let watch = collection
+            .watch()
+            .full_document(FullDocumentType::UpdateLookup)
+            .read_concern(ReadConcern::majority())
+            .max_await_time(AWAITED);
+        let stream = match token {
+            Some(token) => answered(watch.start_after(token).into_future()).await?,
+            None => answered(watch.into_future()).await?,
+        };
+        Ok(ChangeReader { stream })
+    }
+
+    /// The next batch. It waits for about a second if there are no changes.
+    pub(super) async fn next(&mut self) -> Result<ChangeBatch, StoreError> {
+        let mut batch = ChangeBatch {
+            documents: Vec::new(),
+            token: None,
+            is_last: false,
+            is_invalidated: false,
+        };
+        while batch.documents.len() < BATCH && !batch.is_last && !batch.is_invalidated {
+            match self.stream.next_if_any().await? {
+                Some(event) => {
+                    batch.is_invalidated = event.operation_type == OperationType::Invalidate;
+                    batch.documents.extend(event.full_document);
+                }
+                None => batch.is_last = true,
+            }
+        }
+        batch.token = self.stream.resume_token();
+        Ok(batch)
+    }
+}

@@ -1,0 +1,185 @@
+//! Audits one collection, whenever it is this Keyward's turn.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Auditor;
+use super::changes::{ChangeBatch, ChangeReader};
+use super::turn::AuditTurn;
+use crate::catalog::Protected;
+use crate::haste::{self, hastened};
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
+use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_documents};
+
+/// How long to leave it until the turn is tried again, or an audit that was broken off.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long to leave it between two renewals of the turn.
+const RENEWAL: Duration = Duration::from_secs(5);
+/// How many documents or reservations to compare in a second if the history is gone.
+const RATE: u32 = 5_000;
+
+/// Audits the collection, over and over.
+pub(super) async fn audit_again_and_again(auditor: Arc<Auditor>, namespace: Namespace) {
+    loop {
+        match AuditTurn::take(&auditor.client, &namespace, &auditor.id).await {
+            Ok(Some(turn)) => {
+                let mut audit = CollectionAudit {
+                    auditor: &auditor,
+                    namespace: &namespace,
+                    turn,
+                };
+                if let Err(error) = audit.run().await {
+                    tracing::warn!(%error, %namespace, "an audit was broken off; it is tried again");
+                }
+                auditor.forget(&namespace);
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, %namespace, "an audit can't begin; it is tried again"),
+        }
+        tokio::time::sleep(hastened(PAUSE, haste::REGISTER)).await;
+    }
+}
+
+/// One collection, while it is this Keyward's turn.
+struct CollectionAudit<'a> {
+    auditor: &'a Auditor,
+    namespace: &'a Namespace,
+    turn: AuditTurn<'a>,
+}
+
+impl CollectionAudit<'_> {
+    /// Audits until the turn is another Keyward's, or the collection isn't protected any more.
+    async fn run(&mut self) -> Result<(), StoreError> {
+        tracing::info!(namespace = %self.namespace, "auditing");
+        self.auditor.note_caught_up(self.namespace);
+        loop {
+            match self.follow().await {
+                Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.token.is_some() => {
+                    tracing::warn!(%error, namespace = %self.namespace, "changes were missed: comparing all documents");
+                    self.turn.token = None;
+                }
+                Ok(Followed::Invalidated) => {}
+                Ok(Followed::Ended) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Follows the changes behind the turn's token. Without one, it follows those from now on, and compares all documents meanwhile.
+    async fn follow(&mut self) -> Result<Followed, StoreError> {
+        let changes = ChangeReader::of(&self.auditor.client, self.namespace, self.turn.token.clone()).await?;
+        let (auditor, namespace) = (self.auditor, self.namespace);
+        let is_compared = AtomicBool::new(self.turn.token.is_some());
+        let comparing = async {
+            if !is_compared.load(Ordering::Acquire) {
+                compare_all(auditor, namespace).await?;
+                is_compared.store(true, Ordering::Release);
+            }
+            std::future::pending::<Result<Followed, StoreError>>().await
+        };
+        tokio::select! {
+            ended = self.audit(changes, &is_compared) => ended,
+            failed = comparing => failed,
+        }
+    }
+
+    async fn audit(&mut self, mut changes: ChangeReader, is_compared: &AtomicBool) -> Result<Followed, StoreError> {
+        let mut renewed = Instant::now();
+        loop {
+            let batch = changes.next().await?;
+            let Some(protected) = protected(self.auditor, self.namespace) else {
+                return Ok(Followed::Ended);
+            };
+            audit_batch(self.auditor, &protected, &batch).await?;
+            if batch.is_last {
+                self.auditor.note_caught_up(self.namespace);
+            }
+            if is_compared.load(Ordering::Acquire) {
+                self.turn.token = batch.token;
+            }
+            if batch.is_invalidated || renewed.elapsed() >= hastened(RENEWAL, haste::REGISTER) {
+                renewed = Instant::now();
+                if !self.turn.renew().await? {
+                    return Ok(Followed::Ended);
+                }
+            }
+            if batch.is_invalidated {
+                return Ok(Followed::Invalidated);
+            }
+        }
+    }
+}
+
+/// How following the changes ended.
+enum Followed {
+    /// The collection is gone; there may be a new one.
+    Invalidated,
+    /// The turn is another Keyward's, or nothing is protected there any more.
+    Ended,
+}
+
+fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>> {
+    let Namespace { database, collection } = namespace;
+    let catalog = (auditor.current)();
+    catalog.protected(database.as_bytes(), collection.as_bytes()).cloned()
+}
+
+/// Compares all documents with all reservations.
+async fn compare_all(auditor: &Auditor, namespace: &Namespace) -> Result<(), StoreError> {
+    let Some(protected) = protected(auditor, namespace) else {
+        return Ok(());
+    };
+    for position in 0..protected.constraints.len() {
+        let mut report = |finding: &Finding| report(&protected, position, finding);
+        let settings = settings(auditor.lease);
+        verify(&protected, position, settings, &mut Tally::default(), &mut report).await?;
+    }
+    Ok(())
+}
+
+/// Compares the documents of a batch with their reservations.
+async fn audit_batch(auditor: &Auditor, protected: &Protected, batch: &ChangeBatch) -> Result<(), StoreError> {
+    if batch.documents.is_empty() {
+        return Ok(());
+    }
+    for position in 0..protected.constraints.len() {
+        let mut report = |finding: &Finding| report(protected, position, finding);
+        let settings = settings(auditor.lease);
+        verify_documents(protected, position, settings, &batch.documents, &mut report).await?;
+    }
+    Ok(())
+}
+
+fn settings(lease: Duration) -> VerifySettings {
+    VerifySettings {
+        lease,
+        rate: RATE,
+        repair: true,
+    }
+}
+
+/// Counts and logs a finding.
+fn report(protected: &Protected, position: usize, finding: &Finding) {
+    let metrics = &protected.constraints[position].metrics;
+    match (finding.repaired, finding.kind) {
+        (true, _) => {
+            metrics.audit_repaired.inc();
+            tracing::warn!(%finding, "written past Keyward; repaired");
+        }
+        // The sweeper deletes these.
+        (false, FindingKind::Abandoned) => {}
+        (false, _) => {
+            metrics.audit_violations.inc();
+            tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+        }
+    }
+}
+
+/// Whether the servers no longer have the changes since a token, or don't know the token.
+fn is_history_lost(error: &mongodb::error::Error) -> bool {
+    error.contains_label("NonResumableChangeStreamError")
+}

@@ -1,0 +1,94 @@
+//! Audits protected collections: follows their change streams, and compares what was written with what is reserved.
+//!
+//! Nobody may write to a protected collection past Keyward, but an operator's habit or a migration may. The auditor reserves the keys of
+//! such documents, and reports the ones that violate a constraint. Reservations of documents that were deleted past Keyward are left
+//! to the sweeper.
+//!
+//! One Keyward audits a collection at a time ([`turn`]), and records how far it has come. If it is killed, another one goes on from
+//! there. If there is no such record, or the servers no longer have the history since then, it also compares all documents once, as
+//! `keyward verify` does. Auditing a document twice, or by two Keywards at once, does no harm.
+
+mod changes;
+mod collection;
+mod turn;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mongodb::Client;
+use prometheus::IntGauge;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+
+use crate::catalog::Catalog;
+use crate::namespace::Namespace;
+use collection::audit_again_and_again;
+
+/// How long to leave it between two reads of the catalog, and two updates of the metric.
+const POLL: Duration = Duration::from_secs(1);
+
+/// What the audits of all collections share.
+struct Auditor {
+    client: Client,
+    /// Names this process in the records.
+    id: String,
+    lease: Duration,
+    current: Box<dyn Fn() -> Arc<Catalog> + Send + Sync>,
+    /// For each collection that this Keyward audits: when it last had seen every change.
+    caught_up: Mutex<HashMap<Namespace, Instant>>,
+}
+
+impl Auditor {
+    /// Notes that every change of the collection until now is audited.
+    fn note_caught_up(&self, namespace: &Namespace) {
+        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
+        caught_up.insert(namespace.clone(), Instant::now());
+    }
+
+    /// Notes that this Keyward doesn't audit the collection any more.
+    fn forget(&self, namespace: &Namespace) {
+        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
+        caught_up.remove(namespace);
+    }
+
+    /// The longest time for which a collection has had changes that aren't audited.
+    fn behind(&self) -> Duration {
+        let caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
+        caught_up.values().map(Instant::elapsed).max().unwrap_or_default()
+    }
+}
+
+/// Audits every protected collection of the catalog that `current` gives; ends only when it is dropped.
+pub async fn run(
+    client: Client,
+    current: impl Fn() -> Arc<Catalog> + Send + Sync + 'static,
+    lease: Duration,
+    behind_seconds: IntGauge,
+) {
+    let auditor = Arc::new(Auditor {
+        client,
+        id: bson::oid::ObjectId::new().to_hex(),
+        lease,
+        current: Box::new(current),
+        caught_up: Mutex::default(),
+    });
+    // Dropping it aborts all of them.
+    let mut tasks = JoinSet::new();
+    let mut audits: HashMap<Namespace, AbortHandle> = HashMap::new();
+    loop {
+        let catalog = (auditor.current)();
+        let protected: HashSet<Namespace> = catalog.all().map(|protected| protected.namespace.clone()).collect();
+        for (namespace, audit) in audits.extract_if(|namespace, _| !protected.contains(namespace)) {
+            audit.abort();
+            auditor.forget(&namespace);
+        }
+        for namespace in protected {
+            audits
+                .entry(namespace)
+                .or_insert_with_key(|namespace| tasks.spawn(audit_again_and_again(auditor.clone(), namespace.clone())));
+        }
+        behind_seconds.set(i64::try_from(auditor.behind().as_secs()).unwrap_or(i64::MAX));
+        tokio::time::sleep(POLL).await;
+    }
+}

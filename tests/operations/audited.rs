@@ -1,0 +1,139 @@
+//! `audit: true`: what is written past Keyward is reserved, or reported.
+
+use bson::{Bson, Document, doc};
+use futures_util::StreamExt;
+use testbed::{Cluster, ReplicaSet};
+use testkit::{Keyward, shard_on_two};
+
+/// A Keyward that audits `database.users`, and whose turn runs out soon after it is killed.
+fn start(upstream: &str, database: &str) -> Keyward {
+    let settings = format!(
+        "upstream: {upstream}\nlease: 1s\nsweep: 1s\naudit: true\nconstraints:\n  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"
+    );
+    Keyward::of_in(&settings, &[("KEYWARD_REGISTER_HASTE", "10")])
+}
+
+fn metric(keyward: &Keyward, database: &str, name: &str) -> u64 {
+    keyward.metric(&format!(
+        "keyward_constraint_{name}{{constraint=\"{database}.users.email_1\"}}"
+    ))
+}
+
+fn user(id: i32, region: &str, email: &str) -> Document {
+    doc! { "_id": id, "region": region, "email": email }
+}
+
+fn insert(user: Document) -> Document {
+    doc! { "insert": "users", "documents": [user] }
+}
+
+/// Waits until the audit has begun.
+fn until_auditing(keyward: &Keyward, database: &str) {
+    let note = format!("auditing namespace={database}.users");
+    keyward.until("the audit", || keyward.log().contains(&note));
+}
+
+fn shard(database: &str) {
+    let namespace = format!("{database}.users");
+    shard_on_two(
+        Cluster::shared(),
+        &namespace,
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+}
+
+#[test]
+fn what_was_written_past_keyward_is_reserved_or_reported() {
+    const DATABASE: &str = "audited";
+    shard(DATABASE);
+    let past = |command: Document| Cluster::shared().run(DATABASE, command).unwrap();
+    let keyward = start(&Cluster::shared().uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+    keyward.insert(DATABASE, user(1, "a", "one")).unwrap();
+    past(insert(user(2, "a", "two")));
+    keyward.until("the reservation", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") == 1
+    });
+    assert_eq!(keyward.insert(DATABASE, user(3, "z", "two")), Err(11_000));
+    // A change of a key, too.
+    let update = doc! { "q": { "_id": 2, "region": "a" }, "u": { "$set": { "email": "three" } } };
+    past(doc! { "update": "users", "updates": [update] });
+    keyward.until("the reservation", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") == 2
+    });
+    assert_eq!(keyward.insert(DATABASE, user(3, "z", "three")), Err(11_000));
+    assert_eq!(keyward.insert(DATABASE, user(3, "z", "two")), Ok(()));
+    // A duplicate can only be reported.
+    past(insert(user(4, "z", "one")));
+    keyward.until("the violation", || {
+        metric(&keyward, DATABASE, "audit_violations_total") == 1
+    });
+    assert!(keyward.log().contains("violates a constraint, written past Keyward"));
+    assert_eq!(metric(&keyward, DATABASE, "audit_repaired_total"), 2);
+    // The sweeper releases the key of a document that was deleted past Keyward.
+    past(doc! { "delete": "users", "deletes": [{ "q": { "_id": 2, "region": "a" }, "limit": 1 }] });
+    keyward.until("the release", || {
+        keyward.insert(DATABASE, user(5, "z", "three")) == Ok(())
+    });
+    assert_eq!(keyward.metric("keyward_audit_behind_seconds"), 0);
+}
+
+#[test]
+fn another_keyward_goes_on_where_a_killed_one_stopped() {
+    const DATABASE: &str = "audited_by_two";
+    shard(DATABASE);
+    let mut first = start(&Cluster::shared().uri(), DATABASE);
+    until_auditing(&first, DATABASE);
+    let audits = || {
+        let found = Cluster::shared()
+            .run(DATABASE, doc! { "find": "keyward.audits" })
+            .unwrap();
+        let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        batch.first().and_then(Bson::as_document).cloned().unwrap_or_default()
+    };
+    first.until("a note", || audits().contains_key("token"));
+    let second = start(&Cluster::shared().uri(), DATABASE);
+    first.kill();
+    // Nobody audits now.
+    for id in 0..50 {
+        let past = insert(user(id, ["a", "z"][usize::from(id % 2 == 0)], &format!("{id}")));
+        Cluster::shared().run(DATABASE, past).unwrap();
+    }
+    second.until("the reservations", || {
+        metric(&second, DATABASE, "audit_repaired_total") == 50
+    });
+    assert!(!second.log().contains("comparing all documents"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_documents_are_compared_if_the_history_is_gone() {
+    const DATABASE: &str = "audited_without_history";
+    let native = ReplicaSet::shared();
+    // The record of a change that the stream of `users` doesn't have, as if the servers had it no more.
+    let database = native.client().database(DATABASE);
+    let others = database.collection("others");
+    let mut changes = others.watch().await.unwrap();
+    others.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let lost = bson::serialize_to_bson(&changes.next().await.unwrap().unwrap().id).unwrap();
+    let audits = database.collection("keyward.audits");
+    audits
+        .insert_one(doc! { "_id": "users", "token": &lost })
+        .await
+        .unwrap();
+    // The start reads the first document.
+    native.run(DATABASE, insert(user(1, "a", "one"))).unwrap();
+    let keyward = start(&native.uri(), DATABASE);
+    keyward.until("the comparison", || keyward.log().contains("comparing all documents"));
+    // This one came before the stream, or after.
+    native.run(DATABASE, insert(user(2, "a", "two"))).unwrap();
+    keyward.until("the reservation", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") == 1
+    });
+    assert_eq!(keyward.insert(DATABASE, user(3, "a", "two")), Err(11_000));
+    assert_eq!(keyward.insert(DATABASE, user(3, "a", "one")), Err(11_000));
+    keyward.until("a new record", || {
+        let found = native.run(DATABASE, doc! { "find": "keyward.audits" }).unwrap();
+        !found.to_string().contains(&lost.to_string())
+    });
+}

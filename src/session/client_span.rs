@@ -18,47 +18,62 @@ const TEXT_CHARS_MAX: usize = 128;
 
 /// The span of one client's connection; clones are the same one.
 #[derive(Debug, Clone)]
-pub(super) struct ClientSpan(Span);
+pub(super) struct ClientSpan {
+    span: Span,
+    /// What the span shows already.
+    stated: Stated,
+}
 
 impl ClientSpan {
     /// The span of connection `id`, whose client is at `peer`. It is of the highest level, so that it names the client in all lines.
     pub(super) fn of(id: u64, peer: SocketAddr) -> ClientSpan {
-        ClientSpan(error_span!(parent: None, "connection", id, %peer, app = Empty, driver = Empty, user = Empty))
+        ClientSpan {
+            span: error_span!(parent: None, "connection", id, %peer, app = Empty, driver = Empty, user = Empty),
+            stated: Stated::default(),
+        }
     }
 
     /// Runs `future`, and names the client in its lines of the log.
     pub(super) fn around<F: Future>(&self, future: F) -> Instrumented<F> {
-        future.instrument(self.0.clone())
+        future.instrument(self.span.clone())
     }
 
     /// Names the client in the lines that `log` writes.
     pub(super) fn log(&self, log: impl FnOnce()) {
-        self.0.in_scope(log);
+        self.span.in_scope(log);
     }
 
     /// Notes what `request` states of the client, if it is a handshake or a login.
-    pub(super) fn note(&self, request: &Request<'_>, context: &RequestContext) {
-        if !context.may_change_user || self.0.is_disabled() {
-            return;
+    #[inline]
+    pub(super) fn note(&mut self, request: &Request<'_>, context: &RequestContext) {
+        if context.may_change_user && !self.span.is_disabled() {
+            self.note_stated(request);
         }
+    }
+
+    fn note_stated(&mut self, request: &Request<'_>) {
         let body = match &request.parsed {
             Ok(Message::Msg(message)) => message.body,
             Ok(Message::Query(query)) => query.command,
             Err(_) => return,
         };
         let stated = Stated::by(body).unwrap_or_default();
-        for (field, text) in [("app", stated.app), ("driver", stated.driver), ("user", stated.user)] {
-            if let Some(text) = text {
+        for (field, text, shown) in [
+            ("app", stated.app, &mut self.stated.app),
+            ("driver", stated.driver, &mut self.stated.driver),
+            ("user", stated.user, &mut self.stated.user),
+        ] {
+            if text.is_some() && text != *shown {
                 // A text is written in quotes, with its control characters escaped.
-                let text: String = text.chars().take(TEXT_CHARS_MAX).collect();
-                self.0.record(field, text.as_str());
+                self.span.record(field, text.as_deref());
+                *shown = text;
             }
         }
     }
 }
 
 /// What a client states of itself.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Stated {
     app: Option<String>,
     driver: Option<String>,
@@ -69,7 +84,7 @@ impl Stated {
     fn by(body: Doc<'_>) -> Option<Stated> {
         let text = |path: &str| {
             let element = body.value_at(path).ok()??;
-            element.as_str().map(str::to_owned)
+            element.as_str().map(shortened)
         };
         let driver = match (text("client.driver.name"), text("client.driver.version")) {
             (Some(name), Some(version)) => Some(format!("{name} {version}")),
@@ -82,6 +97,10 @@ impl Stated {
             user: user(login),
         })
     }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(TEXT_CHARS_MAX).collect()
 }
 
 /// The user whose login by SCRAM `command` begins; the payload is `n,,n=<user>,r=<nonce>`.
@@ -98,7 +117,7 @@ fn user(command: Doc<'_>) -> Option<String> {
     };
     let (_, names) = std::str::from_utf8(payload).ok()?.split_once(",,n=")?;
     let (name, _) = names.split_once(',')?;
-    Some(name.replace("=2C", ",").replace("=3D", "="))
+    Some(shortened(&name.replace("=2C", ",").replace("=3D", "=")))
 }
 
 #[cfg(test)]

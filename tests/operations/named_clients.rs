@@ -46,7 +46,8 @@ fn hello(app: &str) -> Document {
 fn the_end_of_a_connection_names_its_client() {
     let keyward = Keyward::start(&ReplicaSet::shared().uri(), "  []");
     let login = doc! { "saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": "n,,n=ann,r=n0nce", "$db": "admin" };
-    let line = ended(&keyward, &[hello("shop"), login]);
+    let line = ended(&keyward, &[hello("shop"), login.clone(), login]);
+    assert_eq!(line.matches("user=").count(), 1, "{line}");
     for part in [
         " WARN ",
         r#"app="shop""#,

@@ -1,13 +1,64 @@
 //! Shows a value to people, as extended JSON.
 
-use bson::{Bson, RawBson};
-use serde_json::Value;
+use bson::spec::ElementType;
+use bson::{Bson, RawBson, RawDocumentBuf};
+use serde_json::{Map, Value};
 
-/// The value as extended JSON; as Rust would print it where it can't be (text that isn't UTF-8, say).
+use crate::raw::{Builder, Doc, Element};
+use crate::server::type_name;
+
+/// The value as extended JSON. Text in it that isn't UTF-8 is shown with replacement characters.
 pub fn as_json(value: &RawBson) -> Value {
     let decoded = Bson::try_from(value.clone()).ok();
     let json = decoded.and_then(|value| serde_json::to_value(value).ok());
-    json.unwrap_or_else(|| format!("{value:?}").into())
+    json.unwrap_or_else(|| match value {
+        RawBson::Document(document) => lossy(document.as_bytes(), ElementType::EmbeddedDocument),
+        RawBson::Array(array) => lossy(array.as_bytes(), ElementType::Array),
+        other => unreadable(other.element_type()),
+    })
+}
+
+/// A document or an array that can't be decoded as a whole, field by field.
+fn lossy(bytes: &[u8], kind: ElementType) -> Value {
+    let elements = Doc::new(bytes)
+        .ok()
+        .and_then(|doc| doc.elements().collect::<Result<Vec<_>, _>>().ok());
+    let Some(elements) = elements else {
+        return unreadable(kind);
+    };
+    match kind {
+        ElementType::Array => elements.iter().map(lossy_value).collect(),
+        _ => {
+            let field = |element: &Element<'_>| {
+                let name = String::from_utf8_lossy(element.name).into_owned();
+                (name, lossy_value(element))
+            };
+            Value::Object(elements.iter().map(field).collect::<Map<_, _>>())
+        }
+    }
+}
+
+fn lossy_value(element: &Element<'_>) -> Value {
+    match element.kind {
+        ElementType::EmbeddedDocument | ElementType::Array => lossy(element.value, element.kind),
+        ElementType::String => match element.as_string_bytes() {
+            Some(text) => String::from_utf8_lossy(text).into(),
+            None => unreadable(element.kind),
+        },
+        kind => decoded(element).map_or_else(|| unreadable(kind), |value| as_json(&value)),
+    }
+}
+
+fn decoded(element: &Element<'_>) -> Option<RawBson> {
+    let mut alone = Builder::new();
+    alone.element(element);
+    let alone = RawDocumentBuf::from_bytes(alone.finish()).ok()?;
+    let (_, value) = alone.iter().next()?.ok()?;
+    Some(value.into())
+}
+
+fn unreadable(kind: ElementType) -> Value {
+    format!("(a value of type {} that can't be decoded)", type_name(kind)).into()
 }
 
 #[cfg(test)]
@@ -24,5 +75,19 @@ mod tests {
         assert_eq!(shown(RawBson::Document(rawdoc! { "a": 1 })), r#"{"a":1}"#);
         let id = bson::oid::ObjectId::from_bytes([1; 12]);
         assert_eq!(shown(RawBson::ObjectId(id)), r#"{"$oid":"010101010101010101010101"}"#);
+    }
+
+    #[test]
+    fn text_that_isnt_utf_8_is_shown_without_debug_output() {
+        let mut bytes = rawdoc! { "a": [{ "b": "xx" }], "n": 7_i64, "c": "ok" }
+            .as_bytes()
+            .to_vec();
+        let place = bytes.windows(3).position(|window| window == b"xx\0").unwrap();
+        bytes[place] = 0xff;
+        let broken = RawDocumentBuf::from_bytes(bytes).unwrap();
+        assert_eq!(
+            as_json(&RawBson::Document(broken)).to_string(),
+            "{\"a\":[{\"b\":\"\u{fffd}x\"}],\"c\":\"ok\",\"n\":7}"
+        );
     }
 }

@@ -3,12 +3,14 @@
 //! Each connection is a task of its own. When it drains, it accepts no more clients. Existing connections end as soon
 //! as they may; at the deadline, the others are cut off.
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout_at;
 use tracing::{debug, info, warn};
 
@@ -17,19 +19,21 @@ use crate::session::{self, Service, Stage};
 /// Serves clients until `stage` is draining and the last connection has ended. At the deadline of that stage, or once
 /// the sender of `stage` is gone, it cuts off all connections. Returns whether all connections ended by themselves.
 pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Receiver<Stage>) -> bool {
-    let mut sessions = JoinSet::new();
+    let mut clients = ClientTasks::default();
     let mut stopping = stage.clone();
     let mut next_id = 0_u64;
     let drain = loop {
         tokio::select! {
             drain = session::draining(&mut stopping) => break drain,
             // Ended tasks are collected here, so that the set does not grow with every past client.
-            Some(ended) = sessions.join_next(), if !sessions.is_empty() => note_broken(ended, &service),
+            Some(()) = clients.join_next(&service), if !clients.tasks.is_empty() => {}
             accepted = listener.accept() => match accepted {
-                Ok((client, peer)) if sessions.len() < service.limits().max_connections => {
+                Ok((client, peer)) if clients.tasks.len() < service.limits().max_connections => {
                     next_id += 1;
                     debug!(connection = next_id, %peer, "connection accepted");
-                    sessions.spawn(session::run(client, next_id, Arc::clone(&service), stage.clone()));
+                    let client = session::run(client, (next_id, peer), Arc::clone(&service), stage.clone());
+                    let task = clients.tasks.spawn(client);
+                    clients.names.insert(task.id(), (next_id, peer));
                 }
                 Ok((client, peer)) => {
                     service.metrics.connections.refused.inc();
@@ -44,36 +48,54 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
         }
     };
     drop(listener);
-    info!(connections = sessions.len(), "draining");
+    info!(connections = clients.tasks.len(), "draining");
     let Some(drain) = drain else {
-        sessions.shutdown().await;
+        clients.tasks.shutdown().await;
         return false;
     };
     let drained = timeout_at(drain.until(), async {
-        while let Some(ended) = sessions.join_next().await {
-            note_broken(ended, &service);
-        }
+        while clients.join_next(&service).await.is_some() {}
     });
     let is_drained = drained.await.is_ok();
     if !is_drained {
         warn!(
-            connections = sessions.len(),
+            connections = clients.tasks.len(),
             "connections cut off at the end of the drain time"
         );
-        sessions.shutdown().await;
+        clients.tasks.shutdown().await;
     }
     is_drained
 }
 
-fn refuse(client: TcpStream, peer: std::net::SocketAddr) {
+fn refuse(client: TcpStream, peer: SocketAddr) {
     warn!(%peer, "connection refused because the limit of connections is reached");
     drop(client);
 }
 
-/// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
-fn note_broken(ended: Result<(), tokio::task::JoinError>, service: &Service) {
-    if let Err(error) = ended {
-        service.writes.note_in_doubt();
-        tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
+/// The tasks of the connections, and the client of each.
+#[derive(Default)]
+struct ClientTasks {
+    tasks: JoinSet<()>,
+    names: HashMap<Id, (u64, SocketAddr)>,
+}
+
+impl ClientTasks {
+    /// Waits until one has ended; `None` if there is none.
+    async fn join_next(&mut self, service: &Service) -> Option<()> {
+        let ended = self.tasks.join_next_with_id().await?;
+        let task = ended.as_ref().map_or_else(JoinError::id, |(task, ())| *task);
+        let client = self.names.remove(&task);
+        if let Err(error) = ended {
+            note_broken(&error, client, service);
+        }
+        Some(())
     }
+}
+
+/// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
+fn note_broken(error: &JoinError, client: Option<(u64, SocketAddr)>, service: &Service) {
+    service.writes.note_in_doubt();
+    let (id, peer) = client.unzip();
+    let peer = peer.map(|peer| peer.to_string());
+    tracing::error!(id, peer, %error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
 }

@@ -4,6 +4,8 @@
 //! that short lives between two scrapes are visible, too. Labels are enums of this file or names of configured
 //! constraints, never client input. So the configuration alone sets the number of series, however many clients connect.
 
+mod upstream;
+
 use std::sync::Arc;
 
 use prometheus::core::Collector;
@@ -12,6 +14,8 @@ use prometheus::{
 };
 
 use crate::constraint::Constraint;
+
+pub use upstream::UpstreamMetrics;
 
 /// From half a millisecond, which no majority write undercuts, to more than the longest lease.
 const SECONDS_BUCKETS: [f64; 13] = [
@@ -39,6 +43,8 @@ pub struct Metrics {
     pub buffered_bytes: IntGauge,
     /// Certificates for clients' connections.
     pub certificates: Certificates,
+    /// The deployment.
+    pub upstream: UpstreamMetrics,
     reservations: IntCounterVec,
     released: IntCounterVec,
     takeovers: IntCounterVec,
@@ -285,6 +291,7 @@ impl Metrics {
             commands: CommandMetrics::new(&make),
             config: ReloadMetrics::new(&make),
             group_commit: GroupCommit::new(&make),
+            upstream: UpstreamMetrics::new(&make),
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
             reservations: make.of_constraint("reservations_total", "Reservations written."),
             released: make.of_constraint("released_total", "Reservations released."),
@@ -510,7 +517,8 @@ mod tests {
             let (name, kind) = (words.next().unwrap(), words.next().unwrap());
             assert!(name.starts_with("keyward_"), "{name}");
             assert_eq!(kind == "counter", name.ends_with("_total"), "{name} is a {kind}");
-            assert_eq!(kind == "histogram", name.ends_with("_seconds"), "{name} is a {kind}");
+            let is_duration = name.ends_with("_seconds") && !name.ends_with("_timestamp_seconds");
+            assert_eq!(kind == "histogram", is_duration, "{name} is a {kind}");
         }
     }
 }

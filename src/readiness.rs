@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Obstacle {
     /// The process is still starting.
     Startup,
-    /// The deployment can't be reached, or refuses Keyward.
+    /// No server of the deployment that clients could be connected to answers.
     Upstream,
+    /// The deployment doesn't carry out Keyward's own commands.
+    Deployment,
     /// Keyward's own user lacks privileges that it needs.
     Privileges,
     /// This Keyward may be missing in the register of Keywards.
@@ -26,6 +28,7 @@ impl fmt::Display for Obstacle {
         match self {
             Obstacle::Startup => f.write_str("startup"),
             Obstacle::Upstream => f.write_str("upstream"),
+            Obstacle::Deployment => f.write_str("deployment"),
             Obstacle::Privileges => f.write_str("privileges"),
             Obstacle::Register => f.write_str("register"),
             Obstacle::Draining => f.write_str("draining"),

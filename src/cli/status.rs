@@ -43,13 +43,21 @@ pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
             }
         }
         Err(error) => {
-            eprintln!("error: {admin} doesn't answer as a Keyward's admin port does: {error}");
+            eprintln!("keyward: {admin} doesn't answer as a Keyward's admin port does: {error}");
             Exit::Unsure
         }
     }
 }
 
-fn ask(admin: SocketAddr) -> Result<(bool, String), ureq::Error> {
+fn ask(admin: SocketAddr) -> Result<(bool, String), String> {
+    let (is_ready, lines) = read(admin).map_err(|error| error.to_string())?;
+    match lines.starts_with(if is_ready { "ready" } else { "not ready" }) {
+        true => Ok((is_ready, lines)),
+        false => Err("its page /status is another one".to_owned()),
+    }
+}
+
+fn read(admin: SocketAddr) -> Result<(bool, String), ureq::Error> {
     let agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)

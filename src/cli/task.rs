@@ -65,7 +65,7 @@ impl Task {
         let upstream = Upstream::new(self.config.upstream.uri())
             .await
             .map_err(StartError::from)?;
-        let answered = prepare::ping(upstream.client()).await;
+        let answered = upstream.reporting_silence(prepare::ping(upstream.client())).await;
         answered.map_err(|error| StartError::Prepare(error.into()))?;
         Ok(upstream.client().clone())
     }

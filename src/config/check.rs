@@ -482,8 +482,8 @@ mod tests {
             keyward.yaml:2:1: upstream: not a MongoDB connection string: unsupported connection string scheme: http\n\
             keyward.yaml:4:5: constraints[0].collection: missing; which collection, as database.collection?\n\
             keyward.yaml:4:5: constraints[0].key: missing; which fields must be unique, as createIndex writes it: { email: 1 }\n\
-            keyward.yaml:5:8: log.level: invalid type: integer `3`, expected a string\n\
-            keyward.yaml:5:18: log.colour: unknown field `colour`, expected `format` or `level`";
+            keyward.yaml:5:8: log.level: must be text, not the number 3\n\
+            keyward.yaml:5:18: log.colour: unknown setting `colour`; known here: format, level";
         assert_eq!(problems.unwrap_err().to_string(), expected);
     }
 }

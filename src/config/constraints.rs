@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use bson::{Bson, doc};
+
 use super::check::FoundProblems;
 use super::problem::SettingPath;
 use super::raw::{RawConstraint, RawSharding, RawStrategy};
@@ -54,8 +56,9 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
             "missing; which fields must be unique, as createIndex writes it: { email: 1 }",
         );
     }
+    let has_key = raw.key.is_some();
     let spec = IndexSpec {
-        key: raw.key?,
+        key: raw.key.unwrap_or_default(),
         name: raw.name,
         sparse: raw.sparse.unwrap_or_default(),
         partial_filter_expression: raw.partial_filter_expression,
@@ -71,7 +74,14 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
         route: raw.route.unwrap_or_default(),
         client_entry: None,
     };
-    match Constraint::new(namespace?, spec.clone()) {
+    let faults = faults_of_parts(&spec, &path);
+    if !faults.is_empty() {
+        for (setting, reason) in faults {
+            found.refuse(setting, reason);
+        }
+        return None;
+    }
+    match Constraint::new(namespace.filter(|_| has_key)?, spec.clone()) {
         Ok(constraint) if let Some(reason) = constraint.unroutable().filter(|_| constraint.routes()) => {
             found.refuse(path.field("route"), format!("it has no effect: {reason}"));
             None
@@ -82,6 +92,63 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
             None
         }
     }
+}
+
+/// What is wrong with each part of a specification by itself. [`Constraint::new`] stops at the first fault.
+fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, String)> {
+    let fault = |part: IndexSpec| Constraint::new(Namespace::new("database", "collection"), part).err();
+    let plain = || IndexSpec {
+        key: doc! { "field": 1 },
+        ..IndexSpec::default()
+    };
+    let mut faults = Vec::new();
+    for (field, value) in &spec.key {
+        let alone = IndexSpec {
+            key: doc! { field: value.clone() },
+            ..IndexSpec::default()
+        };
+        if let Some(error) = fault(alone) {
+            let reason = match (&error, value) {
+                (SpecError::Refused { .. }, Bson::String(text)) if !text.is_empty() => {
+                    format!("must be 1 (ascending) or -1 (descending), not the text \"{text}\"")
+                }
+                _ => error.to_string(),
+            };
+            faults.push((path.field("key").field(field), reason));
+        }
+    }
+    let parts = [
+        (
+            "name",
+            spec.name.is_some(),
+            IndexSpec {
+                name: spec.name.clone(),
+                ..plain()
+            },
+        ),
+        (
+            "partialFilterExpression",
+            spec.partial_filter_expression.is_some(),
+            IndexSpec {
+                partial_filter_expression: spec.partial_filter_expression.clone(),
+                ..plain()
+            },
+        ),
+        (
+            "collation",
+            spec.collation.is_some(),
+            IndexSpec {
+                collation: spec.collation.clone(),
+                ..plain()
+            },
+        ),
+    ];
+    for (setting, is_given, part) in parts {
+        if let Some(error) = is_given.then(|| fault(part)).flatten() {
+            faults.push((path.field(setting), error.to_string()));
+        }
+    }
+    faults
 }
 
 /// The setting that a refusal is about.
@@ -211,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn all_faults_of_one_constraint_are_found_at_once() {
+        let found = problems(
+            "  - { collection: users, key: { a: \"1\", b: 0, c: text, d: 1 }, name: a$b, collation: { locale: da }, \
+             partialFilterExpression: { x: { $regex: a } } }\n",
+        );
+        for part in [
+            "constraints[0].collection: ",
+            "constraints[0].key.a: must be 1 (ascending) or -1 (descending), not the text \"1\"",
+            "constraints[0].key.b: Values in the index key pattern cannot be 0",
+            "constraints[0].key.c: an index of type 'text'",
+            "constraints[0].name: ",
+            "constraints[0].collation: ",
+            "constraints[0].partialFilterExpression: ",
+        ] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+        assert_eq!(found.lines().count(), 7, "{found}");
+    }
+
+    #[test]
     fn a_refusal_names_the_setting_it_is_about() {
         for (constraint, start) in [
             (
@@ -225,10 +312,13 @@ mod tests {
                 "{ collection: a.keyward.b.c, key: { x: 1 } }",
                 "f:3:7: constraints[0].collection: ",
             ),
-            ("{ collection: a.b, key: { x: text } }", "f:3:24: constraints[0].key: "),
+            (
+                "{ collection: a.b, key: { x: text } }",
+                "f:3:31: constraints[0].key.x: an index of type",
+            ),
             (
                 "{ collection: a.b, key: { x: 0 } }",
-                "f:3:5: constraints[0]: Values in the index key pattern",
+                "f:3:31: constraints[0].key.x: Values in the index key pattern",
             ),
             (
                 "{ collection: a.b, key: { x: 1 }, name: a$b }",

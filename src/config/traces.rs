@@ -98,7 +98,7 @@ mod tests {
             ),
             (
                 "{ endpoint: 'http://c/v1/traces', ratio: 1 }",
-                "traces.ratio: unknown field",
+                "traces.ratio: unknown setting `ratio`; did you mean `sampling_ratio`?",
             ),
         ] {
             let refused = read(&format!("traces: {traces}")).unwrap_err();

@@ -65,13 +65,18 @@ pub enum ReservationIdError {
     #[error("a reservation's _id doesn't have the constraint's fields")]
     Shape,
     /// Its `h` isn't the bucket of its `k`, so this version of Keyward didn't write it.
-    #[error("a reservation's _id has h {found:?}, its key has {expected:?}")]
+    #[error("a reservation's _id has h {}, its key has {}", shown(found), shown(expected))]
     Bucket {
         /// The bucket in the `_id`.
         found: Option<i64>,
         /// The bucket of the key.
         expected: Option<i32>,
     },
+}
+
+/// The bucket, if there is one.
+fn shown(bucket: &Option<impl ToString>) -> String {
+    bucket.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
 }
 
 impl Key {

@@ -257,7 +257,7 @@ fn direction(element: &Element<'_>) -> Result<bool, SpecError> {
         None => refused(format!(
             "Values in v:2 index key pattern cannot be of type {}. Only numbers > 0, numbers < 0, and strings are \
              allowed.",
-            super::type_name(element.kind)
+            crate::server::type_name(element.kind)
         )),
     }
 }

@@ -155,32 +155,14 @@ impl CheckError {
     pub fn into_outcome(self) -> CheckOutcome {
         match self {
             CheckError::Driver(error) if driver::code_of(&error) == Some(code::UNAUTHORIZED) => {
-                CheckOutcome::Skipped(format!("the user lacks a privilege: {}", text(&error)))
+                CheckOutcome::Skipped(format!("the user lacks a privilege: {}", driver::in_words(&error)))
             }
-            CheckError::Driver(error) => CheckOutcome::Failed(text(&error)),
+            CheckError::Driver(error) => CheckOutcome::Failed(driver::in_words(&error)),
             CheckError::Late => CheckOutcome::Failed("no answer came in time".to_owned()),
             CheckError::Interrupted => CheckOutcome::Skipped("interrupted".to_owned()),
             CheckError::Impossible(why) => CheckOutcome::Skipped(why),
             CheckError::Unexpected(what) | CheckError::Transient(what) => CheckOutcome::Failed(what),
         }
-    }
-}
-
-/// The server's own words, where it has answered.
-pub fn text(error: &Error) -> String {
-    match &*error.kind {
-        mongodb::error::ErrorKind::Command(refused) => {
-            // The server repeats the whole command where the user lacks a privilege.
-            let message = match refused.message.split_once(" to execute command { ") {
-                Some((lacking, command)) => {
-                    let name = command.split(':').next().unwrap_or_default();
-                    format!("{lacking} to execute {name}")
-                }
-                None => refused.message.clone(),
-            };
-            format!("{message} ({})", refused.code)
-        }
-        _ => error.to_string(),
     }
 }
 

@@ -59,7 +59,8 @@ pub async fn examine(config: &Config, is_interrupted: Arc<AtomicBool>, show: &mu
         }
     };
     let mut scratch = Scratch::new(&upstream, config, is_interrupted);
-    let outcome = match ended(connection::answers(&mut scratch, &upstream).await) {
+    let answering = upstream.reporting_silence(connection::answers(&mut scratch, &upstream));
+    let outcome = match ended(answering.await) {
         // Nothing can be examined then.
         CheckOutcome::Skipped(why) => CheckOutcome::Failed(why),
         outcome => outcome,

@@ -266,7 +266,7 @@ impl Scratch {
             Ok(places) => Ok(places),
             Err(CheckError::Impossible(why)) => Err(why),
             Err(CheckError::Driver(error)) => {
-                Err(format!("a collection over two shards: {}", super::check::text(&error)))
+                Err(format!("a collection over two shards: {}", driver::in_words(&error)))
             }
             Err(CheckError::Interrupted) => return Err(CheckError::Interrupted),
             Err(_) => Err("a collection over two shards: no answer that can be used".to_owned()),
@@ -360,7 +360,7 @@ impl Scratch {
 
 fn left_by(error: CheckError) -> String {
     match error {
-        CheckError::Driver(error) => super::check::text(&error),
+        CheckError::Driver(error) => driver::in_words(&error),
         _ => "no answer came in time".to_owned(),
     }
 }

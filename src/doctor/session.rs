@@ -5,7 +5,7 @@ use bson::{Document, doc};
 use mongodb::ClientSession;
 use mongodb::error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR};
 
-use super::check::{CheckError, text};
+use super::check::CheckError;
 use super::scratch::Scratch;
 use crate::server::driver;
 
@@ -40,7 +40,7 @@ impl ScratchAnswer {
                     reply: Document::new(),
                     code: Some(refused.code),
                     is_transient: error.contains_label(TRANSIENT_TRANSACTION_ERROR),
-                    text: text(&error),
+                    text: driver::in_words(&error),
                 }),
                 _ => Err(error),
             },

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Bson, Decimal128, Document, doc};
 
-use super::check::{CheckError, CheckOutcome, text};
+use super::check::{CheckError, CheckOutcome};
 use super::scratch::Scratch;
 use crate::server::{code, driver};
 use crate::upstream::is_named;
@@ -99,7 +99,7 @@ async fn moved(scratch: &Scratch, command: Document) -> Result<(), CheckError> {
                 tokio::time::sleep(BUSY_PAUSE).await;
             }
             Err(CheckError::Driver(error)) => {
-                let why = format!("no chunk can be moved: {}", text(&error));
+                let why = format!("no chunk can be moved: {}", driver::in_words(&error));
                 return Err(CheckError::Impossible(why));
             }
             Err(error) => return Err(error),
@@ -113,7 +113,7 @@ fn allowed(reply: Result<Document, CheckError>) -> Result<Document, CheckError> 
     match reply {
         Err(CheckError::Driver(error)) => Err(CheckError::Impossible(format!(
             "no chunk can be split: {}",
-            text(&error)
+            driver::in_words(&error)
         ))),
         other => other,
     }

@@ -2,6 +2,7 @@
 //!
 //! A deployment that doesn't answer may come up after Keyward, so only an error that is final ends the wait.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use super::StartError;
 use super::clients::FollowedList;
 use crate::catalog::Catalog;
 use crate::config::Config;
-use crate::constraint::Constraint;
 use crate::fleet::{self, EntryTerms, Membership};
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, WaitingConstraint};
@@ -31,9 +31,17 @@ pub(super) async fn resolved(config: &Config, readiness: &Readiness) -> Result<U
     loop {
         match Upstream::new(config.upstream.uri()).await {
             Err(SetupError::Uri(error)) if matches!(*error.kind, ErrorKind::DnsResolve { .. }) => {
-                wait_after(&error.into(), config, readiness).await;
+                let reason = driver::in_words(&error);
+                if !readiness.obstacles().contains(&(Obstacle::Upstream, reason.clone())) {
+                    tracing::warn!(upstream = %config.upstream, reason, "the deployment does not answer");
+                    readiness.block(Obstacle::Upstream, reason);
+                }
+                tokio::time::sleep(RETRY).await;
             }
-            result => return Ok(result?),
+            result => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(result?);
+            }
         }
     }
 }
@@ -44,11 +52,10 @@ pub(super) async fn await_answer(
     config: &Config,
     readiness: &Readiness,
 ) -> Result<(), StartError> {
-    readiness.block(Obstacle::Upstream, format!("no answer from {} yet", config.upstream));
     loop {
         match prepare::ping(upstream.client()).await {
             Ok(()) => {
-                readiness.unblock(&Obstacle::Upstream);
+                readiness.unblock(&Obstacle::Deployment);
                 return Ok(());
             }
             Err(error) if is_refusal(&error) => return Err(StartError::Refused(error)),
@@ -79,18 +86,18 @@ pub(super) async fn await_privileges(
 
 /// Checks the privileges again for as long as Keyward runs. A privilege that is revoked later, or a deployment that
 /// stops answering, is reported in the same way.
-pub(super) async fn follow_privileges(service: Arc<Service>, constraints: Vec<Arc<Constraint>>, readiness: Readiness) {
+pub(super) async fn follow_privileges(service: Arc<Service>, config: Config, readiness: Readiness) {
     let mut pause = PRIVILEGES_EVERY;
     loop {
         tokio::time::sleep(pause).await;
-        pause = match prepare::privileges::missing(service.upstream.client(), &constraints).await {
+        pause = match prepare::privileges::missing(service.upstream.client(), &config.constraints).await {
             Ok(missing) => {
-                readiness.unblock(&Obstacle::Upstream);
+                readiness.unblock(&Obstacle::Deployment);
                 show_privileges(&missing, &readiness);
                 PRIVILEGES_EVERY
             }
             Err(error) => {
-                readiness.block(Obstacle::Upstream, error.to_string());
+                show_failure(&error, &config.upstream, &readiness);
                 RETRY
             }
         };
@@ -138,7 +145,7 @@ pub(super) async fn joined(
         let terms = EntryTerms::of(config.lease).hastened();
         match Membership::join(upstream.client(), config.listen.to_string(), terms, follows_clients).await {
             Ok(membership) => {
-                readiness.unblock(&Obstacle::Upstream);
+                readiness.unblock(&Obstacle::Deployment);
                 return Ok(membership);
             }
             Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
@@ -158,7 +165,7 @@ pub(super) async fn remembers(
     loop {
         match reports_retries_of(upstream, membership).await {
             Ok(Some(true)) => {
-                readiness.unblock(&Obstacle::Upstream);
+                readiness.unblock(&Obstacle::Deployment);
                 return Ok(());
             }
             Ok(Some(false)) => return Err(StartError::Refused(StoreError::Forgetful)),
@@ -209,7 +216,7 @@ pub(super) async fn prepared(
         };
         match prepared.await {
             Ok(prepared) => {
-                readiness.unblock(&Obstacle::Upstream);
+                readiness.unblock(&Obstacle::Deployment);
                 return Ok(prepared);
             }
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
@@ -218,10 +225,19 @@ pub(super) async fn prepared(
     }
 }
 
+/// Shows `error` in `/readyz` and in the log, and waits a moment.
 async fn wait_after(error: &StoreError, config: &Config, readiness: &Readiness) {
-    readiness.block(Obstacle::Upstream, error.to_string());
-    tracing::warn!(%error, upstream = %config.upstream, "the deployment does not answer");
+    show_failure(error, &config.upstream, readiness);
     tokio::time::sleep(RETRY).await;
+}
+
+/// Shows `error` in `/readyz`, and in the log if it is a new one.
+fn show_failure(error: &dyn Display, upstream: &dyn Display, readiness: &Readiness) {
+    let shown = (Obstacle::Deployment, error.to_string());
+    if !readiness.obstacles().contains(&shown) {
+        tracing::warn!(%error, %upstream, "the deployment does not carry out Keyward's commands");
+        readiness.block(shown.0, shown.1);
+    }
 }
 
 /// Whether another try would get the same answer: the user, the password or the rights are wrong, or the server is old.

@@ -5,6 +5,7 @@
 
 mod clients;
 mod deployment;
+mod reachability;
 
 use std::convert::Infallible;
 use std::io;
@@ -70,8 +71,9 @@ pub struct Instance {
     auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
-    /// The tasks that follow shard keys and certificates, and the one that renews the entry in the register.
-    following: [Background; 3],
+    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, and the one that renews the entry in
+    /// the register.
+    following: [Background; 4],
     pages: Pages,
 }
 
@@ -123,7 +125,8 @@ impl Instance {
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let tls = config.tls.clone().map(tls::Acceptor::new).transpose()?.map(Arc::new);
-        let upstream = resolved(config, &readiness).await?;
+        let upstream = resolved(config, &readiness).await?.counted(metrics.upstream.clone());
+        let reaching = reaching(&upstream, config, &readiness, &metrics);
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
@@ -165,7 +168,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [shard_keys, certificates, renewing],
+            following: [shard_keys, certificates, renewing, reaching],
             pages,
         })
     }
@@ -200,8 +203,8 @@ impl Instance {
                 metrics.applied.inc();
                 metrics.generation.inc();
                 metrics.is_refused.set(0);
-                let (added, removed) = (&changes.added, &changes.removed);
-                tracing::info!(?added, ?removed, "configuration reloaded");
+                let (added, removed) = (changes.added.join(", "), changes.removed.join(", "));
+                tracing::info!(added, removed, "configuration reloaded");
                 for setting in &changes.needs_restart {
                     tracing::warn!(setting, "changed, but stays as it is until the next start");
                 }
@@ -393,6 +396,13 @@ fn following(service: &Arc<Service>) -> [Background; 2] {
     [shard_keys, certificates].map(Background)
 }
 
+/// The task that follows whether the deployment can be reached.
+fn reaching(upstream: &Upstream, config: &Config, readiness: &Readiness, metrics: &Metrics) -> Background {
+    let (upstream, name) = (upstream.clone(), config.upstream.to_string());
+    let following = reachability::follow(upstream, name, readiness.clone(), metrics.upstream.clone());
+    Background(tokio::spawn(following))
+}
+
 fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
     let (client, service) = (service.upstream.client().clone(), service.clone());
     let current = move || service.writes.catalog().clone();
@@ -410,8 +420,8 @@ fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
 }
 
 fn following_privileges(service: &Arc<Service>, config: &Config, readiness: &Readiness) -> Background {
-    let (service, constraints) = (service.clone(), config.constraints.clone());
-    Background(tokio::spawn(follow_privileges(service, constraints, readiness.clone())))
+    let (service, config) = (service.clone(), config.clone());
+    Background(tokio::spawn(follow_privileges(service, config, readiness.clone())))
 }
 
 /// A task that stops at any point when this is dropped.

@@ -138,7 +138,7 @@ async fn spread(client: &Client, namespace: &Namespace, shards: &[String]) -> Re
         for command in missing(client, namespace, shards).await? {
             // Another Keyward may be doing the same: only the final places of the chunks count.
             if let Err(error) = client.database("admin").run_command(command).await {
-                failure = Some(error.to_string());
+                failure = Some(driver::in_words(&error));
             }
         }
         let Some(failure) = failure else { return Ok(()) };

@@ -41,6 +41,7 @@ use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
 use crate::reply::Times;
 use crate::reservation::Token;
+use crate::server::driver;
 use crate::traces::{ProxyRequest, asking};
 use crate::upstream::WIRE_VERSION_MIN;
 
@@ -75,7 +76,7 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The driver failed, or the server refused.
-    #[error("{0}")]
+    #[error("{}", driver::in_words(.0))]
     Driver(#[from] mongodb::error::Error),
     /// No answer came in time. It is unknown whether the command took effect, or still will.
     #[error("no answer within {} s", .0.as_secs_f32())]

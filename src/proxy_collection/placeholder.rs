@@ -24,7 +24,7 @@ use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::Key;
 use crate::reservation::Scope;
 use crate::server::code;
-use crate::server::driver::{error_code, first_write_error};
+use crate::server::driver::{error_code, first_write_error, write_error_in_words};
 use crate::upstream::CollectionSharding;
 
 /// The outcome of a takeover.
@@ -237,7 +237,8 @@ fn count(reply: &Document) -> Result<i32, StoreError> {
 }
 
 fn refused(error: &Document) -> StoreError {
-    tracing::warn!(%error, "the placeholder of an absent owner was refused");
+    let error = write_error_in_words(error);
+    tracing::warn!(error, "the placeholder of an absent owner was refused");
     StoreError::Unexpected("the placeholder of an absent owner")
 }
 

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::StoreError;
 use super::time_out::within;
 use crate::constraint::bytes_of_hex;
-use crate::server::driver::first_write_error;
+use crate::server::driver::{first_write_error, in_words};
 
 /// How many strings one command asks for; each has a field of its own in the index.
 const FIELDS: usize = 8;
@@ -82,7 +82,10 @@ impl SortKeys {
         let unexpected = StoreError::Unexpected("the reply to a question for sort keys");
         let sort_keys = sort_keys(&reply?, strings.len()).ok_or(unexpected)?;
         if let Err(error) = aborted {
-            tracing::debug!(%error, "a transaction that stored nothing could not be aborted");
+            tracing::debug!(
+                error = in_words(&error),
+                "a transaction that stored nothing could not be aborted"
+            );
         }
         Ok(sort_keys)
     }

@@ -1,7 +1,11 @@
 //! Reads the fields of replies, and of their errors, that the driver has decoded.
 
+mod in_words;
+
 use bson::{Bson, Document};
 use mongodb::error::{Error, ErrorKind};
+
+pub use in_words::{in_words, write_error_in_words};
 
 use super::code;
 

@@ -8,3 +8,6 @@ pub mod code;
 pub mod cursor;
 pub mod driver;
 pub mod reply;
+mod type_name;
+
+pub use type_name::type_name;

@@ -58,8 +58,9 @@ pub enum End {
     NotPrimary,
     /// The client sends a longer message than it may before it has authenticated.
     #[error(
-        "the client has begun a message that is longer than the {1} bytes that it may have before it has authenticated \
-         (limits.max_unauthenticated_message_bytes): {0:?}"
+        "the client has begun a message of {length} bytes, and it may have {1} before it has authenticated \
+         (limits.max_unauthenticated_message_bytes)",
+        length = .0.length
     )]
     TooLong(Header, usize),
     /// No first message came in time.

@@ -12,7 +12,7 @@ use bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use mongodb::Client;
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, timeout, timeout_at};
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, warn};
 
 use crate::raw::Doc;
 use crate::server::{code, driver};
@@ -34,7 +34,7 @@ pub(super) async fn end(connection: &mut Connection, upstream: &Upstream) {
         return;
     };
     let command = command(session, connection.users());
-    let ending = tokio::spawn(end_session(upstream.client().clone(), command));
+    let ending = tokio::spawn(end_session(upstream.client().clone(), command).in_current_span());
     let _ = timeout(PATIENCE, ending).await;
 }
 
@@ -49,7 +49,7 @@ async fn end_session(client: Client, command: Document) {
             Ok(Err(error)) => match driver::code_of(&error) {
                 Some(code::UNAUTHORIZED) => break "its user lacks killAnySession on the cluster".to_owned(),
                 _ if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
-                _ => break error.to_string(),
+                _ => break driver::in_words(&error),
             },
             Err(_) => break format!("no answer within {}", humantime::format_duration(ENDING_MAX)),
         }

@@ -5,6 +5,7 @@
 //! on. So replies keep their order, and nothing else ever uses the upstream connection meanwhile. Any doubt about where
 //! a message begins or what a reply answers ends both connections.
 
+mod client_span;
 mod closing;
 mod cursor_id;
 mod drain;
@@ -22,6 +23,7 @@ mod timer;
 mod unpacking;
 mod work_time;
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -48,6 +50,7 @@ use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, MESSAGE_BYTES_MAX};
 use crate::write::{self, CatalogEpoch};
+use client_span::ClientSpan;
 use notice::{Notice, Notices};
 use replies::Replies;
 use requests::Requests;
@@ -158,6 +161,8 @@ impl Service {
 #[derive(Debug)]
 struct Session {
     service: Arc<Service>,
+    /// Names the client in the log.
+    client_span: ClientSpan,
     client_in: Incoming,
     client_out: Outgoing,
     upstream: Connection,
@@ -197,21 +202,28 @@ type Noticing<F> = Pin<Box<F>>;
 
 /// Serves a client until its connection ends; once `stage` is draining, until it may go.
 ///
-/// `id` names the connection in the logs.
-pub async fn run(client: TcpStream, id: u64, service: Arc<Service>, stage: watch::Receiver<Stage>) {
+/// `id` and `peer` name the connection in the logs.
+pub async fn run(
+    client: TcpStream,
+    (id, peer): (u64, SocketAddr),
+    service: Arc<Service>,
+    stage: watch::Receiver<Stage>,
+) {
     let _open = service.metrics.connections.open();
     let limits = service.limits();
-    let end = match greet(client, &service, &limits, stage.clone()).await {
+    let client_span = ClientSpan::of(id, peer);
+    let greeting = greet(client, &service, &limits, stage.clone());
+    let end = match client_span.around(greeting).await {
         Ok(connections) => {
-            let (session, epochs) = Session::of(connections, service, limits);
+            let (session, epochs) = Session::of(connections, client_span.clone(), service, limits);
             session.pump(stage, epochs).await
         }
         Err(end) => end,
     };
-    match end.is_remarkable() {
-        true => warn!(connection = id, reason = %end, "connection ended"),
-        false => debug!(connection = id, reason = %end, "connection ended"),
-    }
+    client_span.log(|| match end.is_remarkable() {
+        true => warn!(reason = %end, "connection ended"),
+        false => debug!(reason = %end, "connection ended"),
+    });
 }
 
 /// Accepts the client's connection, waits for its first message, and connects to upstream for it.
@@ -251,6 +263,7 @@ async fn greet(
 impl Session {
     fn of(
         (client_in, client_out, mut upstream): (Incoming, Outgoing, Connection),
+        client_span: ClientSpan,
         service: Arc<Service>,
         limits: Limits,
     ) -> (Self, watch::Receiver<CatalogEpoch>) {
@@ -268,6 +281,7 @@ impl Session {
                 false => Rights::no_less_than_keywards(),
             },
             service,
+            client_span,
             client_in,
             client_out,
             upstream,
@@ -316,7 +330,8 @@ impl Session {
             };
             if let Some(end) = ended {
                 if end.may_have_lost_upstream() {
-                    left_open::end(&mut self.upstream, &self.service.upstream).await;
+                    let ending = left_open::end(&mut self.upstream, &self.service.upstream);
+                    self.client_span.around(ending).await;
                 }
                 let end = closing::close(end, &mut self.client_in, &mut self.client_out).await;
                 if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {

@@ -57,6 +57,7 @@ impl Session {
         let context = request.parsed.as_ref().map(RequestContext::of).unwrap_or_default();
         self.in_transaction = context.leaves_transaction();
         note_transaction(&context, &self.service, self.replies.is_authenticated());
+        self.client_span.note(&request, &context);
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
@@ -82,7 +83,8 @@ impl Session {
                 epoch: &mut self.epoch,
                 is_unanswered: &mut self.is_unanswered,
             };
-            let action = span.around(handler.handle(judged, self.last_reply_id)).await?;
+            let handling = span.around(handler.handle(judged, self.last_reply_id));
+            let action = self.client_span.around(handling).await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }

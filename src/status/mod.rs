@@ -63,10 +63,16 @@ impl Status {
             0 => "none yet".to_owned(),
             count => format!("{:.2} ms on average", seconds.get_sample_sum() * 1e3 / count as f64),
         };
+        let (is_reached, since) = admin.metrics.upstream.reachable();
+        let reached = if is_reached { "yes" } else { "no" };
         let facts = vec![
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("up for", humantime::format_duration(up).to_string()),
             ("upstream", admin.about.upstream.clone()),
+            (
+                "reached",
+                format!("{reached}, for {}", humantime::format_duration(since)),
+            ),
             (
                 "connections",
                 format!("{open} open, {} refused", connections.refused.get()),

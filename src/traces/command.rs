@@ -90,11 +90,16 @@ impl CommandSpan {
 /// Notes on the span that this runs in what the reply with this `body` says.
 pub fn note_outcome(body: &[u8]) {
     let span = Span::current();
-    if !span.is_none()
+    if is_traced(&span)
         && let Ok(body) = Doc::new(body)
     {
         note(&span, body);
     }
+}
+
+/// Whether `span` is a trace's, and not one of the log's.
+pub(super) fn is_traced(span: &Span) -> bool {
+    span.metadata().is_some_and(|metadata| metadata.target() == TARGET)
 }
 
 /// A span without names; while traces are off, one look at what was found out when this was first called.

@@ -6,7 +6,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
 
 use super::TARGET;
-use super::command::note;
+use super::command::{is_traced, note};
 use crate::constraint::Constraint;
 use crate::raw::Doc;
 
@@ -107,6 +107,7 @@ impl UpstreamSpan {
     }
 }
 
+/// Whether what runs now is traced. The current span may be one of the log's.
 fn is_in_command() -> bool {
-    !Span::current().is_none()
+    is_traced(&Span::current())
 }

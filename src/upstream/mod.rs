@@ -4,6 +4,7 @@
 //! one of them, encrypted as the driver's, and stays there ([`Connection`]). Connecting has a time limit.
 
 mod connection;
+mod probe;
 mod shard_keys;
 mod statement_memory;
 mod topology;
@@ -20,15 +21,20 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub use connection::{Connection, ConnectionError, Reply};
+pub use probe::Probe;
 pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
 pub use statement_memory::{is_named, reports_retries};
 pub use topology::{Targets, WIRE_VERSION_MIN};
 
+use crate::metrics::UpstreamMetrics;
+use crate::server::driver;
 use crate::stream;
 use crate::tls::{Connector, TlsError};
 
 /// How long one address may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
+/// How long the deployment may be silent before an operator who waits for its answer learns so.
+const SILENCE: Duration = Duration::from_secs(3);
 /// How long to leave it when no address accepted one.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -36,7 +42,7 @@ const RETRY: Duration = Duration::from_millis(250);
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// The URI can't be read, or its hosts can't be looked up.
-    #[error("the upstream URI can't be used: {0}")]
+    #[error("the upstream URI can't be used: {}", driver::in_words(.0))]
     Uri(#[from] mongodb::error::Error),
     /// The files for encryption that the URI names can't be used.
     #[error("the upstream URI asks for TLS: {0}")]
@@ -60,10 +66,14 @@ pub struct Upstream {
     client: Client,
     options: ClientOptions,
     targets: watch::Receiver<Targets>,
+    /// Why the other servers can't be used.
+    reasons: watch::Receiver<Vec<String>>,
     /// Where connections go as long as it can be reached.
     chosen: Arc<Mutex<Option<ServerAddress>>>,
     has_credential: bool,
     tls: Option<Connector>,
+    /// Counts clients' connections.
+    metrics: Option<UpstreamMetrics>,
 }
 
 impl Upstream {
@@ -90,16 +100,29 @@ impl Upstream {
         options.write_concern = Some(WriteConcern::majority());
         let has_credential = options.credential.is_some();
         let (publish, targets) = watch::channel(Targets::default());
+        let (publish_reasons, reasons) = watch::channel(Vec::new());
         let plain = options.clone();
-        options.sdam_event_handler = Some(EventHandler::callback(move |event| topology::follow(&publish, event)));
+        options.sdam_event_handler = Some(EventHandler::callback(move |event| {
+            topology::follow(&publish, &publish_reasons, event);
+        }));
         Ok(Upstream {
             client: Client::with_options(options)?,
             options: plain,
             targets,
+            reasons,
             chosen: Arc::default(),
             has_credential,
             tls,
+            metrics: None,
         })
+    }
+
+    /// Counts clients' connections in `metrics`.
+    pub fn counted(self, metrics: UpstreamMetrics) -> Upstream {
+        Upstream {
+            metrics: Some(metrics),
+            ..self
+        }
     }
 
     /// Keyward's own client, under the user in the URI.
@@ -128,15 +151,45 @@ impl Upstream {
         self.targets.clone()
     }
 
+    /// Why no server can be used, where none can.
+    pub fn why_no_target(&self) -> String {
+        let reasons = self.reasons.borrow();
+        match reasons.is_empty() {
+            true => "no mongos or primary is known".to_owned(),
+            false => reasons.join("; "),
+        }
+    }
+
+    /// Waits for the answer to a question that is asked through [`Upstream::client`]. If it takes long, the log says why.
+    pub async fn reporting_silence<T>(&self, asked: impl Future<Output = T>) -> T {
+        let mut asked = std::pin::pin!(asked);
+        if let Ok(answer) = timeout(SILENCE, &mut asked).await {
+            return answer;
+        }
+        tracing::warn!(reason = self.why_no_target(), "the deployment has not answered yet");
+        asked.await
+    }
+
     /// Connects to the primary, or to a `mongos`. All connections use the same one while it can be reached: drivers take this for
     /// one server, and cursors and transactions live in one `mongos`. It is chosen at random.
     ///
     /// # Errors
     /// [`NoConnection`] if none accepts `within` that time.
     pub async fn connect(&self, within: Duration) -> Result<Connection, NoConnection> {
+        let connected = self.connect_to_one(within).await;
+        if let Some(metrics) = &self.metrics {
+            match &connected {
+                Ok(_) => metrics.opened.inc(),
+                Err(_) => metrics.failed.inc(),
+            }
+        }
+        connected
+    }
+
+    async fn connect_to_one(&self, within: Duration) -> Result<Connection, NoConnection> {
         let deadline = Instant::now() + within;
         let mut targets = self.targets.clone();
-        let mut reason = "no mongos or primary is known".to_owned();
+        let mut reason = String::new();
         loop {
             let addresses = self.in_order(targets.borrow_and_update().addresses());
             for address in &addresses {
@@ -146,10 +199,18 @@ impl Upstream {
                         return Ok(connection);
                     }
                     Ok(Err(error)) => reason = format!("{address}: {error}"),
-                    Err(_) => return Err(NoConnection { reason, within }),
+                    Err(_) => {
+                        if reason.is_empty() {
+                            reason = format!("{address} accepted no connection");
+                        }
+                        return Err(NoConnection { reason, within });
+                    }
                 }
             }
             let pause = if addresses.is_empty() { within } else { RETRY };
+            if addresses.is_empty() {
+                reason = self.why_no_target();
+            }
             let changed = timeout(pause, targets.changed());
             if timeout_at(deadline, changed).await.is_err() {
                 return Err(NoConnection { reason, within });

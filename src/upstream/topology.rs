@@ -5,9 +5,11 @@
 
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::ServerAddress;
-use mongodb::{ServerType, TopologyType};
+use mongodb::{ServerInfo, ServerType, TopologyType};
 use tokio::sync::watch;
 use tracing::{error, info};
+
+use crate::server::driver;
 
 /// The oldest version of the wire protocol that a server may speak: that of MongoDB 6.0. Older routers drop `retriedStmtIds`, on
 /// which it rests that a retry gives nothing back that its first try has used.
@@ -35,32 +37,24 @@ impl Targets {
     }
 }
 
-/// Publishes what `event` changes.
-pub fn follow(publish: &watch::Sender<Targets>, event: SdamEvent) {
+/// Publishes what `event` changes: the servers that may be used, and why the others may not.
+pub fn follow(publish: &watch::Sender<Targets>, publish_reasons: &watch::Sender<Vec<String>>, event: SdamEvent) {
     let SdamEvent::TopologyDescriptionChanged(event) = event else {
         return;
     };
     let topology = &event.new_description;
+    let (mut addresses, mut reasons) = (Vec::new(), Vec::new());
     for (address, server) in topology.servers() {
-        if let Some(version) = server.max_wire_version().filter(|version| *version < WIRE_VERSION_MIN) {
+        match why_unusable(&server) {
+            Some(reason) => reasons.push(format!("{address}: {reason}")),
+            None => addresses.push(address.clone()),
+        }
+        if let Some(version) = too_old(&server) {
             error!(%address, version, "this server is older than MongoDB 6.0; no client is connected to it");
         }
     }
-    let mut addresses: Vec<_> = topology
-        .servers()
-        .into_values()
-        .filter(|server| {
-            let is_new_enough = server
-                .max_wire_version()
-                .is_none_or(|version| version >= WIRE_VERSION_MIN);
-            let takes_writes = matches!(
-                server.server_type(),
-                ServerType::Mongos | ServerType::RsPrimary | ServerType::Standalone
-            );
-            is_new_enough && takes_writes
-        })
-        .map(|server| server.address().clone())
-        .collect();
+    reasons.sort_unstable();
+    publish_reasons.send_replace(reasons);
     addresses.sort_by_key(ToString::to_string);
     let targets = Targets {
         addresses,
@@ -72,11 +66,34 @@ pub fn follow(publish: &watch::Sender<Targets>, event: SdamEvent) {
     publish.send_if_modified(|current| {
         let is_new = *current != targets;
         if is_new {
-            info!(targets = ?targets.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), "upstream changed");
+            // Where none is left, `instance/reachability.rs` warns once that lasts.
+            if !targets.addresses.is_empty() {
+                let names: Vec<String> = targets.addresses.iter().map(ToString::to_string).collect();
+                info!(targets = names.join(", "), "upstream changed");
+            }
             *current = targets;
         }
         is_new
     });
+}
+
+fn too_old(server: &ServerInfo<'_>) -> Option<i32> {
+    server.max_wire_version().filter(|version| *version < WIRE_VERSION_MIN)
+}
+
+/// Why no client's connection may go to `server`; `None` if one may.
+fn why_unusable(server: &ServerInfo<'_>) -> Option<String> {
+    if let Some(error) = server.error() {
+        return Some(driver::in_words(error));
+    }
+    if too_old(server).is_some() {
+        return Some("it is older than MongoDB 6.0".to_owned());
+    }
+    match server.server_type() {
+        ServerType::Mongos | ServerType::RsPrimary | ServerType::Standalone => None,
+        ServerType::Unknown => Some("it has not answered yet".to_owned()),
+        _ => Some("it is not the primary".to_owned()),
+    }
 }
 
 #[cfg(test)]

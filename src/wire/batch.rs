@@ -5,6 +5,7 @@
 use bson::spec::ElementType;
 
 use crate::raw::{Doc, Element, Elements, Malformed};
+use crate::server::type_name;
 
 /// The value of a batch field, in either form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +48,7 @@ pub enum BatchItemError {
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// The array's element is of another type.
-    #[error("a batch holds a {0:?} where a document belongs")]
+    #[error("a batch holds a value of type {} where a document belongs", type_name(*.0))]
     Type(ElementType),
 }
 

@@ -13,6 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::plain_words::assert_in_plain_words;
+
 /// How long anything may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -357,11 +359,17 @@ impl Keyward {
 
 impl Drop for Keyward {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            println!("{}", self.log());
-        }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        match std::thread::panicking() {
+            true => println!("{}", self.log()),
+            // Debug lines are for developers.
+            false => self
+                .log()
+                .lines()
+                .filter(|line| ["INFO", "WARN", "ERROR"].iter().any(|level| line.contains(level)))
+                .for_each(assert_in_plain_words),
+        }
     }
 }
 

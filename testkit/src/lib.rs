@@ -7,6 +7,7 @@
 //! - [`spread`]: a collection on two shards.
 //! - [`replies`]: commands, and replies that can be compared.
 //! - [`wire`]: clients of bytes, without anything of a driver.
+//! - [`plain_words`]: no debug output where people read.
 //! - [`scripts`], [`certificates`]: real drivers' scripts, and certificates.
 //! - [`counted`]: the instructions that Keyward takes for an operation.
 //! - [`given`]: the environment variables that a run is given (tests/README.md lists them all).
@@ -19,6 +20,7 @@ pub mod certificates;
 pub mod counted;
 pub mod given;
 pub mod keyward;
+pub mod plain_words;
 pub mod relay;
 pub mod replies;
 pub mod scripts;

@@ -92,7 +92,9 @@ fn problems_go_to_standard_error_and_into_the_exit_code() {
         "{problems}"
     );
     assert!(
-        lines[1].starts_with(&format!("{path}:4:5: constraints[0].kez: unknown field `kez`")),
+        lines[1].starts_with(&format!(
+            "{path}:4:5: constraints[0].kez: unknown setting `kez`; did you mean `key`?"
+        )),
         "{problems}"
     );
 }

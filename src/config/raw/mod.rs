@@ -5,6 +5,7 @@
 //! this folder uses `serde_yaml`.
 
 mod document;
+mod reason;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -171,7 +172,8 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
             Err(error) => {
                 let path = setting_path(error.path());
                 let set_aside = set_aside(&mut value, path.steps());
-                add_once(&mut problems, path, without_secrets(&error.into_inner().to_string()));
+                let reason = reason::in_words(&without_secrets(&error.into_inner().to_string()));
+                add_once(&mut problems, path, reason);
                 if !set_aside {
                     break None;
                 }
@@ -316,15 +318,15 @@ mod tests {
         assert_eq!(found.len(), 10, "{found:#?}");
         for (path, reason) in [
             ("listen", "not an IP address with a port"),
-            ("listeb", "unknown field"),
+            ("listeb", "unknown setting `listeb`; did you mean `listen`?"),
             ("lease", "not a duration with its unit"),
-            ("log.format", "unknown variant `xml`"),
-            ("log.colour", "unknown field `colour`"),
-            ("limits", "invalid type"),
-            ("constraints[0]", "invalid type: integer `7`"),
-            ("constraints[1].key", "invalid type: integer `1`"),
-            ("constraints[1].unique", "unknown field `unique`"),
-            ("constraints[1].sparse", "invalid type: string"),
+            ("log.format", "unknown value `xml`"),
+            ("log.colour", "unknown setting `colour`"),
+            ("limits", "must be a mapping of settings, not the text"),
+            ("constraints[0]", "must be a mapping of settings, not the number 7"),
+            ("constraints[1].key", "must be a mapping"),
+            ("constraints[1].unique", "unknown setting `unique`"),
+            ("constraints[1].sparse", "must be true or false, not the text"),
         ] {
             let start = format!("{path}: {reason}");
             assert!(

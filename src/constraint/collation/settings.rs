@@ -232,7 +232,7 @@ fn strength(value: &Bson) -> Result<i32, SpecError> {
 }
 
 fn type_name(value: &Bson) -> &'static str {
-    crate::constraint::type_name(value.element_type())
+    crate::server::type_name(value.element_type())
 }
 
 /// A specification as the server prints it.

@@ -314,7 +314,7 @@ impl Types {
         if let Some(name) = element.as_str() {
             return match (
                 name,
-                ALL_TYPES.iter().find(|kind| super::super::type_name(**kind) == name),
+                ALL_TYPES.iter().find(|kind| crate::server::type_name(**kind) == name),
             ) {
                 ("number", _) => {
                     self.kinds.extend(NUMBERS);

@@ -254,7 +254,7 @@ const BY_RELAY: [Broken; 22] = [
     Broken {
         check: "events of all shards",
         result: "failed",
-        seen: "no change streams here (40573)",
+        seen: "no change streams here (code 40573",
         change: |reply, request| {
             let pipeline = request.and_then(|request| request.get_array("pipeline").ok());
             if pipeline.is_some_and(|stages| stages[0].as_document().unwrap().contains_key("$changeStream")) {

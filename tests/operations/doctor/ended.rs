@@ -78,7 +78,7 @@ fn what_can_not_be_dropped_is_named() {
     assert_eq!(left.len(), 1);
     let text = String::from_utf8_lossy(&output.stdout);
     let says = format!(
-        "The scratch database {} may still exist (no such command: 'dropNothing' (59)). Drop it.",
+        "The scratch database {} may still exist (no such command: 'dropNothing' (code 59, CommandNotFound)). Drop it.",
         left[0]
     );
     assert!(text.contains(&says), "{text}");

@@ -151,10 +151,11 @@ pub fn texts() -> BTreeSet<String> {
 }
 
 /// What `/readyz` names.
-fn obstacles() -> [String; 5] {
+fn obstacles() -> [String; 6] {
     let all = [
         Obstacle::Startup,
         Obstacle::Upstream,
+        Obstacle::Deployment,
         Obstacle::Privileges,
         Obstacle::Register,
         Obstacle::Draining,
@@ -162,8 +163,12 @@ fn obstacles() -> [String; 5] {
     all.map(|obstacle| {
         match obstacle {
             // Whoever adds one finds the list above.
-            Obstacle::Startup | Obstacle::Upstream | Obstacle::Privileges | Obstacle::Register | Obstacle::Draining => {
-            }
+            Obstacle::Startup
+            | Obstacle::Upstream
+            | Obstacle::Deployment
+            | Obstacle::Privileges
+            | Obstacle::Register
+            | Obstacle::Draining => {}
         }
         format!("{obstacle}: …")
     })

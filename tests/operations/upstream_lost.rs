@@ -1,0 +1,138 @@
+//! A deployment that can't be reached, or that hangs: `/readyz`, the log and the metrics say so, and again when it is back.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bson::doc;
+use keyward::wire::Draft;
+use testbed::Cluster;
+use testkit::Keyward;
+use testkit::keyward::PATIENCE;
+
+/// Keyward takes three seconds at most; the rest is for a loaded machine. The driver alone takes longer than this for a router that
+/// hangs.
+const SOON: Duration = Duration::from_secs(10);
+
+fn is_ready(keyward: &Keyward) -> bool {
+    keyward.get("/readyz").ends_with("\r\n\r\nready\n")
+}
+
+fn is_lost(keyward: &Keyward) -> bool {
+    let answer = keyward.get("/readyz");
+    answer.starts_with("HTTP/1.1 503 ") && answer.contains("\nupstream: ")
+}
+
+/// Whether a new client gets an answer within a second.
+fn is_served(address: &str) -> bool {
+    let ping = doc! { "ping": 1, "$db": "admin" }.to_vec().unwrap();
+    let ping = Draft::of_body(&ping).frame(1, 0).unwrap().to_vec();
+    let mut client = TcpStream::connect(address).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    client.write_all(&ping).unwrap();
+    client.read_exact(&mut [0]).is_ok()
+}
+
+fn keyward(upstream: &str) -> Keyward {
+    let keyward = Keyward::of(&format!("upstream: {upstream}\nconstraints: []\n"));
+    keyward.until("an answer of the deployment", || is_ready(&keyward));
+    keyward
+}
+
+#[test]
+fn a_router_that_is_killed_is_reported_until_it_is_back() {
+    let router = Cluster::shared().start_router().unwrap();
+    let keyward = keyward(&format!("mongodb://{}/", router.address()));
+    keyward.run("admin", doc! { "ping": 1 }).unwrap();
+    assert_eq!(keyward.metric("keyward_upstream_reachable"), 1);
+    let reached_at = keyward.metric("keyward_upstream_reachable_changed_timestamp_seconds");
+    assert_eq!(keyward.metric("keyward_upstream_connections_opened_total"), 1);
+    assert!(keyward.metric("keyward_upstream_round_trip_seconds_count") > 0);
+    router.kill().unwrap();
+    keyward.until_within(SOON, "the loss", || is_lost(&keyward));
+    assert_eq!(keyward.metric("keyward_upstream_reachable"), 0);
+    assert_eq!(keyward.metric("keyward_upstream_lost_total"), 1);
+    assert!(keyward.metric("keyward_upstream_reachable_changed_timestamp_seconds") > reached_at);
+    let log = keyward.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("the deployment does not answer"))
+        .unwrap();
+    assert!(line.contains(" WARN ") && line.contains(&router.address()), "{line}");
+    router.restart().unwrap();
+    keyward.until("the return", || is_ready(&keyward));
+    assert_eq!(keyward.metric("keyward_upstream_reachable"), 1);
+    assert!(
+        keyward.log().contains("the deployment answers again"),
+        "{}",
+        keyward.log()
+    );
+    keyward.run("admin", doc! { "ping": 1 }).unwrap();
+}
+
+#[test]
+fn a_router_that_hangs_is_reported_until_it_goes_on() {
+    let router = Cluster::shared().start_router().unwrap();
+    let keyward = keyward(&format!("mongodb://{}/", router.address()));
+    router.stop().unwrap();
+    keyward.until_within(SOON, "the loss", || is_lost(&keyward));
+    assert!(
+        keyward.get("/readyz").contains("no answer within 2s"),
+        "{}",
+        keyward.get("/readyz")
+    );
+    router.resume().unwrap();
+    keyward.until("the return", || is_ready(&keyward));
+}
+
+/// All connections go to one router as long as it answers.
+#[test]
+fn of_two_routers_one_may_hang() {
+    let routers = [(); 2].map(|()| Cluster::shared().start_router().unwrap());
+    let [one, other] = routers.each_ref().map(|router| router.address());
+    let keyward = keyward(&format!("mongodb://{one},{other}/"));
+    for router in &routers {
+        router.stop().unwrap();
+        keyward.until("a client that is served", || is_served(&keyward.address));
+        assert!(is_ready(&keyward), "{}", keyward.get("/readyz"));
+        router.resume().unwrap();
+        let hello = || testbed::command::run(&router.address(), "admin", doc! { "hello": 1 }).is_ok();
+        keyward.until("the router's return", hello);
+    }
+    let moved = "a server does not answer; new connections go to another one";
+    assert!(keyward.log().contains(moved), "{}", keyward.log());
+}
+
+/// The driver waits for thirty seconds before it reports an error.
+#[test]
+fn a_start_says_early_that_nothing_answers() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let settings = format!("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nupstream: mongodb://{nobody}\nconstraints: []\n");
+    std::fs::write(&file, settings).unwrap();
+    let mut keyward = Command::new(env!("CARGO_BIN_EXE_keyward"))
+        .args(["run", "--config"])
+        .arg(file.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = std::time::Instant::now();
+    let mut log = BufReader::new(keyward.stderr.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    let line = log
+        .find(|line| line.contains("the deployment does not answer"))
+        .unwrap();
+    assert!(
+        begun.elapsed() < SOON.min(PATIENCE),
+        "{line} after {:?}",
+        begun.elapsed()
+    );
+    assert!(line.contains(&format!("{nobody}: Connection refused")), "{line}");
+    keyward.kill().unwrap();
+    keyward.wait().unwrap();
+}

@@ -4,6 +4,7 @@
 //! that short lives between two scrapes are visible, too. Labels are enums of this file or names of configured
 //! constraints, never client input. So the configuration alone sets the number of series, however many clients connect.
 
+mod clients;
 mod upstream;
 
 use std::sync::Arc;
@@ -15,17 +16,8 @@ use prometheus::{
 
 use crate::constraint::Constraint;
 
+pub use clients::{CommandMetrics, Connections, OpenConnection};
 pub use upstream::UpstreamMetrics;
-
-/// From half a millisecond, which no majority write undercuts, to more than the longest lease.
-const SECONDS_BUCKETS: [f64; 13] = [
-    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 600.0,
-];
-
-/// From the processor time of the shortest write, to a time that only a starved write takes.
-const OWN_SECONDS_BUCKETS: [f64; 10] = [
-    0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.1, 1.0,
-];
 
 /// Every metric of one process; clones share the same counts.
 #[derive(Debug, Clone)]
@@ -67,19 +59,6 @@ pub struct Metrics {
     waits_for: IntGaugeVec,
 }
 
-/// Clients' connections.
-#[derive(Debug, Clone)]
-pub struct Connections {
-    /// Connections accepted within the limits.
-    pub opened: IntCounter,
-    /// Connections ended, by either side.
-    pub closed: IntCounter,
-    /// Connections closed at once because `limits.max_connections` were open.
-    pub refused: IntCounter,
-    /// Connections ended because their TLS handshake failed, or was missing.
-    pub handshakes_failed: IntCounter,
-}
-
 /// Reloads of the certificates for clients' connections.
 #[derive(Debug, Clone)]
 pub struct Certificates {
@@ -100,24 +79,6 @@ pub struct ReloadMetrics {
     pub refused: IntCounter,
     /// Whether the file was refused when it was last loaded.
     pub is_refused: IntGauge,
-}
-
-/// Clients' commands, by their treatment.
-#[derive(Debug, Clone)]
-pub struct CommandMetrics {
-    /// Forwarded unchanged.
-    pub forwarded: IntCounter,
-    /// Answered with an error, because Keyward can't protect them.
-    pub refused: IntCounter,
-    /// Answered with error 91 while Keyward stops, or with error 6 because the register doesn't let this Keyward write.
-    pub turned_away: IntCounter,
-    /// Writes on protected collections that the server refused in advance, because the client lacks privileges.
-    pub unauthorized: IntCounter,
-    /// Seconds of writes on protected collections: from when no earlier reply to the client is pending, to the reply.
-    pub protected_seconds: Histogram,
-    /// Seconds of these that Keyward itself worked. In the rest it waited for the cluster and for other clients'
-    /// writes.
-    pub protected_proxy_seconds: Histogram,
 }
 
 /// Strict inserts of several clients in one transaction.
@@ -166,77 +127,11 @@ pub struct ConstraintMetrics {
     pub audit_violations: IntCounter,
 }
 
-impl Connections {
-    /// Counts a connection as opened now. It counts as closed when the result is dropped, however its task ends.
-    pub fn open(&self) -> OpenConnection {
-        self.opened.inc();
-        OpenConnection {
-            closed: self.closed.clone(),
-        }
-    }
-}
-
-/// A connection that is counted as closed when this is dropped.
-#[derive(Debug)]
-pub struct OpenConnection {
-    closed: IntCounter,
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.closed.inc();
-    }
-}
-
-impl Connections {
-    fn new(make: &Maker) -> Self {
-        Connections {
-            opened: make.counter("client_connections_opened_total", "Clients' connections accepted."),
-            closed: make.counter("client_connections_closed_total", "Clients' connections ended."),
-            refused: make.counter(
-                "client_connections_refused_total",
-                "Clients' connections closed at once because limits.max_connections were open.",
-            ),
-            handshakes_failed: make.counter(
-                "client_tls_handshakes_failed_total",
-                "Clients' connections ended because their TLS handshake failed or was missing.",
-            ),
-        }
-    }
-}
-
 impl Certificates {
     fn new(make: &Maker) -> Self {
         Certificates {
             done: make.counter("tls_reloads_total", "New certificates taken into use."),
             failed: make.counter("tls_reloads_failed_total", "New certificates that can't be used."),
-        }
-    }
-}
-
-impl CommandMetrics {
-    fn new(make: &Maker) -> Self {
-        CommandMetrics {
-            forwarded: make.counter("client_commands_forwarded_total", "Commands forwarded unchanged."),
-            refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
-            turned_away: make.counter(
-                "client_commands_turned_away_total",
-                "Commands answered with error 91 while Keyward stops, or with error 6 because of the register.",
-            ),
-            unauthorized: make.counter(
-                "client_writes_unauthorized_total",
-                "Protected writes that the server refused for missing privileges, before any key was reserved.",
-            ),
-            protected_seconds: make.histogram(
-                "client_protected_writes_seconds",
-                "Time from a protected write's turn to its reply.",
-                &SECONDS_BUCKETS,
-            ),
-            protected_proxy_seconds: make.histogram(
-                "client_protected_write_proxy_seconds",
-                "The part of a protected write's time in which Keyward worked; the rest it waited for the cluster.",
-                &OWN_SECONDS_BUCKETS,
-            ),
         }
     }
 }

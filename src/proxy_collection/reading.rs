@@ -91,6 +91,8 @@ pub fn find_reservations<'k>(
 
 /// The key of a reservation; or the reason why its `_id` isn't a key.
 pub(super) fn key_of(constraint: &Constraint, reservation: &RawDocument) -> Result<Key, String> {
-    let id = reservation.get_document("_id").map_err(|error| error.to_string())?;
+    let id = reservation
+        .get_document("_id")
+        .map_err(|_| "it isn't a document".to_owned())?;
     Key::from_reservation_id(constraint, id).map_err(|error| error.to_string())
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a file that isn't as it must be fails its test")]
 
 mod compose;
+mod helm;
 mod kubernetes;
 mod shell;
 mod systemd;

@@ -8,6 +8,7 @@ mod inventories;
 pub mod markdown;
 mod messages;
 mod names;
+mod pictures;
 mod prose;
 mod samples;
 mod site;

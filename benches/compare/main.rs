@@ -46,9 +46,7 @@ const OTHERS: [&str; 6] = ["shards", "routed", "distance", "memory", "backfill",
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--draw") {
-        GROUPS.iter().for_each(|(name, _)| page::draw(name));
-        OTHERS.iter().for_each(|name| page::draw(name));
-        return;
+        return pictures::DRAWN.into_iter().for_each(pictures::draw);
     }
     testbed::process::use_disk();
     let write = arguments.iter().any(|argument| argument == "--write");
@@ -104,7 +102,9 @@ fn tell(name: &str, table: &str, write: bool) {
     println!("{table}\n");
     if write {
         page::write(name, table);
-        page::draw(name);
+        if pictures::DRAWN.contains(&name) {
+            pictures::draw(name);
+        }
     }
 }
 

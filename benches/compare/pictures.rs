@@ -1,21 +1,42 @@
 //! The pictures of `docs/performance.md`: each answers one question, and is drawn from the figures of a table on the page.
 
+use std::path::Path;
+
 use svg::Document;
 
 use crate::drawing::{self, Better, Dot, Ratios, Row};
 use crate::goal::{Figure, Goal};
+use crate::page;
 use crate::spread::Spread;
 use crate::stored::Table;
 
 /// A picture: the name of its file, the question that it answers, and the drawing.
-pub struct Picture {
-    pub file: String,
-    pub question: String,
-    pub drawing: Document,
+struct Picture {
+    file: String,
+    question: String,
+    drawing: Document,
 }
 
-/// The pictures of the table `name`; none if it has none.
-pub fn of(name: &str, tables: &[Table]) -> Vec<Picture> {
+/// The tables that have pictures.
+pub const DRAWN: [&str; 5] = ["forwarded", "protected", "shards", "routed", "size"];
+
+/// Draws the pictures of the table `name`, and puts them above it.
+pub fn draw(name: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance");
+    page::rewrite(name, |text| {
+        let mut links = String::new();
+        for picture in of(name, &Table::all_in(text)) {
+            let file = format!("{}.svg", picture.file);
+            svg::save(folder.join(&file), &picture.drawing).unwrap();
+            links.push_str(&format!("![{}](performance/{file})\n\n", picture.question));
+        }
+        let tables = text.lines().skip_while(|line| !line.starts_with('|'));
+        links + &tables.collect::<Vec<_>>().join("\n")
+    });
+}
+
+/// The pictures of a table; none if it has none.
+fn of(name: &str, tables: &[Table]) -> Vec<Picture> {
     let both = [Figure::Throughput, Figure::P50];
     match name {
         "forwarded" => Figure::ALL.map(|figure| forwarded(&tables[0], figure)).into(),
@@ -175,7 +196,7 @@ fn size(table: &Table) -> Picture {
 fn grouped_digits(number: &str) -> String {
     let mut text = String::new();
     for (at, digit) in number.chars().enumerate() {
-        if at > 0 && (number.len() - at) % 3 == 0 {
+        if at > 0 && (number.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

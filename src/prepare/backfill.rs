@@ -73,7 +73,7 @@ impl Report {
             ..
         } = self;
         format!(
-            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then start again"
+            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then start or reload again"
         )
     }
 }

@@ -11,5 +11,6 @@ mod names;
 mod pictures;
 mod prose;
 mod samples;
+mod settings;
 mod site;
 mod ways;

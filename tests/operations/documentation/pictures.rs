@@ -56,7 +56,8 @@ fn they_show_the_figures_of_the_tables() {
 fn dots(text: &str) -> Vec<(f64, f64)> {
     let paths = text.split("<path ").skip(1).filter(|path| path.contains("<title>"));
     let dots = paths.map(|path| {
-        let d = values(&format!(" {path}"), "d")[0];
+        let attributes = format!(" {path}");
+        let d = values(&attributes, "d")[0];
         let x: f64 = d[1..].split(' ').next().unwrap().parse().unwrap();
         let x = if d.contains("a4.5") { x + 4.5 } else { x };
         let (_, figures) = path.split_once("<title>").unwrap();

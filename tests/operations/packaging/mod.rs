@@ -6,6 +6,7 @@
 mod compose;
 mod helm;
 mod kubernetes;
+mod release;
 mod shell;
 mod systemd;
 

@@ -25,7 +25,7 @@ fn analyze(arguments: &[&str]) -> Option<(bool, String)> {
     let folder = tempfile::tempdir().unwrap();
     // The program must be there, and the manual page too.
     let unit = read(UNIT)
-        .replace("/usr/local/bin/keyward", env!("CARGO_BIN_EXE_keyward"))
+        .replace("=keyward ", concat!("=", env!("CARGO_BIN_EXE_keyward"), " "))
         .replace("Documentation=man:keyward(1)\n", "");
     let file = folder.path().join("keyward.service");
     std::fs::write(&file, unit).unwrap();
@@ -91,7 +91,7 @@ fn reloads(keyward: &Keyward) -> bool {
     let file = keyward.file();
     values(&read(UNIT), "ExecReload").iter().all(|command| {
         let command = command
-            .replace("/usr/local/bin/keyward", env!("CARGO_BIN_EXE_keyward"))
+            .replace("keyward check", concat!(env!("CARGO_BIN_EXE_keyward"), " check"))
             .replace(CONFIG, file.to_str().unwrap())
             .replace("$MAINPID", &keyward.pid().to_string());
         Command::new("sh").args(["-c", &command]).status().unwrap().success()

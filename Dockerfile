@@ -3,7 +3,8 @@
 #
 #     docker build --tag keyward:0.1.0 .
 #
-# Not built where Keyward is tested (there is no Docker engine). There the same static program ran in an empty root instead.
+# Not built where Keyward is tested (there is no Docker engine). There a static program ran in an empty root
+# instead, with /dev and /etc/hosts, which every container has.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src

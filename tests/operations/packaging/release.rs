@@ -72,8 +72,13 @@ fn the_package_holds_what_the_script_makes_and_what_the_repository_has() {
         assert!(place.starts_with("usr/"), "{place}");
     }
     let places: Vec<&str> = assets.iter().map(|asset| asset[1]).collect();
-    for needed in ["usr/bin/", "usr/share/man/man1/", "usr/lib/sysusers.d/keyward.conf"] {
+    for needed in ["usr/bin/", "usr/share/man/man1/"] {
         assert!(places.contains(&needed), "{needed}");
+    }
+    // cargo-deb finds these by their names.
+    assert!(package.contains("unit-name = \"keyward\"") && package.contains("unit-scripts = \"deploy/systemd/\""));
+    for found in ["keyward.service", "keyward.sysusers"] {
+        assert!(repository().join("deploy/systemd").join(found).is_file(), "{found}");
     }
     let unit = read("deploy/systemd/keyward.service");
     assert!(!unit.contains("=/usr/local/bin/"), "the package installs into /usr/bin");

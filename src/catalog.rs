@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::classify::{EncryptedField, OtherCollation, Protection};
+use crate::client_constraints;
 use crate::constraint::{Constraint, PROXY_PREFIX, Strategy};
 use crate::default_collations::DefaultCollations;
 use crate::encrypted_fields::EncryptedFields;
@@ -176,6 +177,11 @@ impl Catalog {
         self.databases.values().flat_map(BTreeMap::values)
     }
 
+    /// The databases with protected collections.
+    pub fn databases(&self) -> impl Iterator<Item = &[u8]> {
+        self.databases.keys().map(Vec::as_slice)
+    }
+
     /// Whether reads by a key of any collection go to the key's shard.
     pub fn routes(&self) -> bool {
         self.routes
@@ -197,13 +203,19 @@ impl Protection for Catalog {
         self.protected(database, collection).is_some()
     }
 
+    fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protects(database, collection)
+    }
+
     fn protects_any_in(&self, database: &[u8]) -> bool {
         self.databases.contains_key(database)
     }
 
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
-        let is_register = database == fleet::DATABASE.as_bytes() && collection == fleet::COLLECTION.as_bytes();
-        collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_register
+        let of_fleet = [fleet::COLLECTION, client_constraints::COLLECTION];
+        let is_of_fleet =
+            database == fleet::DATABASE.as_bytes() && of_fleet.iter().any(|one| one.as_bytes() == collection);
+        collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_of_fleet
     }
 
     fn other_collation(

@@ -36,8 +36,11 @@ pub mod reply;
 pub mod route;
 pub mod write;
 
+pub mod client_constraints;
 pub mod extended_json;
 pub mod fleet;
+pub mod hiding;
+pub mod indexes;
 pub mod prepare;
 pub mod sweep;
 pub mod verify;

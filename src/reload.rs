@@ -125,11 +125,7 @@ pub async fn apply(
         added,
         removed,
         waiting,
-    } = applied;
-    removed
-        .iter()
-        .for_each(|constraint| readiness.forget_note(&constraint_label(constraint)));
-    fleet::show(&added, &waiting, service, readiness);
+    } = applied.shown(service, readiness);
     service.limit(wanted.limits);
     if let Some((acceptor, certificates)) = certificates {
         acceptor.replace(certificates);
@@ -164,6 +160,24 @@ pub async fn apply(
     Ok(changes)
 }
 
+/// Makes `wanted` hold in place of the constraints of `current`; returns the names of the constraints added and removed.
+///
+/// - Cancel: as [`apply`].
+/// # Errors
+/// [`ReloadError`]; then the previous constraints still hold.
+pub async fn replace_constraints(
+    service: &Service,
+    membership: &Membership,
+    readiness: &Readiness,
+    current: &mut Config,
+    wanted: Vec<Arc<Constraint>>,
+) -> Result<(Vec<String>, Vec<String>), ReloadError> {
+    let applied = apply_constraints(service, membership, current, &wanted).await?;
+    let Applied { added, removed, .. } = applied.shown(service, readiness);
+    current.constraints = wanted;
+    Ok((names(&added), names(&removed)))
+}
+
 /// The settings that differ and can't be changed while Keyward runs. For `tls`, only its presence counts.
 fn needing_restart(current: &Config, wanted: &Config) -> Vec<&'static str> {
     let settings = [
@@ -196,6 +210,17 @@ struct Applied {
     waiting: Vec<WaitingConstraint>,
 }
 
+impl Applied {
+    /// The same, shown to operators.
+    fn shown(self, service: &Service, readiness: &Readiness) -> Applied {
+        self.removed
+            .iter()
+            .for_each(|constraint| readiness.forget_note(&constraint_label(constraint)));
+        fleet::show(&self.added, &self.waiting, service, readiness);
+        self
+    }
+}
+
 /// `these` without `those`.
 fn without(
     these: &[Arc<Constraint>],
@@ -214,7 +239,7 @@ async fn apply_constraints(
     current: &Config,
     wanted: &[Arc<Constraint>],
 ) -> Result<Applied, ReloadError> {
-    let added = without(wanted, &current.constraints, is_same);
+    let added = without(wanted, &current.constraints, Constraint::is_equivalent);
     // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
     let removed = without(&current.constraints, wanted, is_named);
     if added.is_empty() && are_unchanged(&current.constraints, wanted) {
@@ -318,13 +343,21 @@ async fn enforce(
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         let declared = membership
-            .declare(reserving.namespaces(), &reserving.identities(is_new))
+            .declare(reserving.namespaces_of_file(), &reserving.identities(is_new))
             .await;
         declared.map_err(PrepareError::from)?;
         // A backfill that began before now may have missed writes that were under way here.
         suspend(service, added).await?;
+        // Clients' constraints are backfilled in the background.
+        let of_file = |constraint: &Constraint| constraint.client_entry().is_none();
         waiting = reserving
-            .backfill_documents(client, current.lease, Some(membership), is_new, IfClaimed::Wait)
+            .backfill_documents(
+                client,
+                current.lease,
+                Some(membership),
+                (of_file, is_new),
+                IfClaimed::Wait,
+            )
             .await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));
@@ -348,16 +381,8 @@ fn is_named(one: &Constraint, other: &Constraint) -> bool {
     one.namespace() == other.namespace() && one.name() == other.name()
 }
 
-/// Whether both constraints are the same, including the order of their fields; the strategy doesn't matter.
-fn is_same(one: &Constraint, other: &Constraint) -> bool {
-    let definitions = (one.definition().to_vec(), other.definition().to_vec());
-    is_named(one, other)
-        && one.states_collation() == other.states_collation()
-        && matches!(definitions, (Ok(one), Ok(other)) if one == other)
-}
-
 /// Whether `wanted` states for each constraint what `current` states, in the same order. Options that are no part of the definition
-/// count, too: Keyward replaces the catalog for them. The order of a document's fields doesn't count here; [`is_same`] compares it
+/// count, too: Keyward replaces the catalog for them. The order of a document's fields doesn't count here; [`Constraint::is_equivalent`] compares it
 /// where it matters.
 fn are_unchanged(current: &[Arc<Constraint>], wanted: &[Arc<Constraint>]) -> bool {
     let is_unchanged = |(one, other): (&Arc<Constraint>, &Arc<Constraint>)| {
@@ -409,6 +434,7 @@ mod tests {
             sharding: _,
             strategy: _,
             route: _,
+            client_entry: _,
         } = before.clone();
         let with = |change: fn(&mut IndexSpec)| {
             let mut spec = before.clone();
@@ -426,6 +452,7 @@ mod tests {
             with(|spec| spec.strategy = Some(Strategy::Transaction)),
             with(|spec| spec.strategy = Some(Strategy::Compensating)),
             with(|spec| spec.route = true),
+            with(|spec| spec.client_entry = Some(bson::oid::ObjectId::new())),
         ];
         let current = constraint(before.clone());
         assert!(are_unchanged(&current, &constraint(before)));

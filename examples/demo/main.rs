@@ -36,11 +36,19 @@ fn run(once: bool) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         scene::prepare(&cluster).await?;
-        let keyward = Instance::start(&configuration(&cluster)?).await?;
-        scene::play(&cluster, keyward.address()).await?;
-        if !once {
-            invite(&cluster, &keyward);
-            tokio::signal::ctrl_c().await?;
+        let mut keyward = Instance::start(&configuration(&cluster)?).await?;
+        let address = keyward.address();
+        let invitation = invitation(&cluster, &keyward);
+        tokio::select! {
+            never = keyward.follow() => match never {},
+            played = async {
+                scene::play(&cluster, address).await?;
+                if !once {
+                    println!("{invitation}");
+                    tokio::signal::ctrl_c().await?;
+                }
+                Ok::<_, Box<dyn Error>>(())
+            } => played?,
         }
         keyward.stop().await;
         Ok(())
@@ -61,8 +69,8 @@ fn configuration(cluster: &Cluster) -> Result<Config, Box<dyn Error>> {
     Ok(Config::from_text(Path::new("demo"), &text, None)?)
 }
 
-fn invite(cluster: &Cluster, keyward: &Instance) {
-    println!(
+fn invitation(cluster: &Cluster, keyward: &Instance) -> String {
+    format!(
         "\nBoth are still running. Try it yourself:\n\n\
          \x20   mongosh mongodb://{}/{}\n\
          \x20   > db.users.insertOne({{ country: 'nz', email: 'ann@example.com' }})\n\n\
@@ -73,7 +81,7 @@ fn invite(cluster: &Cluster, keyward: &Instance) {
         scene::DATABASE,
         cluster.uri(),
         keyward.admin_address(),
-    );
+    )
 }
 
 fn indented(text: &str) -> String {

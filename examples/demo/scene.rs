@@ -41,7 +41,8 @@ pub async fn play(cluster: &Cluster, keyward: SocketAddr) -> Played {
     let through_keyward = Client::with_uri_str(format!("mongodb://{keyward}")).await?;
     alone(&router).await?;
     protected(&through_keyward).await?;
-    where_it_lies(cluster).await
+    where_it_lies(cluster).await?;
+    made_by_application(&through_keyward).await
 }
 
 async fn alone(router: &Client) -> Played {
@@ -76,16 +77,9 @@ async fn protected(through_keyward: &Client) -> Played {
     let users = through_keyward.database(DATABASE).collection::<Document>("users");
     insert(&users, doc! { "country": "at", "email": "ann@example.com" }).await?;
     insert(&users, doc! { "country": "nz", "email": "bob@example.com" }).await?;
-    let second = doc! { "country": "nz", "email": "ann@example.com" };
-    show(&format!("insertOne({second})"));
-    match users.insert_one(&second).await {
-        Ok(_) => Err("Keyward let a duplicate in".into()),
-        Err(error) => {
-            show(&format!("  →  {}", text_of(&error)));
-            say("Just what a unique index on an unsharded collection would have said.");
-            Ok(())
-        }
-    }
+    refused(&users, doc! { "country": "nz", "email": "ann@example.com" }).await?;
+    say("Just what a unique index on an unsharded collection would have said.");
+    Ok(())
 }
 
 async fn where_it_lies(cluster: &Cluster) -> Played {
@@ -101,6 +95,40 @@ async fn where_it_lies(cluster: &Cluster) -> Played {
     );
     say("document lies: whoever else wants that key is led to the same shard, and loses there.");
     Ok(())
+}
+
+async fn made_by_application(through_keyward: &Client) -> Played {
+    heading(
+        "An application makes a unique index of its own, which MongoDB alone refused. Keyward needs no configuration for it.",
+    );
+    let shop = through_keyward.database(DATABASE);
+    let index = doc! { "key": { "phone": 1 }, "name": "phone_1", "unique": true, "sparse": true };
+    shop.run_command(doc! { "createIndexes": "users", "indexes": [index] })
+        .await?;
+    show("createIndex({ phone: 1 }, { unique: true, sparse: true })  →  ok");
+    let users = shop.collection::<Document>("users");
+    insert(
+        &users,
+        doc! { "country": "at", "email": "eve@example.com", "phone": "555" },
+    )
+    .await?;
+    refused(
+        &users,
+        doc! { "country": "nz", "email": "dan@example.com", "phone": "555" },
+    )
+    .await
+}
+
+/// Inserts a document whose key is taken on another shard.
+async fn refused(users: &Collection<Document>, second: Document) -> Played {
+    show(&format!("insertOne({second})"));
+    match users.insert_one(&second).await {
+        Ok(_) => Err("Keyward let a duplicate in".into()),
+        Err(error) => {
+            show(&format!("  →  {}", text_of(&error)));
+            Ok(())
+        }
+    }
 }
 
 async fn insert(collection: &Collection<Document>, document: Document) -> Played {

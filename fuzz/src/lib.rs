@@ -117,6 +117,10 @@ impl Protection for Guarded {
         collection == GUARDED
     }
 
+    fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protects(database, collection)
+    }
+
     fn protects_any_in(&self, database: &[u8]) -> bool {
         database == GUARDED
     }

@@ -12,6 +12,8 @@ use super::target::visit_all;
 use super::{CommandRefusal, Protection, Target, TargetKind, Verdict, Write};
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
+use crate::hiding::{Listing, asks_for_changes};
+use crate::indexes::{IndexCommand, asks_for_unique};
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
@@ -33,6 +35,13 @@ pub fn known<'a>(
         Rule::DropDatabase => drop_database(command, protection),
         Rule::Create => create(command, protection)?,
         Rule::Definition => define(encrypts(command, protection)?, command, protection),
+        Rule::CreateIndexes => create_indexes(command, protection)?,
+        Rule::DropIndexes => match define(None, command, protection) {
+            Verdict::Forward => index_command(indexed(command, protection), IndexCommand::Drop),
+            refused => refused,
+        },
+        Rule::ListIndexes => index_command(indexed(command, protection), IndexCommand::List),
+        Rule::List(listing) => Verdict::List(listing),
         Rule::ShardKeyChange => shard_key_change(command, protection)?,
         Rule::Rewrite => {
             let to = command.message.body.get("toCollection")?;
@@ -97,6 +106,37 @@ fn define<'a>(refusal: Option<CommandRefusal>, command: &CommandHead<'a>, protec
     let named = Target::in_database(command.database, &command.first);
     let proxies = named.filter(|target| target.kind(protection) == Some(TargetKind::KeywardsOwn));
     refuse_known(proxies, command, protection)
+}
+
+/// A `createIndexes` with a unique index, or on a protected collection. With a unique index, the collection need not be protected yet.
+fn create_indexes<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
+    let verdict = define(None, command, protection);
+    let collection = command.first.as_string_bytes().filter(|name| !name.contains(&0));
+    let Some(collection) = collection.filter(|_| command.first.kind == ElementType::String) else {
+        return Ok(verdict);
+    };
+    let target = Target {
+        database: command.database,
+        collection,
+    };
+    Ok(
+        match verdict == Verdict::Forward
+            && (protection.has_constraints(target.database, target.collection) || asks_for_unique(&command.message)?)
+        {
+            true => Verdict::Index(IndexCommand::Create(target)),
+            false => verdict,
+        },
+    )
+}
+
+fn index_command<'a>(target: Option<Target<'a>>, command: fn(Target<'a>) -> IndexCommand<'a>) -> Verdict<'a> {
+    target.map_or(Verdict::Forward, |target| Verdict::Index(command(target)))
+}
+
+/// The protected collection whose indexes the command lists or drops.
+fn indexed<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Option<Target<'a>> {
+    let mut targets = Target::in_database(command.database, &command.first);
+    targets.find(|target| protection.has_constraints(target.database, target.collection))
 }
 
 fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
@@ -238,7 +278,10 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
             return Ok(verdict);
         }
     }
-    Ok(Verdict::Forward)
+    Ok(match asks_for_changes(command.message.body)? {
+        true => Verdict::List(Listing::Changes),
+        false => Verdict::Forward,
+    })
 }
 
 /// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.

@@ -15,6 +15,8 @@ pub use refusal::{CommandRefusal, EncryptedField, OtherCollation};
 pub use target::{Target, TargetKind};
 
 use crate::encrypted_fields::EncryptedFields;
+use crate::hiding::Listing;
+use crate::indexes::IndexCommand;
 use crate::raw::{Element, Malformed};
 use crate::wire::Message;
 use command::CommandHead;
@@ -24,6 +26,8 @@ use rule::Rule;
 pub trait Protection {
     /// Whether a constraint holds on this collection.
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// The same, asked for a command that writes nothing there.
+    fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool;
     /// Whether a constraint holds on any collection of this database.
     fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is the register, a proxy collection, or a name reserved for one.
@@ -48,6 +52,10 @@ pub enum Verdict<'a> {
     Hello,
     /// The write path serves or refuses it.
     Write(Write<'a>),
+    /// It lists or watches: Keyward hides its own collections.
+    List(Listing),
+    /// A command about indexes, which Keyward serves.
+    Index(IndexCommand<'a>),
     /// The client gets this error.
     Refuse(CommandRefusal),
 }

@@ -6,6 +6,8 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use crate::hiding::Listing;
+
 /// How a command can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
@@ -28,6 +30,14 @@ pub enum Rule {
     /// `create`: harmless, unless it makes the name a view or a time series, encrypts a constraint's fields, or changes the
     /// default collation.
     Create,
+    /// As `Definition`; a unique index may become a constraint.
+    CreateIndexes,
+    /// As `Definition`; the index may be a constraint's.
+    DropIndexes,
+    /// Harmless; shows the indexes of constraints as unique.
+    ListIndexes,
+    /// Harmless; hides Keyward's own collections.
+    List(Listing),
     /// Changes a collection's definition, not its documents. On proxy collections only Keyward may do that. It must not encrypt
     /// a constraint's fields.
     Definition,
@@ -67,14 +77,14 @@ impl Rule {
             b"mapReduce" | b"mapreduce" => Rule::MapReduce,
             b"dropDatabase" => Rule::DropDatabase,
             b"create" => Rule::Create,
-            b"createIndexes"
-            | b"dropIndexes"
-            | b"deleteIndexes"
-            | b"collMod"
-            | b"reIndex"
-            | b"createSearchIndexes"
-            | b"updateSearchIndex"
-            | b"dropSearchIndex" => Rule::Definition,
+            b"createIndexes" => Rule::CreateIndexes,
+            b"dropIndexes" | b"deleteIndexes" => Rule::DropIndexes,
+            b"listIndexes" => Rule::ListIndexes,
+            b"listCollections" => Rule::List(Listing::Collections),
+            b"listDatabases" => Rule::List(Listing::Databases),
+            b"collMod" | b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => {
+                Rule::Definition
+            }
             b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" => Rule::ShardKeyChange,
             b"convertToCapped"
             | b"cloneCollectionAsCapped"
@@ -102,8 +112,8 @@ static HARMLESS_NAMES: LazyLock<HashSet<&[u8]>> =
 #[rustfmt::skip]
 const HARMLESS: &[&str] = &[
     // reading
-    "find", "getMore", "killCursors", "count", "distinct", "explain", "listCollections", "listIndexes",
-    "listDatabases", "listSearchIndexes", "dbStats", "dbstats", "collStats", "collstats", "dataSize", "datasize",
+    "find", "getMore", "killCursors", "count", "distinct", "explain",
+    "listSearchIndexes", "dbStats", "dbstats", "collStats", "collstats", "dataSize", "datasize",
     "dbHash", "dbhash", "validate", "validateDBMetadata", "checkMetadataConsistency", "parallelCollectionScan",
     "geoSearch", "geoNear", "group", "splitVector", "medianKey", "checkShardingIndex", "planCacheListFilters",
     // sessions, transactions

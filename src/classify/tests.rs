@@ -15,6 +15,10 @@ impl Protection for Shop {
         database == b"shop" && collection == b"users"
     }
 
+    fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protects(database, collection)
+    }
+
     fn protects_any_in(&self, database: &[u8]) -> bool {
         database == b"shop"
     }
@@ -57,6 +61,8 @@ enum VerdictKind {
     Forward,
     Hello,
     Write,
+    List,
+    Index,
     Unprotectable,
     KeywardsOwn,
     OtherRefusal,
@@ -68,6 +74,8 @@ fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
         Verdict::Forward => Forward,
         Verdict::Hello => Hello,
         Verdict::Write(_) => Write,
+        Verdict::List(_) => List,
+        Verdict::Index(_) => Index,
         Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
         Verdict::Refuse(CommandRefusal::KeywardsOwn { .. }) => KeywardsOwn,
         Verdict::Refuse(_) => OtherRefusal,

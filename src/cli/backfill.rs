@@ -23,9 +23,10 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection) -> Exit {
 
 fn backfill_documents(file: &ConfigFile, only: &OneCollection) -> Result<(), CliFailure> {
     let task = Task::new(file, only)?;
+    let constraints = task.constraints_of_file()?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
-        prepare::prepare(&client, &task.constraints, task.config.lease, &task.metrics, None)
+        prepare::prepare(&client, &constraints, task.config.lease, &task.metrics, None)
             .await
             .map_err(StartError::from)?;
         Ok(())

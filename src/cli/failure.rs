@@ -17,7 +17,7 @@ pub(super) enum CliFailure {
     System(#[from] std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
-    #[error("{0} is none of the collections in the configuration")]
+    #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
 }
 

@@ -77,6 +77,12 @@ async fn serve_until_signal(
         let asked = tokio::select! {
             asked = signals.any() => asked,
             () = watched.changed(instance.reload_interval()) => None,
+            list = instance.clients_changed() => {
+                tokio::select! {
+                    () = instance.follow_clients(list) => continue,
+                    signal = signals.next() => return signal,
+                }
+            }
         };
         if let Some(signal) = asked {
             return signal;

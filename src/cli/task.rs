@@ -7,6 +7,7 @@ use tokio::runtime::Runtime;
 
 use super::failure::CliFailure;
 use super::{ConfigFile, OneCollection};
+use crate::client_constraints::ClientConstraintStore;
 use crate::config::Config;
 use crate::constraint::Constraint;
 use crate::instance::StartError;
@@ -18,29 +19,45 @@ use crate::upstream::Upstream;
 /// A command's configuration, and what to carry it out with.
 pub(super) struct Task {
     pub config: Config,
-    /// Those that the command is about.
-    pub constraints: Vec<Arc<Constraint>>,
     pub metrics: Metrics,
     pub runtime: Runtime,
+    /// The collection that the command is about; none is all.
+    only: Option<String>,
 }
 
 impl Task {
     pub(super) fn new(file: &ConfigFile, only: &OneCollection) -> Result<Task, CliFailure> {
         let config = Config::load(&file.config)?;
-        let mut constraints = config.constraints.clone();
-        if let Some(name) = &only.collection {
+        telemetry::start(&config.log, None)?;
+        Ok(Task {
+            metrics: Metrics::new(&config.constraints),
+            runtime: Runtime::new()?,
+            only: only.collection.clone(),
+            config,
+        })
+    }
+
+    /// The constraints in the file that the command is about.
+    pub(super) fn constraints_of_file(&self) -> Result<Vec<Arc<Constraint>>, CliFailure> {
+        self.meant(self.config.constraints.clone())
+    }
+
+    /// The same, with those that clients made in the deployment of `client`.
+    pub(super) async fn constraints(&self, client: &Client) -> Result<Vec<Arc<Constraint>>, CliFailure> {
+        let followed = ClientConstraintStore::followed(client).await;
+        let followed = followed.map_err(|error| StartError::Prepare(error.into()))?;
+        let (_, list) = followed.unzip();
+        self.meant(list.unwrap_or_default().with(&self.config.constraints))
+    }
+
+    fn meant(&self, mut constraints: Vec<Arc<Constraint>>) -> Result<Vec<Arc<Constraint>>, CliFailure> {
+        if let Some(name) = &self.only {
             constraints.retain(|constraint| constraint.namespace().to_string() == *name);
             if constraints.is_empty() {
                 return Err(CliFailure::Collection(name.clone()));
             }
         }
-        telemetry::start(&config.log, None)?;
-        Ok(Task {
-            metrics: Metrics::new(&constraints),
-            runtime: Runtime::new()?,
-            constraints,
-            config,
-        })
+        Ok(constraints)
     }
 
     /// Keyward's own client, once the deployment has answered it. Nobody is there to wait for one that doesn't.

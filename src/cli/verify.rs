@@ -29,7 +29,7 @@ pub(super) struct VerifyOptions {
     rate: u32,
 }
 
-/// Verifies the collections in the configuration, or one of them.
+/// Verifies the protected collections, or one of them: those in the configuration, and those where clients made constraints.
 pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) -> Exit {
     match verified(file, only, options) {
         Ok(exit) => exit,
@@ -48,7 +48,8 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) ->
     task.runtime.block_on(async {
         let client = task.connect().await?;
         let lease = task.config.lease;
-        let collections = prepare::prepared(&client, &task.constraints, lease, &task.metrics);
+        let constraints = task.constraints(&client).await?;
+        let collections = prepare::prepared(&client, &constraints, lease, &task.metrics);
         let collections = collections.await.map_err(StartError::from)?;
         let settings = VerifySettings {
             lease,

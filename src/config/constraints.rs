@@ -69,6 +69,7 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
             RawStrategy::Transaction => Strategy::Transaction,
         }),
         route: raw.route.unwrap_or_default(),
+        client_entry: None,
     };
     match Constraint::new(namespace?, spec.clone()) {
         Ok(constraint) if let Some(reason) = constraint.unroutable().filter(|_| constraint.routes()) => {

@@ -20,7 +20,7 @@ mod text;
 
 use std::collections::HashMap;
 
-use bson::{Document, RawDocument, RawDocumentBuf, doc, spec::ElementType};
+use bson::{Document, RawDocument, RawDocumentBuf, doc, oid::ObjectId, spec::ElementType};
 
 use self::canonical::Uncomparable;
 use self::collation::{Collation, SORT_KEYS};
@@ -251,6 +251,20 @@ impl Constraint {
     /// Two constraints have equal definitions exactly if they may share a proxy collection.
     pub fn definition(&self) -> Document {
         self.definition.clone()
+    }
+
+    /// Whether both are the same constraint, including the order of their fields; the strategy doesn't matter.
+    pub fn is_equivalent(&self, other: &Constraint) -> bool {
+        let definitions = (self.definition.to_vec(), other.definition.to_vec());
+        self.namespace == other.namespace
+            && self.name == other.name
+            && self.states_collation() == other.states_collation()
+            && matches!(definitions, (Ok(one), Ok(other)) if one == other)
+    }
+
+    /// The number of its entry in the list of clients' constraints, if a client made it.
+    pub fn client_entry(&self) -> Option<ObjectId> {
+        self.spec.client_entry
     }
 
     /// The error of a document whose `key` is taken.

@@ -4,7 +4,7 @@
 //! Keyward refuses it with the server's code and text. If the server accepts it but Keyward can't keep it unique across
 //! shards, Keyward refuses it with its own reason.
 
-use bson::{Bson, Document};
+use bson::{Bson, Document, oid::ObjectId};
 
 use super::number::Number;
 use crate::namespace::InvalidNamespace;
@@ -67,6 +67,8 @@ pub struct IndexSpec {
     pub strategy: Option<Strategy>,
     /// Whether queries by its key go to the shard of the key's owner.
     pub route: bool,
+    /// The number of its entry in the list of clients' constraints, if a client made it.
+    pub client_entry: Option<ObjectId>,
 }
 
 /// Why an index specification can't be a constraint.

@@ -40,6 +40,8 @@ pub struct RegisterEntry {
     pub has_left: bool,
     /// A strict constraint waits for it: the passing of time proves nothing.
     pub is_pinned: bool,
+    /// It enforces the constraints that clients make. Versions before these don't write this field.
+    pub follows_clients: bool,
 }
 
 impl RegisterEntry {
@@ -60,6 +62,7 @@ impl RegisterEntry {
             constraints: BTreeSet::new(),
             has_left: false,
             is_pinned: false,
+            follows_clients: false,
         }
     }
 
@@ -86,6 +89,7 @@ impl RegisterEntry {
             "constraints": self.constraints.iter().copied().collect::<Vec<_>>(),
             "left": self.has_left,
             "pinned": self.is_pinned,
+            "followsClients": self.follows_clients,
         }
     }
 
@@ -125,6 +129,7 @@ impl RegisterEntry {
                 .collect::<Option<_>>()?,
             has_left: flag("left")?,
             is_pinned: flag("pinned")?,
+            follows_clients: flag("followsClients").unwrap_or(false),
         })
     }
 }

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use bson::oid::ObjectId;
 
+use super::builds::Builds;
 use super::{Membership, RegisterEntry};
+use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::metrics::constraint_label;
-use crate::prepare::{self, ConstraintState, IfClaimed, PrepareError, Standing, WaitingConstraint};
+use crate::prepare::{self, ConstraintState, PrepareError, Standing, WaitingConstraint};
 use crate::readiness::{Obstacle, Readiness};
 use crate::session::Service;
 
@@ -44,8 +46,10 @@ pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
 /// The constraints that are kept enforced.
 #[derive(Debug)]
 pub struct Kept {
-    /// The constraints of the configuration that holds.
+    /// The constraints that hold: those of the configuration, and those of clients.
     pub constraints: Vec<Arc<Constraint>>,
+    /// The list of clients' constraints that is applied.
+    pub clients: ClientConstraints,
     /// How long a reservation whose owner isn't there yet is presumed in flight.
     pub lease: Duration,
 }
@@ -84,10 +88,12 @@ async fn poll(
     let entries = membership.poll().await?;
     metrics.keywards.set(entries.len().try_into().unwrap_or(i64::MAX));
     let standings = prepare::standings(client, &kept.constraints).await?;
+    let builds = Builds::of(&kept.clients, membership.id(), &entries);
     let mut waiting = Vec::new();
-    let mut is_any_to_do = false;
+    let (mut enforced, mut is_any_to_do) = (Vec::new(), false);
     for (constraint, standing) in kept.constraints.iter().zip(standings) {
         if standing.is_some_and(|standing| standing.state == ConstraintState::Enforced) {
+            enforced.extend(constraint.client_entry());
             continue;
         }
         service.note_enforced(constraint, false);
@@ -96,17 +102,22 @@ async fn poll(
                 constraint: constraint.clone(),
                 others,
             }),
+            None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint {
+                constraint: constraint.clone(),
+                others: Vec::new(),
+            }),
             None => is_any_to_do = true,
         }
+    }
+    if let Some(list) = &service.client_list {
+        builds.record(list, &enforced).await?;
     }
     if !is_any_to_do {
         show(&kept.constraints, &waiting, service, readiness);
         return Ok(POLL);
     }
     let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-    let waiting = reserving
-        .backfill_documents(client, kept.lease, Some(membership), |_| false, IfClaimed::Leave)
-        .await?;
+    let waiting = builds.backfill(service, membership, kept, &reserving).await?;
     *waited_for = waiting
         .iter()
         .flat_map(|one| {

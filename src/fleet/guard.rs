@@ -56,6 +56,10 @@ impl<P: Protection> Protection for Guard<'_, P> {
         self.protection.protects(database, collection)
     }
 
+    fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.protection.has_constraints(database, collection)
+    }
+
     fn protects_any_in(&self, database: &[u8]) -> bool {
         self.protection.protects_any_in(database)
     }

@@ -45,8 +45,16 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is registered.
-    pub async fn join(client: &Client, address: String, terms: EntryTerms) -> Result<Membership, StoreError> {
-        let entry = RegisterEntry::of_this_process(address, terms);
+    pub async fn join(
+        client: &Client,
+        address: String,
+        terms: EntryTerms,
+        follows_clients: bool,
+    ) -> Result<Membership, StoreError> {
+        let entry = RegisterEntry {
+            follows_clients,
+            ..RegisterEntry::of_this_process(address, terms)
+        };
         let membership = Membership {
             client: client.clone(),
             register: Register::of(client),
@@ -65,6 +73,19 @@ impl Membership {
         membership.permit.prolong(sent + terms.lease);
         drop(entry);
         Ok(membership)
+    }
+
+    /// Names its entry.
+    pub fn id(&self) -> ObjectId {
+        **self.id.load()
+    }
+
+    /// All entries of the register, as a majority had them a short time ago.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the register can't be read.
+    pub async fn entries(&self) -> Result<Vec<RegisterEntry>, StoreError> {
+        self.register.recent().await
     }
 
     /// Whether nobody can have taken its entry away.

@@ -9,6 +9,7 @@
 //! A living Keyward renews its entry. A Keyward that couldn't renew it for its [`EntryTerms::lease`] stops writing. A Keyward that
 //! has seen an entry unchanged for far longer removes it.
 
+mod builds;
 mod enforced;
 mod entry;
 mod follow;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 
 use super::StartError;
+use super::clients::FollowedList;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::constraint::Constraint;
@@ -108,15 +109,34 @@ fn show_privileges(missing: &[String], readiness: &Readiness) -> bool {
     missing.is_empty()
 }
 
+/// Reads the list of clients' constraints.
+pub(super) async fn followed(
+    upstream: &Upstream,
+    config: &Config,
+    readiness: &Readiness,
+) -> Result<FollowedList, StartError> {
+    loop {
+        match FollowedList::of(upstream.client()).await {
+            Ok(list) => {
+                readiness.unblock(&Obstacle::Upstream);
+                return Ok(list);
+            }
+            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            Err(error) => return Err(PrepareError::from(error).into()),
+        }
+    }
+}
+
 /// Enters this Keyward in the register.
 pub(super) async fn joined(
     upstream: &Upstream,
     config: &Config,
     readiness: &Readiness,
+    follows_clients: bool,
 ) -> Result<Membership, StartError> {
     loop {
         let terms = EntryTerms::of(config.lease).hastened();
-        match Membership::join(upstream.client(), config.listen.to_string(), terms).await {
+        match Membership::join(upstream.client(), config.listen.to_string(), terms, follows_clients).await {
             Ok(membership) => {
                 readiness.unblock(&Obstacle::Upstream);
                 return Ok(membership);
@@ -184,7 +204,7 @@ pub(super) async fn prepared(
             let (reserving, waiting) =
                 prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
             let identities = reserving.identities(|_| true);
-            membership.declare(reserving.namespaces(), &identities).await?;
+            membership.declare(reserving.namespaces_of_file(), &identities).await?;
             Ok((reserving.catalog(), waiting))
         };
         match prepared.await {

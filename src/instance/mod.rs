@@ -3,6 +3,7 @@
 //! The order of [`Instance::start`] is a promise: clients can't connect before every constraint holds for every
 //! existing document. Several instances may live in one process; nothing here is global.
 
+mod clients;
 mod deployment;
 
 use std::convert::Infallible;
@@ -16,11 +17,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use deployment::{await_answer, await_privileges, follow_privileges, joined, prepared, remembers, resolved};
+use clients::FollowedList;
+use deployment::{await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers, resolved};
 
 use crate::admin::Admin;
+use crate::client_constraints::ClientConstraints;
 use crate::config::Config;
 use crate::config::Problems;
+use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership};
 use crate::listener;
 use crate::metrics::Metrics;
@@ -45,8 +49,12 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Instance {
     address: SocketAddr,
-    /// The configuration that holds now.
+    /// The configuration that holds now, with clients' constraints.
     config: Config,
+    /// The constraints that the file states.
+    of_file: Vec<Arc<Constraint>>,
+    /// The list of clients' constraints.
+    clients: FollowedList,
     service: Arc<Service>,
     readiness: Readiness,
     reloads: LastReload,
@@ -114,7 +122,13 @@ impl Instance {
         let upstream = resolved(config, &readiness).await?;
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
-        let membership = Arc::new(joined(&upstream, config, &readiness).await?);
+        let clients = followed(&upstream, config, &readiness).await?;
+        let of_file = config.constraints.clone();
+        let config = &Config {
+            constraints: clients.with(&of_file),
+            ..config.clone()
+        };
+        let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
         let prepared = match remembers(&upstream, config, &readiness, &membership).await {
@@ -134,7 +148,12 @@ impl Instance {
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits);
-        let service = Arc::new(service.encrypted(tls).registered(membership.clone()));
+        let service = Arc::new(
+            service
+                .encrypted(tls)
+                .registered(membership.clone())
+                .following(clients.shared()),
+        );
         fleet::show(&config.constraints, &waiting, &service, &readiness);
         let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
@@ -143,11 +162,13 @@ impl Instance {
         tracing::info!(listen = %address, "ready");
         Ok(Instance {
             address,
-            keeping: Some(keeping(&service, &membership, config, &readiness)),
+            keeping: Some(keeping(&service, &membership, config, &clients, &readiness)),
             membership,
             sweeping: sweeping(&service, config),
             privileges: following_privileges(&service, config, &readiness),
             config: config.clone(),
+            of_file,
+            clients,
             service,
             readiness,
             reloads,
@@ -170,12 +191,18 @@ impl Instance {
         }
         let applied = match wanted {
             Ok(wanted) => {
+                let of_file = wanted.constraints.clone();
+                let wanted = Config {
+                    constraints: self.clients.with(&of_file),
+                    ..wanted
+                };
                 let membership = &self.membership;
-                reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await
+                let applied = reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await;
+                applied.inspect(|_| self.of_file = of_file)
             }
             Err(problems) => Err(ReloadError::Config(problems)),
         };
-        self.keeping = Some(keeping(&self.service, &self.membership, &self.config, &self.readiness));
+        self.keep_on();
         match applied {
             Ok(changes) => {
                 telemetry.apply(&self.config);
@@ -198,6 +225,58 @@ impl Instance {
                 self.reloads.refused(metrics.generation.get(), &error);
             }
         }
+    }
+
+    /// Waits until the list of clients' constraints has changed, and returns the new one.
+    ///
+    /// - Cancel: at any time.
+    pub async fn clients_changed(&self) -> ClientConstraints {
+        self.clients.changed().await
+    }
+
+    /// Applies a list of clients' constraints, or reports why it can't.
+    ///
+    /// - Cancel: as [`Instance::reload`].
+    pub async fn follow_clients(&mut self, list: ClientConstraints) {
+        if let Some(keeping) = self.keeping.take() {
+            keeping.stop().await;
+        }
+        let wanted = list.with(&self.of_file);
+        let (service, membership) = (&self.service, &self.membership);
+        let replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted);
+        match replaced.await {
+            Ok((added, removed)) => {
+                if !(added.is_empty() && removed.is_empty()) {
+                    tracing::info!(?added, ?removed, version = list.version, "clients' constraints applied");
+                }
+                self.clients.applied(list);
+                self.privileges = following_privileges(&self.service, &self.config, &self.readiness);
+            }
+            Err(error) => self.clients.refused(list, &error, self.membership.id()).await,
+        }
+        self.keep_on();
+    }
+
+    /// Applies each new list of clients' constraints, for as long as it is polled.
+    ///
+    /// - Cancel: as [`Instance::reload`].
+    pub async fn follow(&mut self) -> Infallible {
+        loop {
+            let list = self.clients_changed().await;
+            self.follow_clients(list).await;
+        }
+    }
+
+    /// Has the constraints that hold now kept enforced.
+    fn keep_on(&mut self) {
+        let keeping = keeping(
+            &self.service,
+            &self.membership,
+            &self.config,
+            &self.clients,
+            &self.readiness,
+        );
+        self.keeping = Some(keeping);
     }
 
     /// How often to check whether the configuration has changed; zero is never.
@@ -241,9 +320,16 @@ impl Instance {
     }
 }
 
-fn keeping(service: &Arc<Service>, membership: &Arc<Membership>, config: &Config, readiness: &Readiness) -> Keeping {
+fn keeping(
+    service: &Arc<Service>,
+    membership: &Arc<Membership>,
+    config: &Config,
+    clients: &FollowedList,
+    readiness: &Readiness,
+) -> Keeping {
     let kept = Kept {
         constraints: config.constraints.clone(),
+        clients: clients.list().clone(),
         lease: config.lease,
     };
     let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());

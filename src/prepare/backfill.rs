@@ -15,6 +15,7 @@ use super::batches::in_order;
 use super::position::BackfillPosition;
 use crate::catalog::Protected;
 use crate::claims::{AttemptRegistry, Candidate};
+use crate::constraint::DuplicateKey;
 use crate::extended_json::as_json;
 use crate::namespace::Namespace;
 use crate::progress::Progress;
@@ -43,6 +44,16 @@ pub struct Report {
     pub count: u64,
     /// The first of them, with the server's error text and their `_id`s.
     pub named: Vec<String>,
+    /// The server's error for the first duplicate.
+    pub duplicate: Option<DuplicateKey>,
+}
+
+/// A document that violates a constraint.
+struct Violation {
+    /// The server's error text, and the `_id`s.
+    text: String,
+    /// The server's error, if the document is a duplicate.
+    duplicate: Option<DuplicateKey>,
 }
 
 /// The reports of all violated constraints.
@@ -55,11 +66,12 @@ impl Report {
         self.count == 0
     }
 
-    fn add(&mut self, text: String) {
+    fn add(&mut self, violation: Violation) {
         self.count += 1;
         if self.named.len() < NAMED_MAX {
-            self.named.push(text);
+            self.named.push(violation.text);
         }
+        self.duplicate = self.duplicate.take().or(violation.duplicate);
     }
 }
 
@@ -73,7 +85,7 @@ impl Report {
             ..
         } = self;
         format!(
-            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then start or reload again"
+            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
         )
     }
 }
@@ -126,6 +138,7 @@ pub(super) async fn backfill(
         constraint: constraint.name().to_owned(),
         count: 0,
         named: Vec::new(),
+        duplicate: None,
     };
     if reached.after.is_some() {
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
@@ -148,7 +161,7 @@ pub(super) async fn backfill(
     });
     // In the order of reading: everything up to `last` is backfilled.
     in_order(batches, BATCHES_AT_ONCE, async |(count, last, duplicates)| {
-        duplicates.into_iter().for_each(|text| report.add(text));
+        duplicates.into_iter().for_each(|violation| report.add(violation));
         done += count;
         progress.advance(count);
         match report.is_empty() {
@@ -185,13 +198,13 @@ async fn backfill_batch(
     position: usize,
     lease: Duration,
     batch: &[RawDocumentBuf],
-) -> Result<Vec<String>, StoreError> {
+) -> Result<Vec<Violation>, StoreError> {
     let guard = AttemptRegistry::default().begin();
     let (mut wanted, mut violations) = (Vec::new(), Vec::new());
     for (index, document) in batch.iter().enumerate() {
         match candidates(protected, position, guard.id(), index, document) {
             Ok(candidates) => wanted.extend(candidates),
-            Err(text) => violations.push(text),
+            Err(text) => violations.push(Violation { text, duplicate: None }),
         }
     }
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
@@ -206,7 +219,10 @@ async fn backfill_batch(
     for (candidate, other) in duplicates {
         let duplicate = protected.constraints[position].duplicate(&candidate.keys[0].key).await;
         let text = String::from_utf8_lossy(duplicate.errmsg()).into_owned();
-        violations.push(format!("{text}: _id {} and _id {other}", candidate.owner));
+        violations.push(Violation {
+            text: format!("{text}: _id {} and _id {other}", candidate.owner),
+            duplicate: Some(duplicate),
+        });
     }
     Ok(violations)
 }

@@ -14,6 +14,7 @@ use super::PrepareError;
 use super::backfill_claim::is_claimed;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
+use crate::fleet::Register;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -143,6 +144,37 @@ impl Definitions {
             is_enforced,
             was_complete,
         })
+    }
+
+    /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
+    /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
+    /// start.
+    ///
+    /// # Errors
+    /// [`PrepareError::OtherDefinition`] if a Keyward in the register still reserves for the former constraint.
+    pub(super) async fn replace_ended(&self, constraint: &Constraint, register: &Register) -> Result<(), PrepareError> {
+        let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
+            return Ok(());
+        };
+        let Err(error) = state(constraint, &found) else {
+            return Ok(());
+        };
+        let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
+            return Err(error);
+        };
+        // The identity can't be listed later: a Keyward lists it only after it has compared the definition.
+        let entries = register.current().await?;
+        if entries.iter().any(|entry| entry.constraints.contains(&identity)) {
+            return Err(error);
+        }
+        let mut former = id(constraint);
+        former.insert("identity", identity);
+        let new = doc! {
+            "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
+            "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
+        };
+        answered(self.collection.replace_one(former, new).into_future()).await?;
+        Ok(())
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another

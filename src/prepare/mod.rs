@@ -31,7 +31,7 @@ use crate::catalog::Protected;
 use crate::classify::EncryptedField;
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
-use crate::fleet::Membership;
+use crate::fleet::{Membership, Register};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -42,7 +42,7 @@ pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
 pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
 pub use error::PrepareError;
-use existing::Existing;
+pub use existing::Existing;
 pub use left_out::suspend_lacking;
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
@@ -63,8 +63,16 @@ pub async fn prepare(
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
+    // Clients' constraints are backfilled while Keyward serves.
+    let of_file = |constraint: &Constraint| constraint.client_entry().is_none();
     let waiting = reserving
-        .backfill_documents(client, lease, membership, |_| false, IfClaimed::Wait)
+        .backfill_documents(
+            client,
+            lease,
+            membership,
+            (of_file, |_: &Constraint| false),
+            IfClaimed::Wait,
+        )
         .await?;
     Ok((reserving, waiting))
 }
@@ -128,6 +136,15 @@ fn warn_of_routes_without_effect(protected: &Protected) {
             );
         }
     }
+}
+
+/// Lets `constraint` have another definition than an ended constraint of its name had.
+///
+/// # Errors
+/// [`PrepareError`] if a Keyward still reserves for the former constraint, or the cluster doesn't carry out a command.
+pub async fn replace_ended_definition(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace());
+    definitions.replace_ended(constraint, &Register::of(client)).await
 }
 
 /// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that

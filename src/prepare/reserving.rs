@@ -67,16 +67,23 @@ impl ReservingConstraints {
         meant.map(|(_, identity)| *identity).collect()
     }
 
-    /// The collections of these constraints.
-    pub fn namespaces(&self) -> impl Iterator<Item = Namespace> {
-        self.collections
-            .iter()
-            .map(|(protected, _)| protected.namespace.clone())
+    /// The collections that the configuration file protects. Keyward declares the others when clients write there: a Keyward may not
+    /// have all the constraints there, and declaring the collection revokes `enforced` from those that it lacks.
+    pub fn namespaces_of_file(&self) -> impl Iterator<Item = Namespace> {
+        let is_of_file = |protected: &&Protected| {
+            let mut constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
+            constraints.any(|constraint| constraint.client_entry().is_none())
+        };
+        let collections = self.collections.iter().map(|(protected, _)| protected);
+        collections
+            .filter(is_of_file)
+            .map(|protected| protected.namespace.clone())
     }
 
     /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so for constraints that
-    /// weren't enforced, and for those that are `anew`, which were suspended since. Returns the constraints that must
-    /// wait for a Keyward which may write without reserving.
+    /// weren't enforced, and for those that are `anew`, which were suspended since; in both cases only for those that
+    /// `are_meant`. Returns the constraints that must wait for a Keyward which may write without reserving, and those that
+    /// aren't meant and not enforced.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -85,14 +92,20 @@ impl ReservingConstraints {
         client: &Client,
         lease: Duration,
         membership: Option<&Membership>,
-        anew: impl Fn(&Constraint) -> bool,
+        (are_meant, anew): (impl Fn(&Constraint) -> bool, impl Fn(&Constraint) -> bool),
         if_claimed: IfClaimed,
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let mut waiting = Vec::new();
         let mut pending = Vec::new();
         for (index, (protected, uuid)) in self.collections.iter().enumerate() {
             for (position, proxy) in protected.constraints.iter().enumerate() {
-                if anew(&proxy.constraint) || self.unready.contains(&(index, position)) {
+                let is_unready = anew(&proxy.constraint) || self.unready.contains(&(index, position));
+                if is_unready && !are_meant(&proxy.constraint) {
+                    waiting.push(WaitingConstraint {
+                        constraint: proxy.constraint.clone(),
+                        others: Vec::new(),
+                    });
+                } else if is_unready {
                     let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));

@@ -24,6 +24,8 @@ pub const ILLEGAL_OPERATION: i32 = 20;
 pub const INVALID_BSON: i32 = 22;
 /// `NamespaceNotFound`
 pub const NAMESPACE_NOT_FOUND: i32 = 26;
+/// `IndexNotFound`
+pub const INDEX_NOT_FOUND: i32 = 27;
 /// `PathNotViable`
 pub const PATH_NOT_VIABLE: i32 = 28;
 /// `NoSuchSession`
@@ -60,6 +62,10 @@ pub const CANNOT_CREATE_INDEX: i32 = 67;
 pub const INVALID_OPTIONS: i32 = 72;
 /// `InvalidNamespace`
 pub const INVALID_NAMESPACE: i32 = 73;
+/// `IndexOptionsConflict`
+pub const INDEX_OPTIONS_CONFLICT: i32 = 85;
+/// `IndexKeySpecsConflict`
+pub const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
 /// `NetworkTimeout`
 pub const NETWORK_TIMEOUT: i32 = 89;
 /// `ShutdownInProgress`
@@ -96,6 +102,10 @@ pub const TRANSACTION_COMMITTED: i32 = 256;
 pub const EXCEEDED_TIME_LIMIT: i32 = 262;
 /// `PreparedTransactionInProgress`
 pub const PREPARED_TRANSACTION_IN_PROGRESS: i32 = 267;
+/// `IndexBuildAborted`
+pub const INDEX_BUILD_ABORTED: i32 = 276;
+/// `ChangeStreamFatalError`
+pub const CHANGE_STREAM_FATAL_ERROR: i32 = 280;
 /// `APIVersionError`
 pub const API_VERSION_ERROR: i32 = 322;
 /// `APIStrictError`

@@ -74,10 +74,7 @@ impl Session {
             if !self.replies.is_idle() {
                 return Ok(());
             }
-            // Upstream answers in order. After the ping's reply, the messages without replies are done.
-            let mut ping = Builder::new();
-            ping.int32("ping", 1).string("$db", b"admin");
-            self.upstream.request(&Draft::of_body(&ping.finish())).await?;
+            confirm_unanswered(&mut self.upstream).await?;
             self.is_unanswered = false;
         }
         if let Some(epoch) = self.next_epoch.take() {
@@ -85,6 +82,14 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Waits until the messages without replies are done: upstream answers in order, so a ping's reply shows it.
+pub(super) async fn confirm_unanswered(upstream: &mut Connection) -> Result<(), End> {
+    let mut ping = Builder::new();
+    ping.int32("ping", 1).string("$db", b"admin");
+    upstream.request(&Draft::of_body(&ping.finish())).await?;
+    Ok(())
 }
 
 /// Keeps `epoch` until upstream has answered what it has received, and then closes the connection.

@@ -86,7 +86,7 @@ impl<'m> Judged<'m> {
             Ok(Verdict::Forward | Verdict::Hello) => true,
             // In a client's transaction, Keyward first checks whether that transaction may still write.
             Ok(Verdict::Write(_)) => self.affects_no_key && !self.context.is_in_transaction,
-            Ok(Verdict::Refuse(_)) | Err(_) => false,
+            Ok(Verdict::List(_) | Verdict::Index(_) | Verdict::Refuse(_)) | Err(_) => false,
         }
     }
 

@@ -37,6 +37,7 @@ pub use drain::{Drain, Stage};
 pub use end::End;
 
 use crate::authorization::Rights;
+use crate::client_constraints::SharedList;
 use crate::constraint::Constraint;
 use crate::fleet::{Enforced, Membership};
 use crate::limits::{Limits, Memory, Share};
@@ -79,6 +80,8 @@ pub struct Service {
     pub tls: Option<Arc<tls::Acceptor>>,
     /// Its membership in the register of Keywards.
     pub membership: Option<Arc<Membership>>,
+    /// The list of clients' constraints, if this Keyward follows it.
+    pub client_list: Option<Arc<SharedList>>,
 }
 
 impl Service {
@@ -95,6 +98,7 @@ impl Service {
             process: ObjectId::new(),
             tls: None,
             membership: None,
+            client_list: None,
         };
         service.limit(limits);
         service
@@ -111,6 +115,11 @@ impl Service {
             membership: Some(membership),
             ..self
         }
+    }
+
+    /// Follows the list of clients' constraints, if there is one.
+    pub fn following(self, client_list: Option<Arc<SharedList>>) -> Service {
+        Service { client_list, ..self }
     }
 
     /// Whether the register permits this Keyward to write.

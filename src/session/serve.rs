@@ -9,17 +9,21 @@ use futures_util::future::BoxFuture;
 use super::judgement::Judged;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
-use super::{Drain, End, Requests, Service, Session, work_time};
+use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write};
+use crate::hiding;
+use crate::indexes;
 use crate::namespace::Namespace;
+use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
+use crate::server::cursor;
 use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
 use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
-use crate::write::{self, Served};
+use crate::write::{self, CatalogEpoch, Served};
 
 /// The action once the message has been judged, and served if it must be.
 enum Action {
@@ -68,6 +72,15 @@ impl Session {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // A transaction noted for an earlier message: its client already has the error for it, so nobody ends it here.
             self.upstream.take_open_transaction();
+            let may_change_constraints = matches!(judged.verdict, Ok(Verdict::Index(_)));
+            if may_change_constraints {
+                // The command waits until nothing is under way that the constraints before decided; nothing is here.
+                if self.is_unanswered {
+                    closing::confirm_unanswered(&mut self.upstream).await?;
+                    self.is_unanswered = false;
+                }
+                self.epoch = CatalogEpoch::none();
+            }
             let handler = MessageHandler {
                 service: &self.service,
                 catalog: &catalog,
@@ -77,6 +90,9 @@ impl Session {
                 upstream: &mut self.upstream,
             };
             let action = span.around(handler.handle(judged, self.last_reply_id)).await?;
+            if may_change_constraints {
+                self.epoch = self.service.writes.epochs().borrow().clone();
+            }
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -193,6 +209,34 @@ impl MessageHandler<'_> {
                     Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
             }
+            Verdict::List(listing) => {
+                let body = match &judged.request.parsed {
+                    Ok(Message::Msg(message)) => message.body,
+                    _ => return Ok(Action::Forward(judged.pending())),
+                };
+                let served: BoxFuture<'_, _> = Box::pin(hiding::serve(*listing, body, self.catalog, self.upstream));
+                match served.await? {
+                    Some(body) => reply_to.answer_with_cursor(&body),
+                    None => Ok(Action::Forward(judged.pending())),
+                }
+            }
+            Verdict::Index(command) if self.may_act_for_client => {
+                let message = match OpMsg::parse_whole(judged.request.unpacked) {
+                    Ok(message) => message,
+                    Err(rejection) => return reply_to.turn_down(&rejection),
+                };
+                let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
+                    *command,
+                    &message,
+                    self.service,
+                    self.catalog,
+                    self.upstream,
+                ));
+                match served.await? {
+                    Some(body) => reply_to.answer(&body),
+                    None => Ok(Action::Forward(judged.pending())),
+                }
+            }
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
             _ => self.read(&judged, reply_to).await,
         }
@@ -205,10 +249,7 @@ impl MessageHandler<'_> {
                 .route(&judged.request, self.service, self.rights, self.upstream)
                 .await?
         {
-            return Ok(match (reply_to.answer(&routed.body)?, routed.leaves_cursor) {
-                (Action::Answer(reply), true) => Action::AnswerWithCursor(reply),
-                (action, _) => action,
-            });
+            return reply_to.answer_leaving(routed.leaves_cursor, &routed.body);
         }
         Ok(Action::Forward(judged.pending()))
     }
@@ -259,8 +300,9 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
         let served = served?;
-        match served {
-            Served::Reply(_) => {
+        match &served {
+            Served::Reply(reply) => {
+                indexes::end_constraints_of_dropped(write, reply, self.service, self.catalog).await;
                 timer.observe_duration();
                 commands.protected_proxy_seconds.observe(own.as_secs_f64());
             }
@@ -287,6 +329,21 @@ impl ReplyTo {
         }
         let reply = self.envelope.reply(body, self.reply_id).map_err(Rejection::from)?;
         Ok(Action::Answer(reply))
+    }
+
+    /// Answers with `body`, which may leave a cursor open.
+    fn answer_with_cursor(self, body: &[u8]) -> Result<Action, End> {
+        let more = Doc::new(body)
+            .and_then(cursor::more)
+            .map_err(write::ForwardError::from)?;
+        self.answer_leaving(more.is_some(), body)
+    }
+
+    fn answer_leaving(self, leaves_cursor: bool, body: &[u8]) -> Result<Action, End> {
+        Ok(match (self.answer(body)?, leaves_cursor) {
+            (Action::Answer(reply), true) => Action::AnswerWithCursor(reply),
+            (action, _) => action,
+        })
     }
 
     /// Treats a message that is turned down as the server does.

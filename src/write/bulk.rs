@@ -83,7 +83,8 @@ async fn part(
     // A part is classified like any client's command: no part gets through that would be refused alone.
     let catalog = context.catalog();
     let served = match classify(&Message::Msg(message), &**catalog)? {
-        Verdict::Forward | Verdict::Hello => Served::Untouched,
+        // A part is a write.
+        Verdict::Forward | Verdict::Hello | Verdict::List(_) | Verdict::Index(_) => Served::Untouched,
         Verdict::Refuse(refusal) => Served::Reply(refusal.error().body()),
         Verdict::Write(write) => serve(Plan::of(&write, &message, &catalog), &message, context, upstream).await?,
     };

@@ -21,6 +21,13 @@ pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 #[derive(Debug, Clone)]
 pub struct CatalogEpoch(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
 
+impl CatalogEpoch {
+    /// That of a connection on which no command is in progress: nothing waits for its end.
+    pub fn none() -> CatalogEpoch {
+        CatalogEpoch(mpsc::channel(1).0)
+    }
+}
+
 /// An epoch that has ended for new commands, but not for commands in progress.
 #[derive(Debug)]
 pub struct PastEpoch {

@@ -64,11 +64,21 @@ impl Connection {
 
     /// Sends `command` and waits for its reply.
     pub fn run(&mut self, database: &str, command: &Document) -> Document {
+        self.try_run(database, command)
+            .unwrap_or_else(|error| panic!("no reply to {command}: {error}"))
+    }
+
+    /// The same, through what may be killed meanwhile.
+    ///
+    /// # Errors
+    /// If no reply comes.
+    pub fn try_run(&mut self, database: &str, command: &Document) -> io::Result<Document> {
         let mut command = command.clone();
         command.insert("$db", database);
+        self.exchange(&command)?;
         // A native index's error may cut a key in the middle of a character.
-        let reply: bson::Utf8Lossy<Document> = bson::deserialize_from_slice(self.raw(&command).as_bytes()).unwrap();
-        reply.0
+        let reply: bson::Utf8Lossy<Document> = bson::deserialize_from_slice(&self.buffer[BODY..]).unwrap();
+        Ok(reply.0)
     }
 
     /// As [`Connection::run`], for what must succeed.

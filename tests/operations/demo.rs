@@ -38,6 +38,9 @@ fn the_scene_is_played_to_its_end() {
                    \"ann@example.com\" }";
     assert!(through_keyward.contains(refusal), "{told}");
     let (_, shards) = told.split_once("read on each shard directly").unwrap();
+    let (shards, by_application) = shards.split_once("An application makes a unique index").unwrap();
+    let refusal = "index: phone_1 dup key: { phone: \"555\" }";
+    assert!(by_application.contains(refusal), "{told}");
     for (shard, document, reservation) in [("shard0", "ann", "bob"), ("shard1", "bob", "ann")] {
         let (_, lies) = shards.split_once(shard).unwrap();
         let lies: Vec<&str> = lies.lines().skip(1).take(2).collect();

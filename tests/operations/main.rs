@@ -5,10 +5,12 @@
 mod authorization;
 mod chapters;
 mod check;
+mod created;
 mod demo;
 mod dependencies;
 mod doctor;
 mod documentation;
+mod hidden;
 mod many_connections;
 mod operated;
 mod packaging;

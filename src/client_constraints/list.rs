@@ -1,0 +1,238 @@
+//! Holds the list of clients' constraints at one version, and the changes to it. Pure.
+
+use std::sync::Arc;
+
+use bson::oid::ObjectId;
+use bson::{Bson, Document, doc};
+
+use super::{BuildState, ClientConstraint};
+use crate::constraint::Constraint;
+use crate::proxy_collection::StoreError;
+
+/// The list remembers the reasons of so many builds that ended: a client on another Keyward may still wait for one.
+const ENDED_MAX: usize = 50;
+
+/// The fields of the list's document.
+const FIELDS: [&str; 4] = ["_id", "version", "constraints", "ended"];
+
+/// Why the build of a client's constraint ended without it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedBuild {
+    /// The number of the entry that was removed.
+    pub id: ObjectId,
+    /// The reply for the client, in the server's form.
+    pub reply: Document,
+}
+
+/// The list at one version.
+#[derive(Debug, Clone, Default)]
+pub struct ClientConstraints {
+    /// Counts the changes; 0 if there never was one.
+    pub version: i64,
+    /// The constraints.
+    pub constraints: Vec<ClientConstraint>,
+    /// The builds that ended last.
+    pub ended: Vec<EndedBuild>,
+}
+
+impl ClientConstraints {
+    /// The entry with this number.
+    pub fn entry(&self, id: ObjectId) -> Option<&ClientConstraint> {
+        self.constraints.iter().find(|entry| entry.id == id)
+    }
+
+    /// Why the build of the entry with this number ended, if it is known still.
+    pub fn end_of(&self, id: ObjectId) -> Option<&EndedBuild> {
+        self.ended.iter().find(|ended| ended.id == id)
+    }
+
+    /// Those of `file` and of the list together. A file's constraint takes the place of a client's with the same name.
+    pub fn with(&self, file: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
+        let is_in_file = |one: &Constraint| {
+            let is_named = |other: &Arc<Constraint>| other.namespace() == one.namespace() && other.name() == one.name();
+            file.iter().any(is_named)
+        };
+        let of_clients = self.constraints.iter().map(|entry| &entry.constraint);
+        let of_clients = of_clients.filter(|constraint| !is_in_file(constraint));
+        file.iter().chain(of_clients).cloned().collect()
+    }
+
+    /// Removes the entry with this number; gives whether it was there.
+    pub fn remove(&mut self, id: ObjectId) -> bool {
+        let before = self.constraints.len();
+        self.constraints.retain(|entry| entry.id != id);
+        self.constraints.len() < before
+    }
+
+    /// Removes the entry with this number, and all others of its command, and notes why. Gives whether it did: not if the client knows
+    /// that the constraint holds.
+    pub fn end_build(&mut self, id: ObjectId, reply: &Document) -> bool {
+        let is_building = |entry: &&ClientConstraint| entry.state != BuildState::Built;
+        let Some(command) = self.entry(id).filter(is_building).map(|entry| entry.command) else {
+            return false;
+        };
+        for entry in self.constraints.extract_if(.., |entry| entry.command == command) {
+            self.ended.push(EndedBuild {
+                id: entry.id,
+                reply: reply.clone(),
+            });
+        }
+        let surplus = self.ended.len().saturating_sub(ENDED_MAX);
+        self.ended.drain(..surplus);
+        true
+    }
+
+    /// The commands of which every constraint is in `enforced`, though the list calls them being built.
+    pub fn finished(&self, enforced: &[ObjectId]) -> Vec<ObjectId> {
+        let building = || self.constraints.iter().filter(|entry| entry.state != BuildState::Built);
+        let is_pending = |command| building().any(|entry| entry.command == command && !enforced.contains(&entry.id));
+        let mut commands: Vec<ObjectId> = building().map(|entry| entry.command).collect();
+        commands.dedup();
+        commands.retain(|command| !is_pending(*command));
+        commands
+    }
+
+    /// Notes that the constraints of this command hold; gives whether that is new.
+    pub fn note_built(&mut self, command: ObjectId) -> bool {
+        let of_command = self.constraints.iter_mut().filter(|entry| entry.command == command);
+        let building = of_command.filter(|entry| entry.state != BuildState::Built);
+        building.map(|entry| entry.state = BuildState::Built).count() > 0
+    }
+
+    /// Has the Keyward with the entry `own` in the register build what `gone` built; gives whether there is something to build.
+    pub fn adopt(&mut self, gone: ObjectId, own: ObjectId) -> bool {
+        let of_gone = self
+            .constraints
+            .iter_mut()
+            .filter(|entry| entry.state == BuildState::Building(gone));
+        of_gone.map(|entry| entry.state = BuildState::Building(own)).count() > 0
+    }
+
+    /// Its document, without the `_id`.
+    pub(super) fn document(&self) -> Document {
+        let constraints = self.constraints.iter().map(ClientConstraint::document);
+        let ended = self.ended.iter();
+        let ended = ended.map(|ended| doc! { "id": ended.id, "reply": ended.reply.clone() });
+        doc! {
+            "version": self.version,
+            "constraints": constraints.map(Bson::Document).collect::<Vec<_>>(),
+            "ended": ended.map(Bson::Document).collect::<Vec<_>>(),
+        }
+    }
+
+    /// From its document.
+    ///
+    /// # Errors
+    /// [`StoreError::Unexpected`] if it is none that this version can keep.
+    pub(super) fn read(document: &Document) -> Result<ClientConstraints, StoreError> {
+        let unexpected = || StoreError::Unexpected("the list of clients' constraints");
+        // This version would lose what a later one keeps there.
+        if document.keys().any(|field| !FIELDS.contains(&field.as_str())) {
+            return Err(unexpected());
+        }
+        let documents = |field: &str| -> Result<Vec<&Document>, StoreError> {
+            let array = document.get_array(field).map_err(|_| unexpected())?;
+            array
+                .iter()
+                .map(|one| one.as_document().ok_or_else(unexpected))
+                .collect()
+        };
+        let constraints = documents("constraints")?.into_iter().map(ClientConstraint::read);
+        let ended = documents("ended")?.into_iter().map(|ended| {
+            Some(EndedBuild {
+                id: ended.get_object_id("id").ok()?,
+                reply: ended.get_document("reply").ok()?.clone(),
+            })
+        });
+        Ok(ClientConstraints {
+            version: document.get_i64("version").map_err(|_| unexpected())?,
+            constraints: constraints.collect::<Result<_, _>>()?,
+            ended: ended.collect::<Option<_>>().ok_or_else(unexpected)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constraint::IndexSpec;
+    use crate::namespace::Namespace;
+
+    fn entry(name: &str) -> ClientConstraint {
+        let id = ObjectId::new();
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            name: Some(name.to_owned()),
+            client_entry: Some(id),
+            ..IndexSpec::default()
+        };
+        ClientConstraint {
+            id,
+            command: id,
+            constraint: Arc::new(Constraint::new(Namespace::new("shop", "users"), spec).unwrap()),
+            collection_uuid: None,
+            state: BuildState::Building(ObjectId::new()),
+        }
+    }
+
+    #[test]
+    fn a_list_is_read_as_it_was_written() {
+        let mut list = ClientConstraints {
+            version: 7,
+            constraints: vec![entry("a"), entry("b")],
+            ended: Vec::new(),
+        };
+        let [a, b] = [0, 1].map(|index| list.constraints[index].id);
+        assert!(list.end_build(a, &doc! { "ok": 0.0 }));
+        assert!(list.note_built(b) && !list.note_built(b));
+        let read = ClientConstraints::read(&list.document()).unwrap();
+        assert_eq!(read.document(), list.document());
+        assert_eq!(read.end_of(a).unwrap().reply, doc! { "ok": 0.0 });
+        assert_eq!(read.entry(b).unwrap().state, BuildState::Built);
+        let mut later = list.document();
+        later.insert("renamed", Bson::Null);
+        assert!(ClientConstraints::read(&later).is_err());
+    }
+
+    #[test]
+    fn a_constraint_that_a_client_knows_of_is_never_ended_as_a_build() {
+        let mut list = ClientConstraints {
+            constraints: vec![entry("a")],
+            ..ClientConstraints::default()
+        };
+        let id = list.constraints[0].id;
+        assert!(list.note_built(id));
+        assert!(!list.end_build(id, &Document::new()));
+        assert!(list.entry(id).is_some());
+    }
+
+    #[test]
+    fn the_constraints_of_one_command_hold_or_end_together() {
+        let (mut a, mut b) = (entry("a"), entry("b"));
+        b.command = a.command;
+        let gone = ObjectId::new();
+        (a.state, b.state) = (BuildState::Building(gone), BuildState::Building(gone));
+        let mut list = ClientConstraints {
+            constraints: vec![a.clone(), b.clone(), entry("c")],
+            ..ClientConstraints::default()
+        };
+        assert!(list.finished(&[a.id]).is_empty());
+        assert_eq!(list.finished(&[a.id, b.id]), [a.command]);
+        let own = ObjectId::new();
+        assert!(list.adopt(gone, own) && !list.adopt(gone, own));
+        assert!(list.end_build(b.id, &Document::new()));
+        assert_eq!(list.constraints.len(), 1);
+        assert!(list.end_of(a.id).is_some() && list.end_of(b.id).is_some());
+    }
+
+    #[test]
+    fn a_files_constraint_takes_the_place_of_a_clients() {
+        let list = ClientConstraints {
+            constraints: vec![entry("a"), entry("b")],
+            ..ClientConstraints::default()
+        };
+        let file = [entry("b").constraint];
+        let names: Vec<_> = list.with(&file).iter().map(|one| one.name().to_owned()).collect();
+        assert_eq!(names, ["b", "a"]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Reads and changes the list of clients' constraints in the cluster: one document, by compare-and-set on its version.
+
+use std::future::IntoFuture;
+
+use bson::{Document, doc};
+use mongodb::options::ReadConcern;
+use mongodb::{Client, Collection};
+
+use super::ClientConstraints;
+use crate::fleet::DATABASE;
+use crate::proxy_collection::{StoreError, answered};
+use crate::server::{code, driver};
+
+/// The list's collection, in the database of the register of Keywards.
+pub const COLLECTION: &str = "clientConstraints";
+/// The `_id` of its only document.
+const LIST: &str = "list";
+
+/// The list in the cluster.
+#[derive(Debug, Clone)]
+pub struct ClientConstraintStore {
+    collection: Collection<Document>,
+}
+
+impl ClientConstraintStore {
+    /// That of the deployment of `client`.
+    fn of(client: &Client) -> ClientConstraintStore {
+        ClientConstraintStore {
+            collection: client.database(DATABASE).collection(COLLECTION),
+        }
+    }
+
+    /// The list of the deployment of `client` with its collection, if Keywards follow one there: not on a replica set, where the server keeps
+    /// every index unique, and not if Keyward's user may not read it.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.
+    pub async fn followed(client: &Client) -> Result<Option<(ClientConstraintStore, ClientConstraints)>, StoreError> {
+        let admin = client.database("admin");
+        let hello = admin.run_command(doc! { "hello": 1 });
+        let hello = answered(hello.into_future()).await?;
+        if hello.get_str("msg").ok() != Some("isdbgrid") {
+            return Ok(None);
+        }
+        let store = ClientConstraintStore::of(client);
+        match store.read().await {
+            Ok(list) => Ok(Some((store, list))),
+            Err(StoreError::Driver(error)) if driver::code_of(&error) == Some(code::UNAUTHORIZED) => {
+                tracing::warn!(
+                    "Keyward's user may not read keyward.clientConstraints: clients can't make constraints by createIndexes; \
+                     docs/security.md lists the privileges"
+                );
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The list, as a majority had it a short time ago.
+    ///
+    /// # Errors
+    /// [`StoreError`] if it can't be had, or this version can't keep one of its constraints.
+    pub async fn read(&self) -> Result<ClientConstraints, StoreError> {
+        Ok(self.read_unless(-1).await?.unwrap_or_default())
+    }
+
+    /// The same, or nothing if the list still has this version.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn read_unless(&self, version: i64) -> Result<Option<ClientConstraints>, StoreError> {
+        let find = self
+            .collection
+            .find_one(doc! { "_id": LIST, "version": { "$ne": version } });
+        let find = find.read_concern(ReadConcern::majority());
+        let found = answered(find.into_future()).await?;
+        found.as_ref().map(ClientConstraints::read).transpose()
+    }
+
+    /// Changes the list by `change`, which returns nothing if there is nothing to change, and may be called several times. Returns what
+    /// the change that took effect returned.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that the change took effect: it may have, or may yet.
+    pub async fn change<T>(
+        &self,
+        mut change: impl FnMut(&mut ClientConstraints) -> Option<T>,
+    ) -> Result<Option<T>, StoreError> {
+        loop {
+            let mut list = self.read().await?;
+            let before = list.version;
+            let Some(changed) = change(&mut list) else {
+                return Ok(None);
+            };
+            list.version += 1;
+            if self.replace(before, &list).await? {
+                return Ok(Some(changed));
+            }
+        }
+    }
+
+    /// Replaces the list of version `before`; gives whether that was the current one.
+    async fn replace(&self, before: i64, list: &ClientConstraints) -> Result<bool, StoreError> {
+        if before == 0 {
+            let first = doc! { "$setOnInsert": ClientConstraints::default().document() };
+            let upsert = self.collection.update_one(doc! { "_id": LIST }, first).upsert(true);
+            answered(upsert.into_future()).await?;
+        }
+        let current = doc! { "_id": LIST, "version": before };
+        let replace = self.collection.replace_one(current, list.document());
+        Ok(answered(replace.into_future()).await?.matched_count == 1)
+    }
+}

@@ -1,0 +1,107 @@
+//! Builds clients' constraints to their end: this Keyward's own, and those of a Keyward that is gone.
+
+use bson::oid::ObjectId;
+
+use super::follow::Kept;
+use super::{Membership, RegisterEntry};
+use crate::client_constraints::{BuildState, ClientConstraints, SharedList, reply_of_violated};
+use crate::constraint::Constraint;
+use crate::prepare::{IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
+use crate::proxy_collection::StoreError;
+use crate::session::Service;
+
+/// The builds of the applied list, as the register shows their Keywards.
+pub(super) struct Builds<'a> {
+    clients: &'a ClientConstraints,
+    own: ObjectId,
+    entries: &'a [RegisterEntry],
+}
+
+impl<'a> Builds<'a> {
+    /// The builds of `clients`, for the Keyward with the entry `own` in the register.
+    pub(super) fn of(clients: &'a ClientConstraints, own: ObjectId, entries: &'a [RegisterEntry]) -> Builds<'a> {
+        Builds { clients, own, entries }
+    }
+
+    /// The Keyward that builds `constraint`, if the constraint is being built.
+    fn builder(&self, constraint: &Constraint) -> Option<ObjectId> {
+        match self.clients.entry(constraint.client_entry()?)?.state {
+            BuildState::Building(builder) => Some(builder),
+            BuildState::Built => None,
+        }
+    }
+
+    /// Whether another Keyward builds `constraint`, or did and is gone: this one builds it only once the list says so.
+    pub(super) fn is_of_other(&self, constraint: &Constraint) -> bool {
+        self.builder(constraint).is_some_and(|builder| builder != self.own)
+    }
+
+    /// Records in the list which constraints hold by now, and takes over the builds of Keywards that are gone.
+    ///
+    /// Whichever Keyward sees first that all constraints of a command are `enforced` records it. From then on a violation doesn't end
+    /// the constraint any more.
+    pub(super) async fn record(&self, list: &SharedList, enforced: &[ObjectId]) -> Result<(), StoreError> {
+        let finished = self.clients.finished(enforced);
+        let lives = |builder: &ObjectId| {
+            *builder == self.own || self.entries.iter().any(|entry| entry.id == *builder && !entry.has_left)
+        };
+        let builders = self.clients.constraints.iter().filter_map(|entry| match entry.state {
+            BuildState::Building(builder) => Some(builder),
+            BuildState::Built => None,
+        });
+        let gone: Vec<ObjectId> = builders.filter(|builder| !lives(builder)).collect();
+        if finished.is_empty() && gone.is_empty() {
+            return Ok(());
+        }
+        let changed = list.store.change(|list| {
+            let built = finished.iter().filter(|command| list.note_built(**command)).count();
+            let adopted = gone.iter().filter(|builder| list.adopt(**builder, self.own)).count();
+            (built + adopted > 0).then_some(())
+        });
+        if changed.await?.is_some() {
+            list.note_change();
+        }
+        Ok(())
+    }
+
+    /// Backfills the documents of the constraints that aren't enforced, except those that another Keyward builds. A build that meets
+    /// violating documents ends. Returns the constraints that wait for something.
+    pub(super) async fn backfill(
+        &self,
+        service: &Service,
+        membership: &Membership,
+        kept: &Kept,
+        reserving: &ReservingConstraints,
+    ) -> Result<Vec<WaitingConstraint>, PrepareError> {
+        let client = service.upstream.client();
+        let backfill = async |is_meant: &dyn Fn(&Constraint) -> bool| {
+            let meant = (is_meant, |_: &Constraint| false);
+            reserving
+                .backfill_documents(client, kept.lease, Some(membership), meant, IfClaimed::Leave)
+                .await
+        };
+        let is_own = |one: &Constraint| self.builder(one) == Some(self.own);
+        let mut own_waiting = Vec::new();
+        for constraint in kept.constraints.iter().filter(|one| is_own(one)) {
+            let is_it = |one: &Constraint| one.client_entry() == constraint.client_entry();
+            match backfill(&is_it).await {
+                Ok(waiting) => own_waiting.extend(waiting.into_iter().filter(|one| is_it(&one.constraint))),
+                Err(PrepareError::Duplicates(reports)) => {
+                    tracing::warn!(%reports, "the build of a client's constraint ends");
+                    if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+                        let reply = reply_of_violated(&reports);
+                        list.store
+                            .change(|list| list.end_build(id, &reply).then_some(()))
+                            .await?;
+                        list.note_change();
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut waiting = backfill(&|one| self.builder(one).is_none()).await?;
+        waiting.retain(|one| !is_own(&one.constraint));
+        waiting.extend(own_waiting);
+        Ok(waiting)
+    }
+}

@@ -1,0 +1,218 @@
+//! Adds a condition to a command that lists or watches, which leaves out what is Keyward's own. Pure.
+
+use bson::spec::ElementType;
+use bson::{Document, doc};
+
+use super::own_names;
+use crate::constraint::PROXY_PREFIX;
+use crate::fleet;
+use crate::raw::{Builder, Doc, Element, Malformed};
+
+/// A command that would show Keyward's own collections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listing {
+    /// `listCollections`.
+    Collections,
+    /// `listDatabases`.
+    Databases,
+    /// A change stream on a database or the cluster.
+    Changes,
+}
+
+impl Listing {
+    /// The command without what is Keyward's own; nothing if the client asks for it, or if only the server can judge the command.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub(super) fn hiding(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+        match self {
+            Listing::Collections | Listing::Databases => self.with_filter(body),
+            Listing::Changes => with_stage(body),
+        }
+    }
+
+    fn with_filter(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+        let filter = match body.get("filter")? {
+            Some(filter) if filter.kind == ElementType::EmbeddedDocument => Some(Doc::new(filter.value)?),
+            Some(_) => return Ok(None),
+            None => None,
+        };
+        let name = filter.map(|filter| filter.get("name")).transpose()?.flatten();
+        if let Some(name) = name
+            && names_own(&name)?
+        {
+            return Ok(None);
+        }
+        let mut command = Builder::new();
+        command.elements_where(body, |field| field.name != b"filter")?;
+        match self {
+            Listing::Databases => append_condition(&mut command, filter, &doc! { "name": { "$ne": fleet::DATABASE } }),
+            _ => append_filter(&mut command, filter, "name"),
+        }
+        Ok(Some(command.finish()))
+    }
+}
+
+/// Whether the first stage of an `aggregate`'s pipeline opens a change stream on a whole database, or the cluster.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn asks_for_changes(body: Doc<'_>) -> Result<bool, Malformed> {
+    let is_of_collection = body
+        .elements()
+        .next()
+        .transpose()?
+        .is_none_or(|first| !first.is_number());
+    if is_of_collection {
+        return Ok(false);
+    }
+    let Some(first) = body.nested("pipeline")?.and_then(|stages| stages.elements().next()) else {
+        return Ok(false);
+    };
+    let stage = first?.as_document_or_array()?;
+    Ok(stage
+        .map(|stage| stage.get("$changeStream"))
+        .transpose()?
+        .flatten()
+        .is_some())
+}
+
+/// The same `aggregate`, with a stage right behind `$changeStream`. The stream goes on from the tokens of the events left out.
+fn with_stage(body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
+    let mut command = Builder::new();
+    for field in body.elements() {
+        let field = field?;
+        let Some(pipeline) = field.as_document_or_array()?.filter(|_| field.name == b"pipeline") else {
+            command.element(&field);
+            continue;
+        };
+        let mut stages = Vec::new();
+        for stage in pipeline.elements() {
+            let Some(stage) = stage?.as_document_or_array()? else {
+                return Ok(None);
+            };
+            stages.push(stage.bytes().to_vec());
+        }
+        let hiding = doc! { "$match": {
+            "ns.db": { "$ne": fleet::DATABASE }, "ns.coll": { "$not": { "$regex": own_names() } },
+        } };
+        stages.insert(1.min(stages.len()), bytes_of(&hiding));
+        command.documents("pipeline", &stages);
+    }
+    Ok(Some(command.finish()))
+}
+
+/// Appends the client's `filter`, if there is one, with the condition that `field` isn't the name of a collection of Keyward's.
+pub(super) fn append_filter(command: &mut Builder, filter: Option<Doc<'_>>, field: &str) {
+    append_condition(command, filter, &doc! { field: { "$not": { "$regex": own_names() } } });
+}
+
+fn append_condition(command: &mut Builder, filter: Option<Doc<'_>>, condition: &Document) {
+    let condition = bytes_of(condition);
+    match filter {
+        None => command.append(ElementType::EmbeddedDocument, b"filter", &condition),
+        Some(filter) => command
+            .open(ElementType::EmbeddedDocument, b"filter")
+            .documents("$and", [filter.bytes(), condition.as_slice()])
+            .close(),
+    };
+}
+
+/// Whether a condition on a name mentions one of Keyward's.
+fn names_own(condition: &Element<'_>) -> Result<bool, Malformed> {
+    if let Some(nested) = condition.as_document_or_array()? {
+        for one in nested.elements() {
+            if names_own(&one?)? {
+                return Ok(true);
+            }
+        }
+        return Ok(false);
+    }
+    let text = match condition.kind {
+        // Its value begins with the pattern.
+        ElementType::RegularExpression => Some(condition.value),
+        _ => condition.as_string_bytes(),
+    };
+    let is_own = |name: &[u8]| name.starts_with(PROXY_PREFIX.as_bytes()) || name == fleet::DATABASE.as_bytes();
+    Ok(text.is_some_and(|text| {
+        let pattern = text.strip_prefix(b"^");
+        is_own(text) || pattern.is_some_and(|pattern| pattern.starts_with(fleet::DATABASE.as_bytes()))
+    }))
+}
+
+fn bytes_of(document: &Document) -> Vec<u8> {
+    document.to_vec().unwrap_or_else(|_| Doc::empty().bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Bson, Regex, bson};
+
+    use super::*;
+
+    fn hidden(listing: Listing, command: &Document) -> Option<Document> {
+        let command = command.to_vec().unwrap();
+        let hiding = listing.hiding(Doc::new(&command).unwrap()).unwrap();
+        hiding.map(|command| Document::from_reader(command.as_slice()).unwrap())
+    }
+
+    #[test]
+    fn a_condition_is_added_to_a_filter() {
+        let list = doc! { "listCollections": 1, "nameOnly": true, "$db": "d" };
+        let condition = doc! { "name": { "$not": { "$regex": "^keyward\\." } } };
+        let mut expected = list.clone();
+        expected.insert("filter", condition.clone());
+        assert_eq!(hidden(Listing::Collections, &list), Some(expected.clone()));
+        let mut filtered = list.clone();
+        filtered.insert("filter", doc! { "type": "view" });
+        expected.insert("filter", doc! { "$and": [{ "type": "view" }, condition] });
+        assert_eq!(hidden(Listing::Collections, &filtered), Some(expected));
+        let databases = doc! { "listDatabases": 1, "$db": "admin" };
+        let mut expected = databases.clone();
+        expected.insert("filter", doc! { "name": { "$ne": "keyward" } });
+        assert_eq!(hidden(Listing::Databases, &databases), Some(expected));
+    }
+
+    #[test]
+    fn a_client_that_names_keywards_own_gets_it() {
+        let pattern = Regex {
+            pattern: "^keyward\\.".try_into().unwrap(),
+            options: "".try_into().unwrap(),
+        };
+        for (name, is_hidden) in [
+            (bson!("keyward.users.email_1"), false),
+            (bson!({ "$in": ["users", "keyward.constraints"] }), false),
+            (bson!({ "$regex": "^keyward" }), false),
+            (Bson::RegularExpression(pattern), false),
+            (bson!("users"), true),
+            (bson!({ "$ne": "users" }), true),
+        ] {
+            let list = doc! { "listCollections": 1, "filter": { "name": name.clone() }, "$db": "d" };
+            assert_eq!(hidden(Listing::Collections, &list).is_some(), is_hidden, "{name}");
+        }
+        let list = doc! { "listDatabases": 1, "filter": { "name": "keyward" }, "$db": "admin" };
+        assert_eq!(hidden(Listing::Databases, &list), None);
+        let odd = doc! { "listDatabases": 1, "filter": 1, "$db": "admin" };
+        assert_eq!(hidden(Listing::Databases, &odd), None);
+    }
+
+    #[test]
+    fn a_change_stream_leaves_events_out_in_its_second_stage() {
+        let is_watch = |command: Document| asks_for_changes(Doc::new(&command.to_vec().unwrap()).unwrap()).unwrap();
+        let watch =
+            doc! { "aggregate": 1, "pipeline": [{ "$changeStream": {} }, { "$project": { "a": 1 } }], "cursor": {} };
+        assert!(is_watch(watch.clone()));
+        assert!(!is_watch(
+            doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }] }
+        ));
+        assert!(!is_watch(doc! { "aggregate": 1, "pipeline": [{ "$currentOp": {} }] }));
+        assert!(!is_watch(doc! { "aggregate": 1, "pipeline": [] }));
+        let hiding = doc! { "$match": {
+            "ns.db": { "$ne": "keyward" }, "ns.coll": { "$not": { "$regex": "^keyward\\." } },
+        } };
+        let expected = doc! {
+            "aggregate": 1, "pipeline": [{ "$changeStream": {} }, hiding, { "$project": { "a": 1 } }], "cursor": {},
+        };
+        assert_eq!(hidden(Listing::Changes, &watch), Some(expected));
+    }
+}

@@ -1,0 +1,123 @@
+//! Hides Keyward's own collections from clients that list collections or databases, or watch a whole database or cluster.
+//!
+//! The proxy collections lie in the protected database, and the register in the database `keyward`. Tools that compare, migrate or
+//! mirror a database would trip over them. Keyward adds a condition to the client's command, so that the server leaves them out. A
+//! client that asks for one by its name gets it.
+
+mod listing;
+
+pub use listing::{Listing, asks_for_changes};
+
+use crate::catalog::Catalog;
+use crate::constraint::PROXY_PREFIX;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::server::{code, cursor, reply};
+use crate::upstream::Connection;
+use crate::write::ForwardError;
+
+/// Carries out a command that lists or watches, without what is Keyward's own. Returns nothing if Keyward forwards it unchanged.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn serve(
+    listing: Listing,
+    body: Doc<'_>,
+    catalog: &Catalog,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let Some(command) = listing.hiding(body)? else {
+        return Ok(None);
+    };
+    let answer = upstream.run(&command).await?;
+    // A client resumes a stream that it opened past Keyward, or before Keyward hid anything, behind an event that is hidden now.
+    if listing == Listing::Changes && reply::code(Doc::new(&answer)?)? == Some(code::CHANGE_STREAM_FATAL_ERROR) {
+        return Ok(None);
+    }
+    if listing != Listing::Databases || !reply::is_ok(Doc::new(&answer)?)? {
+        return Ok(Some(answer));
+    }
+    let mut emptied = Vec::new();
+    for database in catalog.databases() {
+        if is_emptied(database, upstream).await? {
+            emptied.push(database);
+        }
+    }
+    Ok(Some(without_databases(Doc::new(&answer)?, &emptied)?))
+}
+
+/// Whether a protected database has no collection but Keyward's own, as far as the client may know: it was dropped.
+async fn is_emptied(database: &[u8], upstream: &mut Connection) -> Result<bool, ForwardError> {
+    let mut list = Builder::new();
+    list.int32("listCollections", 1)
+        .boolean("nameOnly", true)
+        .boolean("authorizedCollections", true);
+    listing::append_filter(&mut list, None, "name");
+    list.string("$db", database);
+    let answer = upstream.run(&list.finish()).await?;
+    let answer = Doc::new(&answer)?;
+    Ok(reply::is_ok(answer)? && cursor::batch(answer)?.is_empty())
+}
+
+/// The reply to a `listDatabases` without these.
+fn without_databases(answer: Doc<'_>, hidden: &[&[u8]]) -> Result<Vec<u8>, Malformed> {
+    if hidden.is_empty() {
+        return Ok(answer.bytes().to_vec());
+    }
+    let (mut shown, mut size) = (Vec::new(), 0);
+    for database in answer.nested("databases")?.into_iter().flat_map(Doc::elements) {
+        let Some(database) = database?.as_document_or_array()? else {
+            continue;
+        };
+        let name = database.get("name")?.and_then(|name| name.as_string_bytes());
+        match name.is_some_and(|name| hidden.contains(&name)) {
+            true => size += database.whole_number("sizeOnDisk")?.unwrap_or(0),
+            false => shown.push(database.bytes()),
+        }
+    }
+    let mut edited = Builder::new();
+    for field in answer.elements() {
+        let field = field?;
+        match (field.name, field.as_whole_number()) {
+            (b"databases", _) => edited.documents("databases", &shown),
+            (b"totalSize", Some(total)) => edited.int64("totalSize", total - size),
+            (b"totalSizeMb", Some(_)) => edited.int64("totalSizeMb", (total_size(answer)? - size) / (1 << 20)),
+            _ => edited.element(&field),
+        };
+    }
+    Ok(edited.finish())
+}
+
+fn total_size(answer: Doc<'_>) -> Result<i64, Malformed> {
+    Ok(answer.whole_number("totalSize")?.unwrap_or(0))
+}
+
+/// What matches the names of Keyward's collections, as a pattern of the server's.
+fn own_names() -> String {
+    format!("^{}", PROXY_PREFIX.replace('.', "\\."))
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn a_dropped_database_goes_with_its_size() {
+        let answer = doc! {
+            "databases": [{ "name": "a", "sizeOnDisk": 3_i64 << 20 }, { "name": "b", "sizeOnDisk": 1_i64 << 20 }],
+            "totalSize": 4_i64 << 20, "totalSizeMb": 4_i64, "ok": 1.0,
+        };
+        let bytes = answer.to_vec().unwrap();
+        let edited = |hidden: &[&[u8]]| {
+            let edited = without_databases(Doc::new(&bytes).unwrap(), hidden).unwrap();
+            Document::from_reader(edited.as_slice()).unwrap()
+        };
+        assert_eq!(edited(&[]), answer);
+        let expected = doc! {
+            "databases": [{ "name": "b", "sizeOnDisk": 1_i64 << 20 }],
+            "totalSize": 1_i64 << 20, "totalSizeMb": 1_i64, "ok": 1.0,
+        };
+        assert_eq!(edited(&[b"a"]), expected);
+    }
+}

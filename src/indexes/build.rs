@@ -1,0 +1,242 @@
+//! Has the constraints of a `createIndexes` built, waits until they hold, and takes them back if they can't.
+
+use std::time::Duration;
+
+use bson::Document;
+use bson::oid::ObjectId;
+use tokio::time::Instant;
+
+use super::create::{WantedConstraints, is_same_index};
+use super::refusal::IndexRefusal;
+use super::{Clients, POLL};
+use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
+use crate::constraint::Constraint;
+use crate::prepare::{self, PrepareError};
+
+/// How often the log says that a client still waits.
+const LOGGED: Duration = Duration::from_secs(10);
+
+/// A command whose constraints don't hold.
+pub(super) struct FailedBuild {
+    /// The client's reply.
+    pub(super) reply: Vec<u8>,
+    /// Whether the constraints of this command are gone.
+    pub(super) is_withdrawn: bool,
+}
+
+/// Has the constraints built, and waits until they hold.
+pub(super) async fn build(
+    clients: &Clients<'_>,
+    wanted: &WantedConstraints,
+    deadline: Option<Instant>,
+) -> Result<(), FailedBuild> {
+    let (effective, wanted) = (&wanted.effective, &wanted.entries);
+    let builds = publish(clients, wanted, effective, deadline)
+        .await
+        .map_err(|refusal| FailedBuild {
+            reply: refusal.error().body(),
+            is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
+        })?;
+    clients.list.note_change();
+    let Err(reply) = await_built(clients, wanted, &builds, deadline).await else {
+        return Ok(());
+    };
+    let own: Vec<ObjectId> = builds
+        .iter()
+        .filter(|build| build.is_own)
+        .map(|build| build.id)
+        .collect();
+    let mut is_built = false;
+    let withdrawn = clients.list.store.change(|list| {
+        is_built = own.iter().any(|id| list.entry(*id).is_some());
+        let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
+        let removed = own.iter().filter(|id| list.end_build(**id, &ended)).count();
+        is_built &= removed == 0;
+        (removed > 0).then_some(())
+    });
+    let withdrawn = withdrawn.await;
+    clients.list.note_change();
+    match withdrawn {
+        // It came to its end just before.
+        Ok(_) if is_built => Ok(()),
+        Ok(_) => {
+            let constraints: Vec<_> = wanted.iter().map(|entry| entry.constraint.clone()).collect();
+            if let (false, Err(error)) = (own.is_empty(), clients.await_ended(&constraints).await) {
+                tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
+            }
+            Err(FailedBuild {
+                reply,
+                is_withdrawn: !own.is_empty(),
+            })
+        }
+        Err(error) => {
+            tracing::error!(%error, "constraints of a createIndexes that failed may stay; send dropIndexes for them");
+            Err(FailedBuild {
+                reply,
+                is_withdrawn: false,
+            })
+        }
+    }
+}
+
+/// One constraint that a client waits for.
+struct AwaitedBuild {
+    /// Its entry in the list.
+    id: ObjectId,
+    /// Whether this command made the entry.
+    is_own: bool,
+}
+
+/// Adds the constraints to the list, except those that it has.
+async fn publish(
+    clients: &Clients<'_>,
+    wanted: &[ClientConstraint],
+    effective: &[Constraint],
+    deadline: Option<Instant>,
+) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
+    let list = clients.list.store.read().await?;
+    for (entry, effective) in wanted.iter().zip(effective) {
+        if !same_in(&list, entry)?.is_some_and(|same| same.is_same(entry)) {
+            replace_ended_definition(clients, effective, deadline).await?;
+        }
+    }
+    let mut builds = Vec::new();
+    let mut conflict = None;
+    let add = |list: &mut ClientConstraints| {
+        builds.clear();
+        let before = list.constraints.len();
+        let mut is_changed = false;
+        for entry in wanted {
+            match same_in(list, entry).map(|same| same.map(|same| (same.id, same.is_same(entry)))) {
+                Ok(Some((id, true))) => {
+                    builds.push(AwaitedBuild { id, is_own: false });
+                    continue;
+                }
+                // The collection was dropped and created again since.
+                Ok(Some((outdated, false))) => is_changed |= list.remove(outdated),
+                Ok(None) => {}
+                Err(refusal) => {
+                    conflict = Some(refusal);
+                    return None;
+                }
+            }
+            builds.push(AwaitedBuild {
+                id: entry.id,
+                is_own: true,
+            });
+            list.constraints.push(entry.clone());
+        }
+        (is_changed || list.constraints.len() > before).then_some(())
+    };
+    clients.list.store.change(add).await?;
+    conflict.map_or(Ok(builds), Err)
+}
+
+/// The constraint in `list` that is the same index as `entry`; an error if a server couldn't have both indexes.
+fn same_in<'l>(
+    list: &'l ClientConstraints,
+    entry: &ClientConstraint,
+) -> Result<Option<&'l ClientConstraint>, IndexRefusal> {
+    let wanted = &entry.constraint;
+    for existing in &list.constraints {
+        if existing.constraint.namespace() == wanted.namespace() && is_same_index(wanted, &existing.constraint)? {
+            return Ok(Some(existing));
+        }
+    }
+    Ok(None)
+}
+
+/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more.
+async fn replace_ended_definition(
+    clients: &Clients<'_>,
+    wanted: &Constraint,
+    deadline: Option<Instant>,
+) -> Result<(), IndexRefusal> {
+    let mut wait = ClientsWait::until(deadline);
+    loop {
+        match prepare::replace_ended_definition(clients.service.upstream.client(), wanted).await {
+            Err(PrepareError::OtherDefinition { .. }) => {
+                let reason = "another Keyward reserves for an ended constraint of this name, with another definition";
+                wait.poll(&[wanted.name()], reason).await?;
+            }
+            replaced => return Ok(replaced?),
+        }
+    }
+}
+
+/// A client's wait for its constraints.
+struct ClientsWait {
+    deadline: Option<Instant>,
+    logged: Instant,
+}
+
+impl ClientsWait {
+    /// One that ends at the client's `deadline`.
+    fn until(deadline: Option<Instant>) -> ClientsWait {
+        ClientsWait {
+            deadline,
+            logged: Instant::now(),
+        }
+    }
+
+    /// Waits for the next poll, and says now and then that the client waits, and why.
+    async fn poll(&mut self, names: &[&str], reason: &str) -> Result<(), IndexRefusal> {
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(IndexRefusal::TimeLimit);
+        }
+        if self.logged.elapsed() >= LOGGED {
+            self.logged = Instant::now();
+            tracing::info!(?names, reason, "a client waits until its constraints hold");
+        }
+        tokio::time::sleep(POLL).await;
+        Ok(())
+    }
+}
+
+/// Waits until the constraints hold.
+async fn await_built(
+    clients: &Clients<'_>,
+    wanted: &[ClientConstraint],
+    builds: &[AwaitedBuild],
+    deadline: Option<Instant>,
+) -> Result<(), Vec<u8>> {
+    let mut wait = ClientsWait::until(deadline);
+    let names: Vec<_> = wanted.iter().map(|entry| entry.constraint.name()).collect();
+    loop {
+        match clients.list.store.read().await {
+            Ok(list) => {
+                if are_built(clients, wanted, builds, &list)? {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(IndexRefusal::Store(error).error().body()),
+        }
+        let waited = wait.poll(&names, "/readyz names what they wait for").await;
+        waited.map_err(|refusal| refusal.error().body())?;
+    }
+}
+
+/// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
+fn are_built(
+    clients: &Clients<'_>,
+    wanted: &[ClientConstraint],
+    builds: &[AwaitedBuild],
+    list: &ClientConstraints,
+) -> Result<bool, Vec<u8>> {
+    let mut are_all = true;
+    for (build, entry) in builds.iter().zip(wanted) {
+        let constraint = &entry.constraint;
+        match list.entry(build.id) {
+            Some(entry) => are_all &= entry.state == BuildState::Built && clients.enforces(constraint),
+            None => {
+                let dropped = IndexRefusal::Dropped {
+                    name: constraint.name().to_owned(),
+                    namespace: constraint.namespace().clone(),
+                };
+                let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
+                return Err(known.unwrap_or_else(|| dropped.error().body()));
+            }
+        }
+    }
+    Ok(are_all)
+}

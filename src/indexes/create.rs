@@ -1,0 +1,240 @@
+//! Carries out `createIndexes` with unique indexes that the server couldn't keep unique: makes constraints of them.
+//!
+//! 1. The server makes the indexes, without `unique`, on the client's connection. So it has checked the client's privileges and the
+//!    whole command before anything else happens.
+//! 2. Keyward adds the constraints to the list of clients' constraints, and waits until they hold.
+//! 3. If one can't hold, none stays, and the server drops the indexes that it made for this command.
+//!
+//! If Keyward is killed in between, the indexes or the constraints stay, and the same command goes on from there: another Keyward
+//! builds the constraints to their end.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, oid::ObjectId};
+use tokio::time::Instant;
+
+use super::Clients;
+use super::build::build;
+use super::command::{index_documents, without_unique};
+use super::list::names_of_indexes;
+use super::refusal::IndexRefusal;
+use super::specification::{is_index_of, server_can_keep, specification_of};
+use crate::classify::Target;
+use crate::client_constraints::{BuildState, ClientConstraint};
+use crate::constraint::{Constraint, IndexSpec};
+use crate::namespace::Namespace;
+use crate::prepare::{self, Existing};
+use crate::proxy_collection::answered;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::server::reply;
+use crate::upstream::{Connection, shard_keys};
+use crate::wire::OpMsg;
+use crate::write::ForwardError;
+
+/// The indexes of a command that are to be constraints.
+#[derive(Default)]
+pub(super) struct WantedConstraints {
+    /// Their positions in the command, including those that the configuration file states already.
+    pub(super) positions: Vec<usize>,
+    /// The entries that the list gets, unless it has the constraint.
+    pub(super) entries: Vec<ClientConstraint>,
+    /// Their constraints with the collection's collation, where they state none.
+    pub(super) effective: Vec<Constraint>,
+}
+
+/// Carries out the command. Returns nothing if no index is to be a constraint: Keyward then forwards the command unchanged.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn create_indexes(
+    clients: &Clients<'_>,
+    message: &OpMsg<'_>,
+    target: Target<'_>,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let (Ok(database), Ok(collection)) = (str::from_utf8(target.database), str::from_utf8(target.collection)) else {
+        return Ok(None);
+    };
+    let namespace = Namespace::new(database, collection);
+    // The server judges every command in a transaction: an existing sharded collection gets no index there.
+    if message.body.get("autocommit")?.is_some() {
+        return Ok(None);
+    }
+    let indexes = index_documents(message)?;
+    let wanted = match wanted(clients, &indexes, &namespace).await? {
+        Ok(wanted) if wanted.positions.is_empty() => return Ok(None),
+        Ok(wanted) => wanted,
+        Err(refusal) => return Ok(Some(refusal.error().body())),
+    };
+    let deadline = deadline(message.body)?;
+    let before = names_of_indexes(&namespace, message.body, upstream).await?;
+    let reply = upstream.run(&without_unique(message, &wanted.positions)?).await?;
+    if !reply::is_ok(Doc::new(&reply)?)? {
+        return Ok(Some(reply));
+    }
+    let failed = match build(clients, &wanted, deadline).await {
+        Ok(()) => return Ok(Some(reply)),
+        Err(failed) => failed,
+    };
+    if failed.is_withdrawn {
+        // Without the list, it isn't known which the server made now.
+        let was_there = |name: &String| before.as_ref().is_none_or(|names| names.contains(name));
+        let names = wanted.entries.iter().map(|entry| entry.constraint.name().to_owned());
+        let made: Vec<String> = names.filter(|name| !was_there(name)).collect();
+        drop_made(&namespace, &made, message.body, upstream).await?;
+    }
+    Ok(Some(failed.reply))
+}
+
+/// The indexes that are to be constraints, or why one can't be.
+async fn wanted(
+    clients: &Clients<'_>,
+    indexes: &[Doc<'_>],
+    namespace: &Namespace,
+) -> Result<Result<WantedConstraints, IndexRefusal>, Malformed> {
+    let mut specifications = Vec::new();
+    for (position, index) in indexes.iter().enumerate() {
+        match (index.is_set("unique")?, specification_of(*index)?) {
+            (true, Some(specification)) => specifications.push((position, specification)),
+            (false, Some(IndexSpec { name: Some(name), .. })) if is_of_client(clients, namespace, &name) => {
+                return Ok(Err(IndexRefusal::SameName { name }));
+            }
+            _ => {}
+        }
+    }
+    Ok(async {
+        let client = clients.service.upstream.client();
+        let shard_keys = answered(shard_keys(client, &[namespace])).await?;
+        let Some(shard_key) = shard_keys.get(&namespace.to_string()) else {
+            return Ok(WantedConstraints::default());
+        };
+        let existing = Existing::read(client, namespace).await?;
+        let (mut wanted, command) = (WantedConstraints::default(), ObjectId::new());
+        for (position, specification) in specifications {
+            if server_can_keep(&specification, existing.collation.as_ref(), shard_key) {
+                continue;
+            }
+            let id = ObjectId::new();
+            let specification = IndexSpec {
+                client_entry: Some(id),
+                ..specification
+            };
+            let constraint = Constraint::new(namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
+            let effective = constraint.inheriting(existing.collation.as_ref());
+            let effective = effective.map_err(IndexRefusal::Specification)?;
+            let effective = effective.unwrap_or_else(|| constraint.clone());
+            wanted.positions.push(position);
+            if is_in_file(clients, &effective)? {
+                continue;
+            }
+            wanted.effective.push(effective);
+            let entry = ClientConstraint {
+                id,
+                command,
+                constraint: constraint.into(),
+                collection_uuid: existing.uuid.clone(),
+                state: BuildState::Building(clients.membership.id()),
+            };
+            wanted.entries.push(entry);
+        }
+        check_fleet(clients, &wanted.entries).await?;
+        Ok(wanted)
+    }
+    .await)
+}
+
+/// Whether a client's constraint has this name, which an index that isn't unique can't have then. A constraint of the configuration file
+/// may have such an index beside it, for queries.
+fn is_of_client(clients: &Clients<'_>, namespace: &Namespace, name: &str) -> bool {
+    let protected = clients
+        .catalog
+        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+    let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
+    constraints.any(|proxy| proxy.constraint.client_entry().is_some() && proxy.constraint.name() == name)
+}
+
+/// Whether the configuration file states the constraint already.
+fn is_in_file(clients: &Clients<'_>, wanted: &Constraint) -> Result<bool, IndexRefusal> {
+    let namespace = wanted.namespace();
+    let protected = clients
+        .catalog
+        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+    let constraints = protected.iter().flat_map(|protected| &protected.constraints);
+    let of_file = constraints.filter(|proxy| proxy.constraint.client_entry().is_none());
+    let mut is_held = false;
+    for existing in of_file.map(|proxy| &proxy.constraint) {
+        is_held |= is_same_index(wanted, existing)?;
+    }
+    Ok(is_held)
+}
+
+/// Whether a constraint on the same collection is the `wanted` one; an error if a server couldn't have both indexes.
+pub(super) fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Result<bool, IndexRefusal> {
+    let name = existing.name().to_owned();
+    match (name == wanted.name(), is_index_of(wanted.spec(), existing)) {
+        (true, is_same) if is_same => Ok(true),
+        (true, _) => Err(IndexRefusal::SameName { name }),
+        (false, true) => Err(IndexRefusal::OtherName { name }),
+        (false, false) => Ok(false),
+    }
+}
+
+/// Checks that every Keyward can enforce these constraints.
+async fn check_fleet(clients: &Clients<'_>, wanted: &[ClientConstraint]) -> Result<(), IndexRefusal> {
+    let Some(first) = wanted.first() else {
+        return Ok(());
+    };
+    let constraints: Vec<_> = wanted.iter().map(|entry| entry.constraint.clone()).collect();
+    let missing = prepare::privileges::missing(clients.service.upstream.client(), &constraints).await?;
+    if !missing.is_empty() {
+        return Err(IndexRefusal::Privileges {
+            namespace: first.constraint.namespace().clone(),
+            missing: missing.join("; "),
+        });
+    }
+    let entries = clients.membership.entries().await?;
+    let others: Vec<String> = entries
+        .iter()
+        .filter(|entry| !entry.follows_clients)
+        .map(ToString::to_string)
+        .collect();
+    match others.is_empty() {
+        true => Ok(()),
+        false => Err(IndexRefusal::NotFollowed(others.join("; "))),
+    }
+}
+
+/// Until when the client waits.
+fn deadline(body: Doc<'_>) -> Result<Option<Instant>, Malformed> {
+    let limit = body
+        .whole_number("maxTimeMS")?
+        .and_then(|limit| u64::try_from(limit).ok());
+    let limit = limit.filter(|limit| *limit > 0);
+    Ok(limit.map(|limit| Instant::now() + Duration::from_millis(limit)))
+}
+
+/// Drops the indexes that the server made for a command that failed.
+async fn drop_made(
+    namespace: &Namespace,
+    made: &[String],
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<(), ForwardError> {
+    if made.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<Bson> = made.iter().map(|name| Bson::String(name.clone())).collect();
+    let mut command = Document::new();
+    command.insert("dropIndexes", &namespace.collection);
+    command.insert("index", names);
+    let mut draft = Builder::from_document(&command.to_vec().unwrap_or_default());
+    super::append_session(&mut draft, body)?;
+    draft.string("$db", namespace.database.as_bytes());
+    let reply = upstream.run(&draft.finish()).await?;
+    if !reply::is_ok(Doc::new(&reply)?)? {
+        let error = reply::errmsg(Doc::new(&reply)?)?.unwrap_or_default();
+        let error = String::from_utf8_lossy(error);
+        tracing::warn!(%namespace, ?made, %error, "indexes of a createIndexes that failed stay, without being unique");
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Carries out `listIndexes` on a protected collection: shows the indexes of constraints as unique.
+
+use bson::spec::ElementType;
+
+use super::specification::{is_index_of, specification_of};
+use crate::catalog::Protected;
+use crate::constraint::Constraint;
+use crate::namespace::Namespace;
+use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::{cursor, reply};
+use crate::upstream::Connection;
+use crate::write::ForwardError;
+
+/// Carries out the command. Its reply has all indexes in one batch: a collection has at most 64.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn list_indexes(
+    protected: &Protected,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    let mut whole = Builder::new();
+    for field in body.elements() {
+        let field = field?;
+        match field.name {
+            b"cursor" if field.kind == ElementType::EmbeddedDocument => whole.document("cursor", Doc::empty()),
+            _ => whole.element(&field),
+        };
+    }
+    let listed = upstream.run(&whole.finish()).await?;
+    let answer = Doc::new(&listed)?;
+    // An error, or more than a server ever sends at once.
+    if !reply::is_ok(answer)? || cursor::more(answer)?.is_some() {
+        return Ok(listed);
+    }
+    Ok(showing_unique(answer, protected)?)
+}
+
+/// The reply with `unique` in each index that has the key and the options of a constraint.
+fn showing_unique(answer: Doc<'_>, protected: &Protected) -> Result<Vec<u8>, Malformed> {
+    let mut indexes = Vec::new();
+    for index in cursor::batch(answer)? {
+        let specification = specification_of(index)?;
+        let is_of = |constraint: &Constraint| specification.as_ref().is_some_and(|one| is_index_of(one, constraint));
+        let is_constraint = protected.constraints.iter().any(|proxy| is_of(&proxy.constraint));
+        indexes.push(
+            match is_constraint && index.get("unique")?.is_none() && !is_on_id(index)? {
+                true => with_unique(index)?,
+                false => index.bytes().to_vec(),
+            },
+        );
+    }
+    let mut edited = Builder::new();
+    for field in answer.elements() {
+        let field = field?;
+        let Some(cursor) = field.as_document_or_array()?.filter(|_| field.name == b"cursor") else {
+            edited.element(&field);
+            continue;
+        };
+        edited.open(ElementType::EmbeddedDocument, b"cursor");
+        for field in cursor.elements() {
+            let field = field?;
+            match field.name {
+                b"firstBatch" => edited.documents("firstBatch", &indexes),
+                _ => edited.element(&field),
+            };
+        }
+        edited.close();
+    }
+    Ok(edited.finish())
+}
+
+/// Whether it is the index on `_id`, which a server shows without `unique`.
+fn is_on_id(index: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(index
+        .get("name")?
+        .is_some_and(|name| name.as_string_bytes() == Some(b"_id_")))
+}
+
+/// The index with `unique` where the server puts it: behind the name.
+fn with_unique(index: Doc<'_>) -> Result<Vec<u8>, Malformed> {
+    // Where the server has it.
+    let is_before = |field: &Element<'_>| matches!(field.name, b"v" | b"key" | b"name" | b"background");
+    let mut shown = Builder::new();
+    shown.elements_where(index, is_before)?.boolean("unique", true);
+    shown.elements_where(index, |field| !is_before(field))?;
+    Ok(shown.finish())
+}
+
+/// The names of a collection's indexes, asked for in the session of the client's command `body`; none if the client may not list them.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn names_of_indexes(
+    namespace: &Namespace,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<String>>, ForwardError> {
+    let mut list = Builder::new();
+    list.string("listIndexes", namespace.collection.as_bytes());
+    list.document("cursor", Doc::empty());
+    super::append_session(&mut list, body)?;
+    list.string("$db", namespace.database.as_bytes());
+    let listed = upstream.run(&list.finish()).await?;
+    let answer = Doc::new(&listed)?;
+    if !reply::is_ok(answer)? || cursor::more(answer)?.is_some() {
+        return Ok(None);
+    }
+    let mut names = Vec::new();
+    for index in cursor::batch(answer)? {
+        let name = index.get("name")?;
+        names.extend(name.and_then(|name| name.as_str().map(str::to_owned)));
+    }
+    Ok(Some(names))
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+
+    use super::*;
+
+    #[test]
+    fn unique_stands_behind_the_name() {
+        let index = doc! { "v": 2, "key": { "a": 1 }, "name": "a_1", "sparse": true };
+        let index = index.to_vec().unwrap();
+        let shown = with_unique(Doc::new(&index).unwrap()).unwrap();
+        let shown = Document::from_reader(shown.as_slice()).unwrap();
+        let names: Vec<&String> = shown.keys().collect();
+        assert_eq!(names, ["v", "key", "name", "unique", "sparse"]);
+    }
+}

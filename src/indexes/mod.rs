@@ -1,0 +1,173 @@
+//! Serves the commands about indexes, so that a client sees a unique index where Keyward keeps a constraint.
+//!
+//! On a sharded collection, the server refuses a unique index unless the shard key is a prefix of it. Keyward then makes a constraint
+//! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
+//! constraint with it.
+//!
+//! The server has the first word in all three: it checks the client's privileges and the form of the command.
+
+mod build;
+mod command;
+mod create;
+mod drop;
+mod list;
+mod refusal;
+mod specification;
+
+pub use command::{IndexCommand, asks_for_unique};
+pub use refusal::IndexRefusal;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::oid::ObjectId;
+use tokio::time::Instant;
+
+use crate::catalog::Catalog;
+use crate::classify::Write;
+use crate::client_constraints::SharedList;
+use crate::command::running::{API, append_fields};
+use crate::constraint::Constraint;
+use crate::fleet::Membership;
+use crate::metrics::constraint_label;
+use crate::namespace::Namespace;
+use crate::prepare;
+use crate::proxy_collection::StoreError;
+use crate::raw::{Builder, Doc, Malformed};
+use crate::server::reply;
+use crate::session::Service;
+use crate::upstream::Connection;
+use crate::wire::OpMsg;
+use crate::write::ForwardError;
+
+/// What a change of clients' constraints needs.
+struct Clients<'a> {
+    service: &'a Service,
+    /// The constraints by which the command was judged.
+    catalog: &'a Catalog,
+    membership: &'a Membership,
+    list: &'a SharedList,
+}
+
+/// How long to wait at most until all Keywards have ended a constraint. After that, one may refuse a duplicate for a while longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to leave it between two polls of the register.
+const POLL: Duration = Duration::from_millis(100);
+
+impl Clients<'_> {
+    /// Waits until no Keyward reserves for constraints that were taken out of the list, but no longer than [`PATIENCE`].
+    async fn await_ended(&self, constraints: &[Arc<Constraint>]) -> Result<(), StoreError> {
+        let standings = prepare::standings(self.service.upstream.client(), constraints).await?;
+        let identities: Vec<ObjectId> = standings
+            .into_iter()
+            .flatten()
+            .map(|standing| standing.identity)
+            .collect();
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let registered = self.membership.entries().await?;
+            let reserves = |identity| registered.iter().any(|entry| entry.constraints.contains(identity));
+            if !identities.iter().any(reserves) && !constraints.iter().any(|constraint| self.enforces(constraint)) {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        let names: Vec<String> = constraints
+            .iter()
+            .map(|constraint| constraint_label(constraint))
+            .collect();
+        tracing::warn!(
+            ?names,
+            "another Keyward still enforces constraints that were ended; it ends them once it reads the list"
+        );
+        Ok(())
+    }
+
+    /// Whether this Keyward reserves for a constraint of this name now.
+    fn enforces(&self, constraint: &Constraint) -> bool {
+        let namespace = constraint.namespace();
+        let catalog = self.service.writes.catalog();
+        let protected = catalog.protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+        let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
+        constraints.any(|proxy| proxy.constraint.name() == constraint.name())
+    }
+}
+
+/// Serves a command about indexes. Returns nothing if Keyward forwards it unchanged.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn serve(
+    command: IndexCommand<'_>,
+    message: &OpMsg<'_>,
+    service: &Service,
+    catalog: &Catalog,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let protected = match command {
+        IndexCommand::Create(_) => None,
+        IndexCommand::Drop(target) | IndexCommand::List(target) => {
+            catalog.protected(target.database, target.collection)
+        }
+    };
+    let clients = match (&service.membership, &service.client_list) {
+        (Some(membership), Some(list)) => Some(Clients {
+            service,
+            catalog,
+            membership,
+            list,
+        }),
+        _ => None,
+    };
+    match (command, protected, clients) {
+        (IndexCommand::Create(target), _, Some(clients)) => {
+            create::create_indexes(&clients, message, target, upstream).await
+        }
+        (IndexCommand::Drop(_), Some(protected), Some(clients)) => Ok(Some(
+            drop::drop_indexes(&clients, protected, message.body, upstream).await?,
+        )),
+        (IndexCommand::List(_), Some(protected), _) => {
+            Ok(Some(list::list_indexes(protected, message.body, upstream).await?))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Ends the constraints that clients made on the collections that `write` dropped, if the server's reply says that it did: the indexes
+/// are gone with them.
+pub async fn end_constraints_of_dropped(write: &Write<'_>, answer: &[u8], service: &Service, catalog: &Catalog) {
+    let is_ok = Doc::new(answer).and_then(reply::is_ok).unwrap_or(false);
+    let Some(list) = service.client_list.as_ref().filter(|_| is_ok) else {
+        return;
+    };
+    let is_dropped = |namespace: &Namespace| match write {
+        Write::Drop(target) => {
+            (namespace.database.as_bytes(), namespace.collection.as_bytes()) == (target.database, target.collection)
+        }
+        Write::DropDatabase { database } => namespace.database.as_bytes() == *database,
+        _ => false,
+    };
+    let dropped = catalog.all().filter(|protected| is_dropped(&protected.namespace));
+    let constraints = dropped.flat_map(|protected| &protected.constraints);
+    let entries: Vec<_> = constraints
+        .filter_map(|proxy| proxy.constraint.client_entry())
+        .collect();
+    if entries.is_empty() {
+        return;
+    }
+    // An entry of a later createIndexes has another number.
+    let removed = list.store.change(|list| {
+        let removed = entries.iter().filter(|id| list.remove(**id)).count();
+        (removed > 0).then_some(())
+    });
+    if let Err(error) = removed.await {
+        tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
+    }
+    list.note_change();
+}
+
+/// Appends the session and the API version of the client's command `body` to a command of Keyward's.
+fn append_session(command: &mut Builder, body: Doc<'_>) -> Result<(), Malformed> {
+    append_fields(command, body, &["lsid"])?;
+    append_fields(command, body, &API)
+}

@@ -1,0 +1,119 @@
+//! Lists why Keyward refuses a command about indexes, in the server's form.
+
+use crate::constraint::SpecError;
+use crate::namespace::Namespace;
+use crate::prepare::PrepareError;
+use crate::proxy_collection::StoreError;
+use crate::server::code;
+use crate::wire::ServerError;
+
+/// Why Keyward doesn't carry out a command about indexes.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexRefusal {
+    /// The index can't be a constraint.
+    #[error("{}{}", own_prefix(.0), .0)]
+    Specification(SpecError),
+    /// A constraint with another definition has the index's name.
+    #[error(
+        "An existing index has the same name as the requested index. When index names are not specified, they are auto generated \
+         and can cause conflicts. Please refer to our documentation. Requested index: {name}; the existing index is a unique \
+         constraint of Keyward's with another key or other options"
+    )]
+    SameName {
+        /// The name.
+        name: String,
+    },
+    /// A constraint with the same key and options has another name.
+    #[error("Index already exists with a different name: {name}")]
+    OtherName {
+        /// The constraint's name.
+        name: String,
+    },
+    /// Other Keywards wouldn't enforce the constraint.
+    #[error(
+        "Keyward: a unique constraint can't be made by createIndexes while these Keywards don't follow clients' constraints; upgrade \
+         or stop them first, or grant their user the privileges in docs/security.md: {0}"
+    )]
+    NotFollowed(String),
+    /// Keyward's own user lacks privileges.
+    #[error(
+        "Keyward: its own user lacks privileges for a constraint on {namespace}: {missing}; docs/security.md lists them"
+    )]
+    Privileges {
+        /// The collection.
+        namespace: Namespace,
+        /// What it lacks, in words.
+        missing: String,
+    },
+    /// The configuration file states the constraint.
+    #[error(
+        "Keyward: index {name} of {namespace} belongs to a unique constraint in Keyward's configuration file; remove it there first"
+    )]
+    InFile {
+        /// The index's name.
+        name: String,
+        /// The collection.
+        namespace: Namespace,
+    },
+    /// The Keyward that was to build the constraint can't.
+    #[error("Keyward: the unique constraint can't be made: {0}")]
+    NotApplied(String),
+    /// The index was dropped while the client waited for it.
+    #[error("Index build failed: index {name} of {namespace} was dropped meanwhile")]
+    Dropped {
+        /// The index's name.
+        name: String,
+        /// The collection.
+        namespace: Namespace,
+    },
+    /// The client's `maxTimeMS` passed.
+    #[error("operation exceeded time limit")]
+    TimeLimit,
+    /// The constraints or the collection can't be prepared.
+    #[error("Keyward: {0}")]
+    Prepare(#[from] PrepareError),
+    /// The cluster doesn't answer Keyward's own user.
+    #[error("Keyward: the cluster gave no sure answer about a unique constraint: {0}; send the command again")]
+    Store(#[from] StoreError),
+}
+
+/// Marks Keyward's own reason, which a client could mistake for the server's.
+fn own_prefix(error: &SpecError) -> &'static str {
+    match error {
+        SpecError::Refused { .. } => "",
+        _ => "Keyward: ",
+    }
+}
+
+impl IndexRefusal {
+    /// The error for the client.
+    pub fn error(&self) -> ServerError {
+        let (code, code_name) = match self {
+            IndexRefusal::Specification(SpecError::Refused { code, .. }) => (*code, name_of(*code)),
+            IndexRefusal::SameName { .. } => (code::INDEX_KEY_SPECS_CONFLICT, "IndexKeySpecsConflict"),
+            IndexRefusal::OtherName { .. } => (code::INDEX_OPTIONS_CONFLICT, "IndexOptionsConflict"),
+            IndexRefusal::InFile { .. } => (code::INVALID_OPTIONS, "InvalidOptions"),
+            IndexRefusal::Dropped { .. } => (code::INDEX_BUILD_ABORTED, "IndexBuildAborted"),
+            IndexRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
+            IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => {
+                (code::HOST_UNREACHABLE, "HostUnreachable")
+            }
+            _ => (code::CANNOT_CREATE_INDEX, "CannotCreateIndex"),
+        };
+        ServerError {
+            code,
+            code_name,
+            message: self.to_string(),
+        }
+    }
+}
+
+fn name_of(code: i32) -> &'static str {
+    match code {
+        code::BAD_VALUE => "BadValue",
+        code::INVALID_INDEX_SPECIFICATION_OPTION => "InvalidIndexSpecificationOption",
+        13_103 => "Location13103",
+        16_764 => "Location16764",
+        _ => "CannotCreateIndex",
+    }
+}

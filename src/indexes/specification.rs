@@ -1,0 +1,127 @@
+//! Turns an index document, of a `createIndexes` or as `listIndexes` shows it, into the specification of a constraint. Pure.
+
+use bson::{Bson, Document};
+
+use crate::constraint::{Constraint, IndexSpec, resolved_collation};
+use crate::raw::{Doc, Malformed};
+
+/// The specification that `index` states; none if it lacks a key pattern.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, Malformed> {
+    let document = |name| -> Result<Option<Document>, Malformed> {
+        Ok(index
+            .nested(name)?
+            .and_then(|nested| Document::from_reader(nested.bytes()).ok()))
+    };
+    let Some(key) = document("key")? else {
+        return Ok(None);
+    };
+    Ok(Some(IndexSpec {
+        key,
+        name: index.get("name")?.and_then(|name| name.as_str().map(str::to_owned)),
+        sparse: index.is_set("sparse")?,
+        partial_filter_expression: document("partialFilterExpression")?,
+        collation: document("collation")?,
+        ..IndexSpec::default()
+    }))
+}
+
+/// Whether an index with this specification has the key and the options of `constraint`, whatever the names.
+pub fn is_index_of(specification: &IndexSpec, constraint: &Constraint) -> bool {
+    let of_constraint = constraint.spec();
+    has_key(&specification.key, constraint)
+        && specification.sparse == of_constraint.sparse
+        && specification.partial_filter_expression == of_constraint.partial_filter_expression
+        && has_collation(specification, constraint)
+}
+
+/// Whether `key` is the key pattern of `constraint`: the same fields in the same order and directions. The types of the numbers don't
+/// matter.
+pub fn has_key(key: &Document, constraint: &Constraint) -> bool {
+    let fields = |key: &Document| -> Vec<(String, Option<bool>)> {
+        key.iter()
+            .map(|(path, direction)| (path.clone(), is_descending(direction)))
+            .collect()
+    };
+    let Ok(pattern) = Document::try_from(constraint.key_pattern()) else {
+        return false;
+    };
+    fields(key) == fields(&pattern)
+}
+
+/// Whether an index with this specification compares strings as `constraint` does.
+pub fn has_collation(specification: &IndexSpec, constraint: &Constraint) -> bool {
+    let resolved = resolved_collation(specification.collation.as_ref());
+    resolved.is_ok_and(|resolved| resolved.as_deref() == constraint.collation())
+}
+
+/// The direction of a field; none if it isn't a number.
+fn is_descending(direction: &Bson) -> Option<bool> {
+    match direction {
+        Bson::Int32(number) => Some(*number < 0),
+        Bson::Int64(number) => Some(*number < 0),
+        Bson::Double(number) => Some(*number < 0.0),
+        _ => None,
+    }
+}
+
+/// Whether the server keeps an index with this specification unique by itself, on a collection with this default collation and shard
+/// key: the shard key is a prefix of the key, and strings are compared byte by byte.
+pub fn server_can_keep(specification: &IndexSpec, default: Option<&Document>, shard_key: &[String]) -> bool {
+    let fields: Vec<&String> = specification.key.keys().collect();
+    let is_prefix = shard_key.len() <= fields.len() && shard_key.iter().zip(fields).all(|(one, other)| one == other);
+    let collation = specification.collation.as_ref().or(default);
+    is_prefix && resolved_collation(collation).is_ok_and(|resolved| resolved.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+    use crate::namespace::Namespace;
+
+    fn constraint(index: Document) -> Constraint {
+        Constraint::new(Namespace::new("d", "c"), specification(index)).unwrap()
+    }
+
+    fn specification(index: Document) -> IndexSpec {
+        let index = index.to_vec().unwrap();
+        specification_of(Doc::new(&index).unwrap()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn an_index_matches_the_constraint_that_was_made_with_it() {
+        let made = constraint(doc! { "key": { "a": 1, "b": -1.0 }, "collation": { "locale": "en" } });
+        let shown =
+            |key: Document, collation: Document| doc! { "v": 2, "key": key, "name": "x", "collation": collation };
+        let en = doc! { "locale": "en", "caseLevel": false, "strength": 3 };
+        assert!(is_index_of(
+            &specification(shown(doc! { "a": 1.0, "b": -1 }, en.clone())),
+            &made
+        ));
+        assert!(!is_index_of(
+            &specification(shown(doc! { "b": -1, "a": 1 }, en.clone())),
+            &made
+        ));
+        assert!(!is_index_of(&specification(shown(doc! { "a": 1, "b": 1 }, en)), &made));
+        assert!(!is_index_of(&specification(doc! { "key": { "a": 1, "b": -1 } }), &made));
+    }
+
+    #[test]
+    fn the_server_keeps_an_index_that_begins_with_the_shard_key() {
+        let keeps = |index: Document, shard_key: &[&str]| {
+            let shard_key: Vec<String> = shard_key.iter().map(|&path| path.to_owned()).collect();
+            server_can_keep(&specification(index), None, &shard_key)
+        };
+        assert!(keeps(doc! { "key": { "region": 1, "email": 1 } }, &["region"]));
+        assert!(!keeps(doc! { "key": { "email": 1, "region": 1 } }, &["region"]));
+        assert!(!keeps(doc! { "key": { "region": 1 } }, &["region", "n"]));
+        assert!(!keeps(
+            doc! { "key": { "region": 1 }, "collation": { "locale": "en" } },
+            &["region"]
+        ));
+    }
+}

@@ -1,0 +1,130 @@
+//! Follows the list of clients' constraints: reads it once a second, and keeps the one that is applied.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bson::Document;
+use bson::oid::ObjectId;
+use mongodb::Client;
+use tokio::time::Instant;
+
+use crate::client_constraints::{BuildState, ClientConstraintStore, ClientConstraints, SharedList, reply_of_violated};
+use crate::constraint::Constraint;
+use crate::indexes::IndexRefusal;
+use crate::prepare::PrepareError;
+use crate::proxy_collection::StoreError;
+use crate::reload::ReloadError;
+
+/// How long to leave it between two reads of the list.
+const POLL: Duration = Duration::from_secs(1);
+/// How long to leave it until a list that couldn't be applied is tried again.
+const AFTER_REFUSAL: Duration = Duration::from_secs(10);
+
+/// The list of clients' constraints, as this Keyward has applied it.
+#[derive(Debug)]
+pub(super) struct FollowedList {
+    /// None on a replica set, where the server keeps every index unique, and without the privileges.
+    shared: Option<Arc<SharedList>>,
+    applied: ClientConstraints,
+    /// The version that couldn't be applied, and when.
+    refused: Option<(i64, Instant)>,
+}
+
+impl FollowedList {
+    /// The list of the deployment of `client`.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.
+    pub(super) async fn of(client: &Client) -> Result<FollowedList, StoreError> {
+        let (shared, applied) = ClientConstraintStore::followed(client).await?.unzip();
+        Ok(FollowedList {
+            shared: shared.map(|store| Arc::new(SharedList::new(store))),
+            applied: applied.unwrap_or_default(),
+            refused: None,
+        })
+    }
+
+    /// Whether this Keyward enforces clients' constraints.
+    pub(super) fn is_followed(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// The list, for connections that change it.
+    pub(super) fn shared(&self) -> Option<Arc<SharedList>> {
+        self.shared.clone()
+    }
+
+    /// The list that is applied.
+    pub(super) fn list(&self) -> &ClientConstraints {
+        &self.applied
+    }
+
+    /// The constraints of `file` and of the list that is applied.
+    pub(super) fn with(&self, file: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
+        self.applied.with(file)
+    }
+
+    /// Waits until the list has changed, and returns the new one.
+    ///
+    /// - Cancel: at any time.
+    pub(super) async fn changed(&self) -> ClientConstraints {
+        let Some(shared) = &self.shared else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                () = shared.noted() => {}
+            }
+            match shared.store.read_unless(self.applied.version).await {
+                Ok(Some(list)) if !self.was_refused_lately(&list) => return list,
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "the list of clients' constraints can't be read"),
+            }
+        }
+    }
+
+    fn was_refused_lately(&self, list: &ClientConstraints) -> bool {
+        self.refused
+            .is_some_and(|(version, at)| version == list.version && at.elapsed() < AFTER_REFUSAL)
+    }
+
+    /// Notes that `list` is applied.
+    pub(super) fn applied(&mut self, list: ClientConstraints) {
+        self.applied = list;
+        self.refused = None;
+    }
+
+    /// Reports that `list` couldn't be applied, and ends the builds in it that are new and that this Keyward, with the entry `own` in
+    /// the register, was to do.
+    pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
+        tracing::error!(%error, version = list.version, "clients' constraints can't be applied; those before still hold");
+        self.refused = Some((list.version, Instant::now()));
+        let is_new = |id| self.applied.entry(id).is_none();
+        let is_own = |state| state == BuildState::Building(own);
+        let builds = list.constraints.iter();
+        let builds = builds.filter(|entry| is_new(entry.id) && is_own(entry.state));
+        let builds: Vec<ObjectId> = builds.map(|entry| entry.id).collect();
+        let (Some(shared), false) = (&self.shared, builds.is_empty()) else {
+            return;
+        };
+        let reply = reply_to(error);
+        let ended = shared.store.change(|list| {
+            let ended = builds.iter().filter(|id| list.end_build(**id, &reply)).count();
+            (ended > 0).then_some(())
+        });
+        if let Err(error) = ended.await {
+            tracing::warn!(%error, "the list of clients' constraints can't be changed");
+        }
+        shared.note_change();
+    }
+}
+
+/// The reply for a client whose constraint couldn't be applied.
+fn reply_to(error: &ReloadError) -> Document {
+    let refusal = match error {
+        ReloadError::Prepare(PrepareError::Duplicates(reports)) => return reply_of_violated(reports),
+        error => IndexRefusal::NotApplied(error.to_string()),
+    };
+    Document::from_reader(refusal.error().body().as_slice()).unwrap_or_default()
+}

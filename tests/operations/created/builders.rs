@@ -1,0 +1,98 @@
+//! Keywards that stand still or are killed while a client's constraint is built.
+
+use bson::doc;
+
+use super::*;
+
+/// A Keyward that others take for gone after 12 s.
+fn start_hastened() -> Keyward {
+    start_hastened_at(&CLUSTER)
+}
+
+/// The same at another cluster.
+pub fn start_hastened_at(cluster: &Cluster) -> Keyward {
+    let settings = format!("upstream: {}\nlease: 1s\nconstraints: []\n", cluster.uri());
+    Keyward::of_in(
+        &settings,
+        &[("KEYWARD_REGISTER_HASTE", "10"), ("KEYWARD_TRANSACTIONS_HASTE", "10")],
+    )
+}
+
+/// Whether a constraint waits for another Keyward.
+fn waits(keyward: &Keyward) -> bool {
+    keyward.get("/readyz").contains("reserving: waits for Keyward ")
+}
+
+#[test]
+fn the_time_limit_ends_the_build() {
+    const DATABASE: &str = "created_in_vain";
+    shard_users(DATABASE);
+    let keywards = [start(), start()];
+    // It may write to the collection, so the constraint waits for it.
+    keywards[1]
+        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
+        .unwrap();
+    keywards[1].freeze();
+    let mut command = create([unique_email()]);
+    command.insert("maxTimeMS", 500);
+    let refused = reply(&keywards[0], DATABASE, &command);
+    keywards[1].wake();
+    assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
+    assert_eq!(indexes(&keywards[0], DATABASE).len(), 2);
+    keywards[0].until("no constraint", || {
+        insert_pair(&keywards[0], DATABASE, 10, "y").iter().all(Result::is_ok)
+    });
+}
+
+#[test]
+fn no_duplicate_passes_through_a_keyward_that_stood_still() {
+    const DATABASE: &str = "created_beside_frozen";
+    shard_users(DATABASE);
+    let keywards = [start(), start()];
+    keywards[1]
+        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
+        .unwrap();
+    keywards[1].freeze();
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([unique_email()])));
+        // The builder has reserved for its own writes and waits for the other one.
+        keywards[0].until("the wait", || waits(&keywards[0]));
+        assert!(!made.is_finished());
+        keywards[1].wake();
+        let made = made.join().unwrap();
+        must(&made);
+    });
+    for keyward in &keywards {
+        assert_eq!(
+            keyward.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
+            Err(11_000)
+        );
+    }
+}
+
+#[test]
+fn another_keyward_builds_what_a_killed_one_began() {
+    const DATABASE: &str = "created_by_killed";
+    shard_users(DATABASE);
+    let mut first = start_hastened();
+    let second = start_hastened();
+    second
+        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
+        .unwrap();
+    second.freeze();
+    std::thread::scope(|scope| {
+        let address = first.address.clone();
+        let cut_off = scope.spawn(move || testbed::command::run(&address, DATABASE, create([unique_email()])));
+        first.until("the wait", || waits(&first));
+        first.kill();
+        assert!(cut_off.join().unwrap().is_err());
+    });
+    second.wake();
+    // The client sends it again, through whatever Keyward it reaches.
+    let made = reply(&second, DATABASE, &create([unique_email()]));
+    must(&made);
+    assert_eq!(
+        second.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
+        Err(11_000)
+    );
+}

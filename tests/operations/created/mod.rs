@@ -1,0 +1,81 @@
+//! Constraints that clients make with `createIndexes`, through one Keyward and through several.
+
+mod agreed;
+mod builders;
+mod drivers;
+mod live;
+mod refused;
+
+use std::sync::LazyLock;
+
+use bson::{Document, doc};
+use testbed::Cluster;
+use testkit::{Keyward, shard_on_two};
+
+/// Not the cluster of other tests: their Keywards would follow these constraints, too.
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
+
+/// One on which no test freezes or kills a Keyward that isn't its own.
+static QUIET: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
+
+/// A Keyward without any constraint of its own.
+fn start() -> Keyward {
+    start_at(&CLUSTER)
+}
+
+/// The same at another cluster.
+fn start_at(cluster: &Cluster) -> Keyward {
+    Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri()))
+}
+
+/// Shards `database.users` by `region` over two shards.
+fn shard_users(database: &str) {
+    shard_users_of(&CLUSTER, database);
+}
+
+/// The same at another cluster.
+fn shard_users_of(cluster: &Cluster, database: &str) {
+    let namespace = format!("{database}.users");
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+}
+
+/// A `createIndexes` of these indexes on `users`.
+fn create(indexes: impl IntoIterator<Item = Document>) -> Document {
+    doc! { "createIndexes": "users", "indexes": indexes.into_iter().collect::<Vec<_>>() }
+}
+
+/// The unique index on `email`.
+fn unique_email() -> Document {
+    doc! { "key": { "email": 1 }, "name": "email_1", "unique": true }
+}
+
+/// The reply, whatever it says.
+fn reply(keyward: &Keyward, database: &str, command: &Document) -> Document {
+    testkit::wire::Connection::open(&keyward.address).run(database, command)
+}
+
+/// Asserts that a reply says `ok`.
+fn must(reply: &Document) {
+    assert!(testkit::wire::is_ok(reply), "{reply}");
+}
+
+/// The indexes of `users`, as a client sees them.
+fn indexes(keyward: &Keyward, database: &str) -> Vec<Document> {
+    let listed = keyward.run(database, doc! { "listIndexes": "users" }).unwrap();
+    let cursor = listed.get_document("cursor").unwrap();
+    let batch = cursor.get_array("firstBatch").unwrap();
+    batch.iter().map(|index| index.as_document().unwrap().clone()).collect()
+}
+
+/// The names of the indexes of `users` that a client sees as unique.
+fn unique_indexes(keyward: &Keyward, database: &str) -> Vec<String> {
+    let unique = indexes(keyward, database).into_iter();
+    let unique = unique.filter(|index| index.get_bool("unique").unwrap_or(false));
+    unique.map(|index| index.get_str("name").unwrap().to_owned()).collect()
+}
+
+/// A user in each of the two regions, with this e-mail.
+fn insert_pair(keyward: &Keyward, database: &str, first: i32, email: &str) -> [Result<(), i32>; 2] {
+    [(first, "a"), (first + 1, "z")]
+        .map(|(id, region)| keyward.insert(database, doc! { "_id": id, "region": region, "email": email }))
+}

@@ -1,0 +1,164 @@
+//! Keyward's own collections don't show, unless a client asks for them by name.
+
+#![expect(clippy::unwrap_used, reason = "what can't be unwrapped fails its test")]
+
+use bson::{Document, doc};
+use futures_util::StreamExt;
+use mongodb::change_stream::ChangeStream;
+use mongodb::change_stream::event::{ChangeStreamEvent, OperationType};
+use testbed::{Cluster, ReplicaSet};
+use testkit::{Keyward, shard_on_two};
+
+/// A Keyward in front of `upstream` with a constraint on `database.users`.
+fn keyward(upstream: &str, database: &str) -> Keyward {
+    Keyward::start(
+        upstream,
+        &format!("  - {{ collection: {database}.users, key: {{ email: 1 }} }}\n"),
+    )
+}
+
+async fn collections(keyward: &Keyward, database: &str, filter: Document) -> Vec<String> {
+    let client = keyward.client().await;
+    let mut names = client
+        .database(database)
+        .list_collection_names()
+        .filter(filter)
+        .await
+        .unwrap();
+    names.sort();
+    names
+}
+
+async fn is_listed(keyward: &Keyward, database: &str) -> bool {
+    let listed = keyward.client().await.list_database_names().await.unwrap();
+    listed.iter().any(|name| name == database)
+}
+
+async fn lists_hide_them(upstream: &str, database: &str) {
+    let keyward = keyward(upstream, database);
+    let client = keyward.client().await;
+    let users = client.database(database).collection("users");
+    users
+        .insert_one(doc! { "_id": 1, "region": "a", "email": "x" })
+        .await
+        .unwrap();
+    assert_eq!(collections(&keyward, database, doc! {}).await, ["users"]);
+    assert_eq!(
+        collections(&keyward, database, doc! { "type": "collection" }).await,
+        ["users"]
+    );
+    let named = doc! { "name": { "$regex": "^keyward" } };
+    let own = collections(&keyward, database, named).await;
+    assert!(own.contains(&"keyward.users.email_1".to_owned()), "{own:?}");
+    assert!(is_listed(&keyward, database).await);
+    assert!(!is_listed(&keyward, "keyward").await);
+    let register = client.list_database_names().filter(doc! { "name": "keyward" });
+    assert_eq!(register.await.unwrap(), ["keyward"]);
+    client.database(database).drop().await.unwrap();
+    assert!(!is_listed(&keyward, database).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_hide_them_on_a_cluster() {
+    const DATABASE: &str = "hidden_on_cluster";
+    let cluster = Cluster::shared();
+    shard_on_two(
+        cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    lists_hide_them(&cluster.uri(), DATABASE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_hide_them_on_a_replica_set() {
+    lists_hide_them(&ReplicaSet::shared().uri(), "hidden_on_set").await;
+}
+
+async fn next(stream: &mut ChangeStream<ChangeStreamEvent<Document>>, database: &str) -> ChangeStreamEvent<Document> {
+    loop {
+        let event = stream.next().await.unwrap().unwrap();
+        let namespace = event.ns.as_ref().unwrap();
+        // Other tests write, too; none may see what is Keyward's.
+        assert_ne!(namespace.db, "keyward");
+        assert!(
+            !namespace.coll.as_ref().is_some_and(|name| name.starts_with("keyward.")),
+            "{namespace:?}"
+        );
+        if namespace.db == database {
+            return event;
+        }
+    }
+}
+
+async fn streams_hide_them(upstream: &str, database: &str) {
+    let keyward = keyward(upstream, database);
+    let client = keyward.client().await;
+    let users = client.database(database).collection("users");
+    let mut on_cluster = client.watch().await.unwrap();
+    let mut on_database = client.database(database).watch().await.unwrap();
+    for id in [1, 2] {
+        // Its reservation comes first.
+        users
+            .insert_one(doc! { "_id": id, "region": "a", "email": id })
+            .await
+            .unwrap();
+    }
+    for stream in [&mut on_cluster, &mut on_database] {
+        for id in [1, 2] {
+            let event = next(stream, database).await;
+            assert_eq!(event.operation_type, OperationType::Insert);
+            assert_eq!(event.full_document.unwrap().get_i32("_id").unwrap(), id);
+        }
+    }
+    let token = on_database.resume_token().unwrap();
+    users.delete_one(doc! { "_id": 1 }).await.unwrap();
+    let mut resumed = client.database(database).watch().resume_after(token).await.unwrap();
+    let event = next(&mut resumed, database).await;
+    assert_eq!(event.document_key.unwrap().get_i32("_id").unwrap(), 1);
+    assert_eq!(event.operation_type, OperationType::Delete);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_hide_them_on_a_cluster() {
+    const DATABASE: &str = "hidden_from_watchers";
+    let cluster = Cluster::shared();
+    shard_on_two(
+        cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    streams_hide_them(&cluster.uri(), DATABASE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_hide_them_on_a_replica_set() {
+    streams_hide_them(&ReplicaSet::shared().uri(), "hidden_from_set_watchers").await;
+}
+
+/// A client that watched past Keyward goes on through it, behind an event of Keyward's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_resumes_behind_a_hidden_event() {
+    const DATABASE: &str = "hidden_since";
+    let native = ReplicaSet::shared();
+    let keyward = keyward(&native.uri(), DATABASE);
+    let past = native.client().database(DATABASE);
+    let mut watched = past.watch().await.unwrap();
+    let client = keyward.client().await;
+    let users = client.database(DATABASE).collection("users");
+    let user = doc! { "_id": 1, "region": "a", "email": "x" };
+    users.insert_one(user).await.unwrap();
+    let event = loop {
+        let event = watched.next().await.unwrap().unwrap();
+        let name = event.ns.as_ref().and_then(|namespace| namespace.coll.clone());
+        if name.is_some_and(|name| name == "keyward.users.email_1") {
+            break event;
+        }
+    };
+    let watch = client.database(DATABASE);
+    let mut resumed = watch.watch().resume_after(event.id).await.unwrap();
+    let next = resumed.next().await.unwrap().unwrap();
+    assert_eq!(next.full_document.unwrap().get_i32("_id").unwrap(), 1);
+}

@@ -1,16 +1,21 @@
 # syntax=docker/dockerfile:1
-# Keyward alone, as a small image that runs as nobody in particular.
-# Not built where Keyward is tested (there is no Docker engine); tests/packaging.rs checks what it names.
+# Keyward alone: an empty image with one static program, which runs as nobody in particular.
+#
+#     docker build --tag keyward:0.1.0 .
+#
+# Not built where Keyward is tested (there is no Docker engine). There a static program ran in an empty root
+# instead, with /dev and /etc/hosts, which every container has.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package keyward && \
-    install -D target/release/keyward /out/keyward
+    target=$(rustc -vV | sed -n 's/^host: //p') && \
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --package keyward --target "$target" && \
+    install -D "target/$target/release/keyward" /out/keyward
 
-FROM debian:bookworm-slim
+FROM scratch
 COPY --from=build /out/keyward /usr/local/bin/keyward
 # Any number but 0: the process owns no file and writes none.
 USER 65532:65532

@@ -39,6 +39,19 @@ impl Goal {
         Goal::AtMost(Figure::P99, 1.05),
     ];
 
+    /// A goal as a table states it: `op/s ≥ 0.97: met`.
+    pub fn read(text: &str) -> Option<Goal> {
+        let (goal, _) = text.split_once(':')?;
+        let [figure, sign, limit] = goal.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        let figure = Figure::ALL.into_iter().find(|known| known.to_string() == figure)?;
+        let limit = limit.parse().ok()?;
+        match sign {
+            "≥" => Some(Goal::AtLeast(figure, limit)),
+            "≤" => Some(Goal::AtMost(figure, limit)),
+            _ => None,
+        }
+    }
+
     pub fn figure(self) -> Figure {
         match self {
             Goal::AtLeast(figure, _) | Goal::AtMost(figure, _) => figure,

@@ -3,7 +3,7 @@
 //! Every scenario runs its targets in turn, several rounds of each, on one testbed cluster, so that what disturbs one disturbs
 //! all; what counts is the ratio. `-- NAME` runs what has NAME in its name
 //! ("insert, 64 clients"), `-- --write` puts what it has measured into
-//! `docs/performance.md` and draws it. From the environment:
+//! `docs/performance.md` and draws it. `-- --draw` measures nothing: it draws the figures that are on the page. From the environment:
 //!
 //! - `KEYWARD_BENCH_SECONDS` is the length of a turn, `KEYWARD_BENCH_ROUNDS` their number;
 //! - `KEYWARD_BENCH_BACKFILL` is how many documents are backfilled;
@@ -23,11 +23,13 @@ mod link;
 mod measure;
 mod memory;
 mod page;
+mod pictures;
 mod routed;
 mod scenarios;
 mod shards;
 mod size;
 mod spread;
+mod stored;
 
 use std::cell::LazyCell;
 use std::time::Duration;
@@ -35,27 +37,23 @@ use std::time::Duration;
 use ground::Ground;
 use measure::{Effort, Outcome, Scenario};
 
-/// The tables of scenarios: name, heading of the drawing, scenarios.
-type Group = (&'static str, &'static str, fn(&Ground) -> Vec<Scenario>);
-const GROUPS: [Group; 2] = [
-    ("forwarded", "Passed on, against HAProxy", scenarios::passed_on),
-    (
-        "protected",
-        "Protected writes, against what an application does instead",
-        scenarios::protected,
-    ),
-];
+/// The tables of scenarios.
+type Group = (&'static str, fn(&Ground) -> Vec<Scenario>);
+const GROUPS: [Group; 2] = [("forwarded", scenarios::passed_on), ("protected", scenarios::protected)];
 /// The other tables.
 const OTHERS: [&str; 6] = ["shards", "routed", "distance", "memory", "backfill", "size"];
 
 fn main() {
-    testbed::process::use_disk();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--draw") {
+        return pictures::DRAWN.into_iter().for_each(pictures::draw);
+    }
+    testbed::process::use_disk();
     let write = arguments.iter().any(|argument| argument == "--write");
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let filter = filter.map_or("", String::as_str);
     let is_other = OTHERS.contains(&filter);
-    let is_table = is_other || GROUPS.iter().any(|(name, ..)| *name == filter);
+    let is_table = is_other || GROUPS.iter().any(|(name, _)| *name == filter);
     assert!(
         !write || filter.is_empty() || is_table,
         "only whole tables are written down"
@@ -65,7 +63,7 @@ fn main() {
         rounds: from_env("KEYWARD_BENCH_ROUNDS").unwrap_or(5.0) as usize,
     };
     let ground: LazyCell<Ground> = LazyCell::new(Ground::prepare);
-    for (name, heading, scenarios) in GROUPS {
+    for (name, scenarios) in GROUPS {
         let filter = match filter {
             other if is_table && other != name => continue,
             own if own == name => "",
@@ -73,19 +71,17 @@ fn main() {
         };
         let outcomes = measured(scenarios(&ground), filter, effort);
         if !outcomes.is_empty() {
-            let drawing = drawing::goals(heading, &outcomes);
-            tell(name, &table(&outcomes), Some(&drawing), write);
+            tell(name, &table(&outcomes), write);
         }
     }
     for name in OTHERS.into_iter().filter(|name| name.contains(filter)) {
-        let (table, drawing) = other(name, effort, &ground);
-        tell(name, &table, drawing.as_ref(), write);
+        tell(name, &other(name, effort, &ground), write);
     }
 }
 
 /// Measures one of the other tables.
-fn other(name: &str, effort: Effort, ground: &LazyCell<Ground>) -> (String, Option<svg::Document>) {
-    let (table, drawing) = match name {
+fn other(name: &str, effort: Effort, ground: &LazyCell<Ground>) -> String {
+    match name {
         "shards" => shards::table(effort.rounds),
         "routed" => routed::table(effort),
         "size" => {
@@ -94,24 +90,21 @@ fn other(name: &str, effort: Effort, ground: &LazyCell<Ground>) -> (String, Opti
         }
         "backfill" => {
             let documents = from_env("KEYWARD_BENCH_BACKFILL").unwrap_or(4e5) as usize;
-            return (backfill::table(ground, documents, effort.rounds), None);
+            backfill::table(ground, documents, effort.rounds)
         }
-        "memory" => return (memory::table(effort.rounds), None),
-        _ => return (distance::table(effort), None),
-    };
-    (table, Some(drawing))
+        "memory" => memory::table(effort.rounds),
+        _ => distance::table(effort),
+    }
 }
 
-/// Prints a table; puts it and its drawing into the page if `write`.
-fn tell(name: &str, table: &str, drawing: Option<&svg::Document>, write: bool) {
+/// Prints a table; puts it and its pictures into the page if `write`.
+fn tell(name: &str, table: &str, write: bool) {
     println!("{table}\n");
     if write {
-        let mut text = table.to_owned();
-        if let Some(drawing) = drawing {
-            page::draw(name, drawing);
-            text.insert_str(0, &format!("![The figures of this table](performance/{name}.svg)\n\n"));
+        page::write(name, table);
+        if pictures::DRAWN.contains(&name) {
+            pictures::draw(name);
         }
-        page::write(name, &text);
     }
 }
 

@@ -1,10 +1,8 @@
 //! A `find` by a unique field without the shard key: routed to the owner's shard, against a broadcast to all shards.
 
 use bson::{Document, doc};
-use svg::Document as Drawing;
 use testkit::wire::Connection;
 
-use crate::drawing;
 use crate::goal::Figure;
 use crate::ground::DATABASE;
 use crate::measure::{self, Effort, Operation, Outcome, Scenario};
@@ -18,13 +16,12 @@ const COUNTED: i64 = 200;
 /// The collection whose constraint routes, and one whose constraint doesn't.
 const COLLECTIONS: [&str; 2] = ["routed", "users"];
 
-/// The table and the drawing of the p50.
-pub fn table(effort: Effort) -> (String, Drawing) {
+/// The table.
+pub fn table(effort: Effort) -> String {
     let mut table = "\
 | shards | clients | commands, broadcast | routed | p50 µs, broadcast | routed | ratio | op/s, broadcast | routed | ratio |
 | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- |"
         .to_owned();
-    let mut p50: [Vec<f64>; 2] = Default::default();
     for shards in SHARDS {
         eprintln!("finds on {shards} shards");
         let mut place = Place::prepare(shards);
@@ -33,20 +30,9 @@ pub fn table(effort: Effort) -> (String, Drawing) {
         for connections in [1, 64] {
             let outcome = measure::run(&scenario(&place, connections), effort);
             table += &line(shards, commands, &outcome);
-            if connections == 1 {
-                // The order of the lines in the drawing: routed, then broadcast.
-                let [broadcast, routed] = medians(&outcome, Figure::P50);
-                p50[0].push(routed);
-                p50[1].push(broadcast);
-            }
         }
     }
-    let base = p50[1][0];
-    let [routed, broadcast] = p50.map(|p50| p50.into_iter().map(|figure| figure / base).collect());
-    let heading = "p50 of one client's find, as a multiple of a broadcast to 2 shards";
-    let sizes = SHARDS.map(|shards| shards as u64);
-    let lines = [("routed", routed), ("broadcast", broadcast)];
-    (table, drawing::over_sizes(heading, &sizes, &lines))
+    table
 }
 
 fn line(shards: usize, [routed, broadcast]: [f64; 2], outcome: &Outcome) -> String {

@@ -12,7 +12,6 @@ use testbed::Cluster;
 use testkit::Keyward;
 use testkit::wire::Connection;
 
-use crate::drawing;
 use crate::goal::verdict;
 use crate::ground::{DATABASE, shard_on};
 use crate::spread::Spread;
@@ -319,8 +318,8 @@ impl Retries {
     }
 }
 
-/// The two tables, commands and times, and the drawing of the commands.
-pub fn table(rounds: usize) -> (String, svg::Document) {
+/// The two tables, commands and times.
+pub fn table(rounds: usize) -> String {
     let costs = SHARDS.map(|shards| {
         eprintln!("statements on {shards} shards");
         Place::prepare(shards).costs(rounds)
@@ -329,7 +328,6 @@ pub fn table(rounds: usize) -> (String, svg::Document) {
     let rule = SHARDS.map(|_| "---:").join(" | ");
     let mut commands = format!("| commands | direct | {head} | goal |\n| --- | ---: | {rule} | --- |");
     let mut times = format!("| p50, ratio to the direct statement | {head} |\n| --- | {rule} |");
-    let mut bars = Vec::new();
     for (position, kind) in KINDS.iter().enumerate() {
         let of_kind: Vec<&Cost> = costs.iter().map(|costs| &costs[position]).collect();
         let counts: Vec<f64> = of_kind.iter().map(|cost| cost.commands[0]).collect();
@@ -345,9 +343,6 @@ pub fn table(rounds: usize) -> (String, svg::Document) {
             format!("{} {keyward:.1}/{direct:.1} ms", cost.ratio)
         });
         times += &format!("\n| {} | {} |", kind.name, timed.collect::<Vec<_>>().join(" | "));
-        bars.push((kind.name, counts, kind.most));
     }
-    let heading = "Commands for a statement on all shards together; the black line is the goal";
-    let drawing = drawing::grouped(heading, &SHARDS.map(|shards| format!("{shards} shards")), &bars);
-    (format!("{commands}\n\n{times}"), drawing)
+    format!("{commands}\n\n{times}")
 }

@@ -1,19 +1,18 @@
 //! What an insert costs where there are many reservations already, against what a direct one costs among as many documents.
 
 use bson::doc;
-use svg::Document;
 use testbed::Cluster;
 
-use crate::drawing;
 use crate::filling;
 use crate::goal::{Figure, verdict};
 use crate::ground::{DATABASE, Ground, shard_on};
 use crate::measure::{self, Effort, Scenario};
 use crate::scenarios::{inserts, target, user};
+use crate::spread::Spread;
 use testkit::Keyward;
 
-/// Measures it at each size up to `largest`; the table, and its drawing.
-pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document) {
+/// Measures it at each size up to `largest`.
+pub fn table(ground: &Ground, largest: u64, effort: Effort) -> String {
     let cluster = Cluster::shared();
     for collection in ["grown", "grownplain"] {
         shard_on(cluster, collection, doc! { "_id": "hashed" });
@@ -47,30 +46,31 @@ pub fn table(ground: &Ground, largest: u64, effort: Effort) -> (String, Document
             ],
         };
         let outcome = measure::run(&scenario, effort);
-        direct.push(outcome.targets[0].figure(Figure::P50).median);
-        keyward.push(outcome.targets[1].figure(Figure::P50).median);
+        direct.push(outcome.targets[0].figure(Figure::P50));
+        keyward.push(outcome.targets[1].figure(Figure::P50));
         running.stop();
         let proxy = format!("keyward.grown.of{size}");
         cluster.run(DATABASE, doc! { "drop": proxy }).unwrap();
     }
-    let growth = |figures: &[f64]| -> Vec<f64> { figures.iter().map(|figure| figure / figures[0]).collect() };
+    let growth = |figures: &[Spread]| -> Vec<Spread> {
+        let base = figures[0].median;
+        figures.iter().map(|figure| figure.over(base)).collect()
+    };
     let (direct_growth, keyward_growth) = (growth(&direct), growth(&keyward));
     let mut table =
         "| reservations | direct, p50 µs | Keyward, p50 µs | direct, growth | Keyward, growth | goal |\n| ---: | \
-                     ---: | ---: | ---: | ---: | --- |"
+                     ---: | ---: | --- | --- | --- |"
             .to_owned();
     for (at, size) in sizes.iter().enumerate() {
-        let is_met = keyward_growth[at] <= direct_growth[at];
+        let is_met = keyward_growth[at].median <= direct_growth[at].median;
         table += &format!(
-            "\n| {size} | {:.0} | {:.0} | {:.2} | {:.2} | grows by no more: {} |",
-            direct[at],
-            keyward[at],
+            "\n| {size} | {:.0} | {:.0} | {} | {} | grows by no more: {} |",
+            direct[at].median,
+            keyward[at].median,
             direct_growth[at],
             keyward_growth[at],
             verdict(is_met)
         );
     }
-    let lines = [("Keyward", keyward_growth), ("direct", direct_growth)];
-    let heading = "p50 of an insert, as a multiple of that among 10,000";
-    (table, drawing::over_sizes(heading, &sizes, &lines))
+    table
 }

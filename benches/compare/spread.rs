@@ -22,6 +22,26 @@ impl Spread {
         }
     }
 
+    /// As a table states it; a number alone is its own range.
+    pub fn read(text: &str) -> Spread {
+        let text = text.replace("**", "");
+        let number = |text: &str| text.trim().parse().expect("a number");
+        let (median, range) = text.split_once('(').unwrap_or((&text, ""));
+        let median = number(median);
+        let range = range.trim_end_matches(')').split_once(" to ");
+        let (least, most) = range.map_or((median, median), |(least, most)| (number(least), number(most)));
+        Spread { least, median, most }
+    }
+
+    /// As a multiple of `base`.
+    pub fn over(self, base: f64) -> Spread {
+        Spread {
+            least: self.least / base,
+            median: self.median / base,
+            most: self.most / base,
+        }
+    }
+
     /// Of the ratios, round by round: what disturbs a round disturbs both of its figures.
     pub fn of_ratios(figures: &[f64], to: &[f64]) -> Spread {
         Spread::of(figures.iter().zip(to).map(|(figure, to)| figure / to))

@@ -273,7 +273,9 @@ mod tests {
         };
         assert_eq!(read(""), Ok(None));
         assert_eq!(read(", strategy: compensating"), Ok(Some(Strategy::Compensating)));
-        assert_eq!(read(", strategy: transaction"), Ok(Some(Strategy::Transaction)));
+        for name in ["strict", "transaction"] {
+            assert_eq!(read(&format!(", strategy: {name}")), Ok(Some(Strategy::Transaction)));
+        }
         assert!(read(", strategy: lease").is_err_and(|error| error.contains("constraints[0].strategy: ")));
     }
 

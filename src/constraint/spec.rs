@@ -35,6 +35,14 @@ impl Strategy {
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Compensating => "compensating",
+            Strategy::Transaction => "strict",
+        }
+    }
+
+    /// Its name in the cluster, which is that of earlier versions.
+    pub fn stored_name(self) -> &'static str {
+        match self {
+            Strategy::Compensating => "compensating",
             Strategy::Transaction => "transaction",
         }
     }

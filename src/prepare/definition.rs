@@ -225,7 +225,7 @@ impl Definitions {
         constraint: &Constraint,
         strategy: Strategy,
     ) -> Result<(), PrepareError> {
-        let here = strategy.name();
+        let here = strategy.stored_name();
         let first = vec![doc! { "$set": { "strategy": { "$ifNull": ["$strategy", here] } } }];
         let agreed = self.collection.find_one_and_update(id(constraint), first);
         let agreed = agreed.return_document(mongodb::options::ReturnDocument::After);
@@ -344,16 +344,17 @@ fn state(constraint: &Constraint, found: &Document) -> Result<ConstraintState, P
 }
 
 fn check_strategy(constraint: &Constraint, here: Strategy, there: &str) -> Result<(), PrepareError> {
-    let here = here.name();
-    match there == here {
-        true => Ok(()),
-        false => Err(PrepareError::OtherStrategy {
-            namespace: constraint.namespace().clone(),
-            name: constraint.name().to_owned(),
-            here,
-            there: there.to_owned(),
-        }),
+    if there == here.stored_name() {
+        return Ok(());
     }
+    let known = [Strategy::Compensating, Strategy::Transaction];
+    let named = known.into_iter().find(|strategy| strategy.stored_name() == there);
+    Err(PrepareError::OtherStrategy {
+        namespace: constraint.namespace().clone(),
+        name: constraint.name().to_owned(),
+        here: here.name(),
+        there: named.map_or_else(|| there.to_owned(), |named| named.name().to_owned()),
+    })
 }
 
 /// Whether both are the same byte for byte. Equality of documents ignores the order of fields, but reservations keep

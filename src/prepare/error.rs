@@ -43,7 +43,7 @@ pub enum PrepareError {
     /// Other Keywards use another strategy for the constraint's collection.
     #[error(
         "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
-         `strategy: transaction` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
+         `strategy: strict` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
          that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
          `strategy` of {{_id: {{collection: \"{}\", name: \"{name}\"}}}} in {}.keyward.constraints with the shell, and start",
         namespace.collection, namespace.database

@@ -148,6 +148,8 @@ pub enum RawSharding {
 #[serde(rename_all = "lowercase")]
 pub enum RawStrategy {
     Compensating,
+    // The name of earlier versions is accepted, too.
+    #[serde(rename = "strict", alias = "transaction")]
     Transaction,
 }
 

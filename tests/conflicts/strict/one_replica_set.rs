@@ -182,7 +182,7 @@ async fn two_keywards_must_have_the_same_strategy() {
     let _first = Keyward::start_with_lease(&cluster.uri(), "10s", &strict);
     let refused = Keyward::try_start(&cluster.uri(), "10s", &compensating).expect_err("it must not start");
     assert!(
-        refused.errors.contains("has strategy transaction in the cluster"),
+        refused.errors.contains("has strategy strict in the cluster"),
         "{}",
         refused.errors
     );

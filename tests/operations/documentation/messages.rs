@@ -1,5 +1,5 @@
 //! `docs/troubleshooting.md` has every message that the source has, and no other: errors (`#[error(…)]`), warnings and errors in
-//! the log, and whatever else speaks of Keyward.
+//! the log, lines on standard error, and whatever else speaks of Keyward.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -49,6 +49,10 @@ impl Said {
                 TokenTree::Group(group) => {
                     if is_before(1, "!") && (is_before(2, "warn") || is_before(2, "error")) {
                         self.messages.extend(literals(group.stream()).into_iter().next_back());
+                    }
+                    if is_before(1, "!") && is_before(2, "eprintln") {
+                        let printed = literals(group.stream()).into_iter().next();
+                        self.messages.extend(printed.filter(|line| line != "keyward: …"));
                     }
                     self.read(group.stream());
                 }

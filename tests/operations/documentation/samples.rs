@@ -4,7 +4,7 @@ use std::path::Path;
 
 use keyward::config::Config;
 
-use crate::documentation::markdown::{Block, Run, pages, read};
+use crate::documentation::markdown::{Block, Run, pages};
 
 /// Folders that samples name; here, there is one with all files in it.
 const FOLDERS: [&str; 2] = ["/etc/keyward/tls", "/run/secrets/keyward"];
@@ -13,18 +13,6 @@ const FOLDERS: [&str; 2] = ["/etc/keyward/tls", "/run/secrets/keyward"];
 fn blocks(language: &str) -> Vec<Block> {
     let blocks = pages().into_iter().flat_map(|page| page.blocks());
     blocks.filter(|block| block.language == language).collect()
-}
-
-/// What mdBook makes of it: a file's text in the place of `{{#include FILE}}`.
-fn with_included(text: String) -> String {
-    match text
-        .trim()
-        .strip_prefix("{{#include ../")
-        .and_then(|rest| rest.strip_suffix("}}"))
-    {
-        Some(file) => read(file),
-        None => text,
-    }
 }
 
 /// A folder with the files that samples name.
@@ -53,9 +41,7 @@ fn keyward_takes_every_sample_of_its_configuration() {
     for Block { place, text, run, .. } in samples {
         assert_eq!(run, Run::ToItsEnd, "{place}");
         let folder = folder.path().to_str().unwrap();
-        let mut text = FOLDERS
-            .iter()
-            .fold(with_included(text), |text, known| text.replace(known, folder));
+        let mut text = FOLDERS.iter().fold(text, |text, known| text.replace(known, folder));
         // A sample of one section doesn't repeat what every file has.
         for required in ["upstream: mongodb://127.0.0.1:27017", "constraints: []"] {
             let (setting, _) = required.split_once(' ').unwrap();

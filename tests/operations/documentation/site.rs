@@ -58,21 +58,6 @@ fn no_link_leads_out_of_the_site() {
     }
 }
 
-/// mdBook puts the text of a file in the place of `{{#include FILE}}`.
-#[test]
-fn what_is_included_is_there() {
-    let mut count = 0;
-    for page in pages() {
-        for include in page.text.split("{{#include ").skip(1) {
-            let (file, _) = include.split_once("}}").unwrap();
-            let folder = repository().join(&page.path);
-            assert!(folder.parent().unwrap().join(file).exists(), "{}: {file}", page.path);
-            count += 1;
-        }
-    }
-    assert!(count > 0);
-}
-
 /// Left out where mdBook isn't installed: what it would find fault with, the tests above find, too.
 #[test]
 fn mdbook_makes_the_site() {

@@ -8,7 +8,7 @@ mod left_out;
 mod outlasted;
 mod prepared;
 mod rejoined;
-mod reload;
+pub mod reload;
 mod restart;
 mod rolled;
 mod rolled_on_shards;

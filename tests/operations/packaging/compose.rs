@@ -150,6 +150,8 @@ fn the_image_runs_the_mounted_configuration_as_nobody() {
     );
     assert!(dockerfile.contains("ENTRYPOINT [\"/usr/local/bin/keyward\"]"));
     assert!(dockerfile.contains("\nUSER 65532:65532\n"));
+    // An empty image has no libraries.
+    assert!(dockerfile.contains("\nFROM scratch\n") && dockerfile.contains("target-feature=+crt-static"));
 }
 
 #[test]

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a file that isn't as it must be fails its test")]
 
 mod compose;
+mod helm;
 mod kubernetes;
+mod release;
 mod shell;
 mod systemd;
 

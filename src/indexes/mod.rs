@@ -105,10 +105,8 @@ pub async fn serve(
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let protected = match command {
-        IndexCommand::Create(_) => None,
-        IndexCommand::Drop(target) | IndexCommand::List(target) => {
-            catalog.protected(target.database, target.collection)
-        }
+        IndexCommand::Create(_) | IndexCommand::Drop(_) => None,
+        IndexCommand::List(target) => catalog.protected(target.database, target.collection),
     };
     let clients = match (&service.membership, &service.client_list) {
         (Some(membership), Some(list)) => Some(Clients {
@@ -123,9 +121,9 @@ pub async fn serve(
         (IndexCommand::Create(target), _, Some(clients)) => {
             create::create_indexes(&clients, message, target, upstream).await
         }
-        (IndexCommand::Drop(_), Some(protected), Some(clients)) => Ok(Some(
-            drop::drop_indexes(&clients, protected, message.body, upstream).await?,
-        )),
+        (IndexCommand::Drop(target), _, Some(clients)) => {
+            drop::drop_indexes(&clients, target, message.body, upstream).await
+        }
         (IndexCommand::List(_), Some(protected), _) => {
             Ok(Some(list::list_indexes(protected, message.body, upstream).await?))
         }

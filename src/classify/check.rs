@@ -37,10 +37,13 @@ pub fn known<'a>(
         Rule::Definition => define(encrypts(command, protection)?, command, protection),
         Rule::CreateIndexes => create_indexes(command, protection)?,
         Rule::DropIndexes => match define(None, command, protection) {
-            Verdict::Forward => index_command(indexed(command, protection), IndexCommand::Drop),
+            Verdict::Forward => index_command(indexed(command), IndexCommand::Drop),
             refused => refused,
         },
-        Rule::ListIndexes => index_command(indexed(command, protection), IndexCommand::List),
+        Rule::ListIndexes => {
+            let is_protected = |target: &Target<'_>| protection.has_constraints(target.database, target.collection);
+            index_command(indexed(command).filter(is_protected), IndexCommand::List)
+        }
         Rule::List(listing) => Verdict::List(listing),
         Rule::ShardKeyChange => shard_key_change(command, protection)?,
         Rule::Rewrite => {
@@ -111,13 +114,8 @@ fn define<'a>(refusal: Option<CommandRefusal>, command: &CommandHead<'a>, protec
 /// A `createIndexes` with a unique index, or on a protected collection. With a unique index, the collection need not be protected yet.
 fn create_indexes<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {
     let verdict = define(None, command, protection);
-    let collection = command.first.as_string_bytes().filter(|name| !name.contains(&0));
-    let Some(collection) = collection.filter(|_| command.first.kind == ElementType::String) else {
+    let Some(target) = indexed(command) else {
         return Ok(verdict);
-    };
-    let target = Target {
-        database: command.database,
-        collection,
     };
     Ok(
         match verdict == Verdict::Forward
@@ -133,10 +131,13 @@ fn index_command<'a>(target: Option<Target<'a>>, command: fn(Target<'a>) -> Inde
     target.map_or(Verdict::Forward, |target| Verdict::Index(command(target)))
 }
 
-/// The protected collection whose indexes the command lists or drops.
-fn indexed<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Option<Target<'a>> {
-    let mut targets = Target::in_database(command.database, &command.first);
-    targets.find(|target| protection.has_constraints(target.database, target.collection))
+/// The collection whose indexes the command makes, lists or drops.
+fn indexed<'a>(command: &CommandHead<'a>) -> Option<Target<'a>> {
+    let collection = command.first.as_string_bytes().filter(|name| !name.contains(&0))?;
+    (command.first.kind == ElementType::String).then_some(Target {
+        database: command.database,
+        collection,
+    })
 }
 
 fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Result<Verdict<'a>, Malformed> {

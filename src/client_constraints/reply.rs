@@ -1,6 +1,6 @@
 //! Composes a client's reply for a build that ended because documents violate the constraint.
 
-use bson::{Document, doc};
+use bson::{Document, Utf8Lossy, doc};
 
 use crate::prepare::Reports;
 use crate::raw::Builder;
@@ -16,7 +16,9 @@ pub fn reply_of_violated(reports: &Reports) -> Document {
         Some(duplicate) => {
             let mut reply = Builder::new();
             duplicate.append_to_command_error(&prefix, &mut reply);
-            Document::from_reader(reply.finish().as_slice()).unwrap_or_default()
+            // The server's text may cut a key in the middle of a character.
+            let reply: Result<Utf8Lossy<Document>, _> = bson::deserialize_from_slice(&reply.finish());
+            reply.map(|reply| reply.0).unwrap_or_default()
         }
         None => doc! {
             "ok": 0.0,
@@ -24,5 +26,35 @@ pub fn reply_of_violated(reports: &Reports) -> Document {
             "code": code::CANNOT_CREATE_INDEX,
             "codeName": "CannotCreateIndex",
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constraint::{Constraint, IndexSpec};
+    use crate::namespace::Namespace;
+    use crate::prepare::Report;
+    use crate::raw::Doc;
+
+    #[test]
+    fn a_long_key_whose_text_is_cut_is_reported() {
+        let namespace = Namespace::new("shop", "users");
+        let spec = IndexSpec {
+            key: doc! { "email": 1 },
+            ..IndexSpec::default()
+        };
+        let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+        let document = doc! { "email": format!("x{}", "\u{e9}".repeat(200)) }.to_vec().unwrap();
+        let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
+        let report = Report {
+            namespace,
+            constraint: "email_1".to_owned(),
+            count: 1,
+            named: Vec::new(),
+            duplicate: Some(constraint.duplicate(&keys[0])),
+        };
+        let reply = reply_of_violated(&Reports(vec![report]));
+        assert_eq!(reply.get_i32("code").ok(), Some(code::DUPLICATE_KEY));
     }
 }

@@ -127,13 +127,29 @@ impl Membership {
         namespaces: impl IntoIterator<Item = Namespace>,
         constraints: &[ObjectId],
     ) -> Result<(), StoreError> {
+        let declared = self.declare_if(namespaces, constraints, async { Ok(true) }).await;
+        declared.map(|_| ())
+    }
+
+    /// The same, if `may_write` is true once the entry has `namespaces`; returns whether it was.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn declare_if(
+        &self,
+        namespaces: impl IntoIterator<Item = Namespace>,
+        constraints: &[ObjectId],
+        may_write: impl Future<Output = Result<bool, StoreError>>,
+    ) -> Result<bool, StoreError> {
         let mut entry = self.entry.lock().await;
         let known =
             |namespace: &Namespace| self.has_declared(namespace.database.as_bytes(), namespace.collection.as_bytes());
         let new: BTreeSet<Namespace> = namespaces.into_iter().filter(|one| !known(one)).collect();
         let constraints: BTreeSet<ObjectId> = constraints.iter().copied().collect();
         if new.is_empty() && constraints.is_subset(&entry.constraints) {
-            return Ok(());
+            drop(entry);
+            // Another command may have declared them since, by other constraints than this one was decided by.
+            return may_write.await;
         }
         let mut wanted = entry.clone();
         wanted.constraints.extend(&constraints);
@@ -157,6 +173,11 @@ impl Membership {
         if !is_there {
             self.rejoin(&mut entry).await?;
         }
+        drop(entry);
+        if !may_write.await? {
+            return Ok(false);
+        }
+        let mut entry = self.entry.lock().await;
         loop {
             let (id, constraints) = (entry.id, entry.constraints.clone());
             // One shard that doesn't answer mustn't keep the writes to others waiting.
@@ -178,7 +199,7 @@ impl Membership {
             }
             declared
         });
-        Ok(())
+        Ok(true)
     }
 
     /// Notes that from now on not all writes reserve for `constraints`. The caller must then inform a Keyward that calls one of them

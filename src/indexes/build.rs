@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::create::{WantedConstraints, is_same_index};
 use super::refusal::IndexRefusal;
-use super::{Clients, POLL};
+use super::{Clients, PATIENCE, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, PrepareError};
@@ -46,12 +46,14 @@ pub(super) async fn build(
         .filter(|build| build.is_own)
         .map(|build| build.id)
         .collect();
-    let mut is_built = false;
+    let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = clients.list.store.change(|list| {
-        is_built = own.iter().any(|id| list.entry(*id).is_some());
+        let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
+        is_built = builds.iter().all(|build| holds(build.id));
         let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
         let removed = own.iter().filter(|id| list.end_build(**id, &ended)).count();
-        is_built &= removed == 0;
+        // If they hold by now, they stay, although another constraint of the command failed: another client may know of them.
+        is_withdrawn = !own.is_empty() && own.iter().all(|id| list.entry(*id).is_none());
         (removed > 0).then_some(())
     });
     let withdrawn = withdrawn.await;
@@ -60,14 +62,12 @@ pub(super) async fn build(
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
-            let constraints: Vec<_> = wanted.iter().map(|entry| entry.constraint.clone()).collect();
-            if let (false, Err(error)) = (own.is_empty(), clients.await_ended(&constraints).await) {
+            let of_own = wanted.iter().filter(|entry| own.contains(&entry.id));
+            let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
+            if is_withdrawn && let Err(error) = clients.await_ended(&constraints).await {
                 tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
             }
-            Err(FailedBuild {
-                reply,
-                is_withdrawn: !own.is_empty(),
-            })
+            Err(FailedBuild { reply, is_withdrawn })
         }
         Err(error) => {
             tracing::error!(%error, "constraints of a createIndexes that failed may stay; send dropIndexes for them");
@@ -133,7 +133,7 @@ async fn publish(
 }
 
 /// The constraint in `list` that is the same index as `entry`; an error if a server couldn't have both indexes.
-fn same_in<'l>(
+pub(super) fn same_in<'l>(
     list: &'l ClientConstraints,
     entry: &ClientConstraint,
 ) -> Result<Option<&'l ClientConstraint>, IndexRefusal> {
@@ -146,15 +146,20 @@ fn same_in<'l>(
     Ok(None)
 }
 
-/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more.
+/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more. If one goes
+/// on to reserve, its file states a constraint of that name.
 async fn replace_ended_definition(
     clients: &Clients<'_>,
     wanted: &Constraint,
     deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
+    let begun = Instant::now();
     loop {
         match prepare::replace_ended_definition(clients.service.upstream.client(), wanted).await {
+            Err(PrepareError::OtherDefinition { name, .. }) if begun.elapsed() >= PATIENCE => {
+                return Err(IndexRefusal::SameName { name });
+            }
             Err(PrepareError::OtherDefinition { .. }) => {
                 let reason = "an ended constraint of this name, with another definition, is still reserved for";
                 wait.poll(&[wanted.name()], reason).await?;

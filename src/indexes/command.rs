@@ -11,7 +11,7 @@ use crate::wire::OpMsg;
 pub enum IndexCommand<'a> {
     /// `createIndexes` on a protected collection; with a unique index, on any collection.
     Create(Target<'a>),
-    /// `dropIndexes` on a protected collection.
+    /// `dropIndexes` on any collection.
     Drop(Target<'a>),
     /// `listIndexes` on a protected collection.
     List(Target<'a>),

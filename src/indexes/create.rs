@@ -14,7 +14,7 @@ use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
 use super::Clients;
-use super::build::build;
+use super::build::{build, same_in};
 use super::command::{index_documents, without_unique};
 use super::list::names_of_indexes;
 use super::refusal::IndexRefusal;
@@ -137,7 +137,10 @@ async fn wanted(
             };
             wanted.entries.push(entry);
         }
-        check_fleet(clients, &wanted.entries).await?;
+        let list = clients.list.store.read().await?;
+        let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if same.is_same(entry));
+        let new: Vec<_> = wanted.entries.iter().filter(|entry| !is_made(entry)).collect();
+        check_fleet(clients, &new).await?;
         Ok(wanted)
     }
     .await)
@@ -179,8 +182,8 @@ pub(super) fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Resul
     }
 }
 
-/// Checks that every Keyward can enforce these constraints.
-async fn check_fleet(clients: &Clients<'_>, wanted: &[ClientConstraint]) -> Result<(), IndexRefusal> {
+/// Checks that every Keyward can enforce these constraints, which are new.
+async fn check_fleet(clients: &Clients<'_>, wanted: &[&ClientConstraint]) -> Result<(), IndexRefusal> {
     let Some(first) = wanted.first() else {
         return Ok(());
     };

@@ -1,52 +1,86 @@
-//! Carries out `dropIndexes` on a protected collection: a constraint that a client made ends with its index.
+//! Carries out `dropIndexes`: a constraint that a client made ends with its index.
+
+use std::sync::Arc;
 
 use bson::Document;
 use bson::oid::ObjectId;
 
 use super::Clients;
 use super::command::DroppedIndexes;
+use super::list::names_of_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
-use crate::catalog::Protected;
+use crate::classify::Target;
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
+use crate::namespace::Namespace;
+use crate::proxy_collection::StoreError;
 use crate::raw::{Doc, Malformed};
 use crate::server::{code, reply};
 use crate::upstream::Connection;
 use crate::write::ForwardError;
 
 /// Carries out the command, as the server does. If it names the index of a constraint in the configuration file, Keyward refuses it.
+/// Returns nothing if it ends no constraint: Keyward then forwards the command unchanged.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_indexes(
     clients: &Clients<'_>,
-    protected: &Protected,
+    target: Target<'_>,
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Vec<u8>, ForwardError> {
-    let dropped = match dropped(protected, body)? {
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let (Ok(database), Ok(collection)) = (str::from_utf8(target.database), str::from_utf8(target.collection)) else {
+        return Ok(None);
+    };
+    let namespace = Namespace::new(database, collection);
+    let constraints = match constraints_on(clients, &namespace).await {
+        Ok(constraints) => constraints,
+        Err(error) => return Ok(Some(IndexRefusal::from(error).error().body())),
+    };
+    let dropped = match dropped(&constraints, body)? {
+        Ok(dropped) if dropped.is_empty() => return Ok(None),
         Ok(dropped) => dropped,
-        Err(refusal) => return Ok(refusal.error().body()),
+        Err(refusal) => return Ok(Some(refusal.error().body())),
     };
     let answer = upstream.run(body.bytes()).await?;
-    let ended = Doc::new(&answer)?;
-    // Without its index, a constraint is what an earlier command left that was cut off.
-    let is_dropped = reply::is_ok(ended)? || reply::code(ended)? == Some(code::INDEX_NOT_FOUND);
-    if dropped.is_empty() || !is_dropped {
-        return Ok(answer);
+    let reply = Doc::new(&answer)?;
+    let ended = match (reply::is_ok(reply)?, reply::code(reply)?) {
+        (true, _) => dropped,
+        // The server has dropped none.
+        (false, Some(code::INDEX_NOT_FOUND)) => without_index(dropped, &namespace, body, upstream).await?,
+        (false, _) => Vec::new(),
+    };
+    if ended.is_empty() {
+        return Ok(Some(answer));
     }
-    match end(clients, protected, &dropped).await {
-        Ok(()) => Ok(answer),
-        Err(refusal) => Ok(refusal.error().body()),
+    match end(clients, &ended).await {
+        Ok(()) => Ok(Some(answer)),
+        Err(refusal) => Ok(Some(refusal.error().body())),
     }
 }
 
+/// The constraints on a collection: those of the configuration file, and those of clients. The latter come from the list itself: another
+/// Keyward may have added one that this Keyward doesn't enforce yet.
+async fn constraints_on(clients: &Clients<'_>, namespace: &Namespace) -> Result<Vec<Arc<Constraint>>, StoreError> {
+    let list = clients.list.store.read().await?;
+    let protected = clients
+        .catalog
+        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+    let enforced = protected.iter().flat_map(|protected| &protected.constraints);
+    let of_file = enforced.map(|proxy| &proxy.constraint);
+    let of_file = of_file.filter(|constraint| constraint.client_entry().is_none());
+    let mut constraints = list.with(&of_file.cloned().collect::<Vec<_>>());
+    constraints.retain(|constraint| constraint.namespace() == namespace);
+    Ok(constraints)
+}
+
 /// The constraints of clients whose indexes the command drops.
-fn dropped<'p>(
-    protected: &'p Protected,
+fn dropped(
+    constraints: &[Arc<Constraint>],
     body: Doc<'_>,
-) -> Result<Result<Vec<&'p Constraint>, IndexRefusal>, Malformed> {
+) -> Result<Result<Vec<Arc<Constraint>>, IndexRefusal>, Malformed> {
     let Some(indexes) = DroppedIndexes::of(body)? else {
         return Ok(Ok(Vec::new()));
     };
@@ -55,19 +89,18 @@ fn dropped<'p>(
         _ => Document::new(),
     };
     let mut of_clients = Vec::new();
-    for proxy in &protected.constraints {
-        let constraint = &*proxy.constraint;
+    for constraint in constraints {
         let is_dropped = match &indexes {
             DroppedIndexes::All => constraint.client_entry().is_some(),
             DroppedIndexes::Named(names) => names.contains(&constraint.name().as_bytes()),
             DroppedIndexes::OfKey(_) => has_key(&key, constraint),
         };
         match (is_dropped && !constraint.is_on_id(), constraint.client_entry()) {
-            (true, Some(_)) => of_clients.push(constraint),
+            (true, Some(_)) => of_clients.push(constraint.clone()),
             (true, None) => {
                 return Ok(Err(IndexRefusal::InFile {
                     name: constraint.name().to_owned(),
-                    namespace: protected.namespace.clone(),
+                    namespace: constraint.namespace().clone(),
                 }));
             }
             (false, _) => {}
@@ -76,8 +109,21 @@ fn dropped<'p>(
     Ok(Ok(of_clients))
 }
 
+/// Those of `constraints` that have no index: an earlier command left them that was cut off. The indexes of the others stay, and so do they.
+async fn without_index(
+    mut constraints: Vec<Arc<Constraint>>,
+    namespace: &Namespace,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Vec<Arc<Constraint>>, ForwardError> {
+    let names = names_of_indexes(namespace, body, upstream).await?;
+    let has_none = |name: &str| names.as_ref().is_some_and(|names| !names.iter().any(|one| one == name));
+    constraints.retain(|constraint| has_none(constraint.name()));
+    Ok(constraints)
+}
+
 /// Takes the constraints out of the list, and waits until no Keyward reserves for them.
-async fn end(clients: &Clients<'_>, protected: &Protected, dropped: &[&Constraint]) -> Result<(), IndexRefusal> {
+async fn end(clients: &Clients<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
     let entries: Vec<ObjectId> = dropped.iter().filter_map(|one| one.client_entry()).collect();
     let remove = |list: &mut ClientConstraints| {
         let removed = entries.iter().filter(|id| list.remove(**id)).count();
@@ -85,9 +131,6 @@ async fn end(clients: &Clients<'_>, protected: &Protected, dropped: &[&Constrain
     };
     clients.list.store.change(remove).await?;
     clients.list.note_change();
-    let constraints = protected.constraints.iter().map(|proxy| &proxy.constraint);
-    let constraints = constraints.filter(|one| dropped.iter().any(|dropped| dropped.name() == one.name()));
-    let constraints: Vec<_> = constraints.cloned().collect();
-    clients.await_ended(&constraints).await?;
+    clients.await_ended(dropped).await?;
     Ok(())
 }

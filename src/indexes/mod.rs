@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::catalog::Catalog;
 use crate::classify::Write;
-use crate::client_constraints::SharedList;
+use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
 use crate::fleet::Membership;
@@ -105,10 +105,8 @@ pub async fn serve(
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let protected = match command {
-        IndexCommand::Create(_) => None,
-        IndexCommand::Drop(target) | IndexCommand::List(target) => {
-            catalog.protected(target.database, target.collection)
-        }
+        IndexCommand::Create(_) | IndexCommand::Drop(_) => None,
+        IndexCommand::List(target) => catalog.protected(target.database, target.collection),
     };
     let clients = match (&service.membership, &service.client_list) {
         (Some(membership), Some(list)) => Some(Clients {
@@ -123,14 +121,50 @@ pub async fn serve(
         (IndexCommand::Create(target), _, Some(clients)) => {
             create::create_indexes(&clients, message, target, upstream).await
         }
-        (IndexCommand::Drop(_), Some(protected), Some(clients)) => Ok(Some(
-            drop::drop_indexes(&clients, protected, message.body, upstream).await?,
-        )),
+        (IndexCommand::Drop(target), _, Some(clients)) => {
+            drop::drop_indexes(&clients, target, message.body, upstream).await
+        }
         (IndexCommand::List(_), Some(protected), _) => {
             Ok(Some(list::list_indexes(protected, message.body, upstream).await?))
         }
         _ => Ok(None),
     }
+}
+
+/// Waits until this Keyward reserves for all constraints that clients have made on `namespaces` by now, if it does so soon. Returns whether
+/// the command that `judged` decided may go on: it reserves for all of them. The register must have the collections: then every constraint
+/// that isn't in the list yet waits for this Keyward.
+///
+/// # Errors
+/// [`StoreError`] if it can't be known which constraints there are, or this Keyward goes on without one.
+pub async fn follows_all(namespaces: &[Namespace], judged: &Catalog, service: &Service) -> Result<bool, StoreError> {
+    let Some(list) = &service.client_list else {
+        return Ok(true);
+    };
+    let mut made = list.store.read().await?.constraints;
+    made.retain(|entry| namespaces.contains(entry.constraint.namespace()));
+    let reserves = |catalog: &Catalog| made.iter().all(|entry| reserves_for(catalog, entry));
+    if reserves(judged) {
+        return Ok(true);
+    }
+    list.note_change();
+    let begun = Instant::now();
+    while !reserves(&service.writes.catalog()) {
+        if begun.elapsed() >= PATIENCE {
+            return Err(StoreError::Unfollowed);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(false)
+}
+
+/// Whether `catalog` has the constraint of this entry, or the configuration file's of that name in its place.
+fn reserves_for(catalog: &Catalog, entry: &ClientConstraint) -> bool {
+    let (namespace, name) = (entry.constraint.namespace(), entry.constraint.name());
+    let protected = catalog.protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+    let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
+    constraints
+        .any(|proxy| proxy.constraint.name() == name && proxy.constraint.client_entry().is_none_or(|id| id == entry.id))
 }
 
 /// Ends the constraints that clients made on the collections that `write` dropped, if the server's reply says that it did: the indexes

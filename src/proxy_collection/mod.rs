@@ -108,6 +108,9 @@ pub enum StoreError {
          connect Keyward to a mongos or a replica set of MongoDB 6.0 or newer, with nothing in between that changes replies"
     )]
     Forgetful,
+    /// Clients have made a constraint that this Keyward doesn't reserve for.
+    #[error("this Keyward hasn't applied the constraints that clients made there")]
+    Unfollowed,
     /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),

@@ -35,6 +35,8 @@ enum Action {
     Silence,
     /// Keyward forwards the message unchanged, and this reply is pending.
     Forward(Option<PendingReply>),
+    /// Keyward judges the message anew once no reply is pending.
+    JudgeAnew,
 }
 
 impl Session {
@@ -60,6 +62,7 @@ impl Session {
         self.client_span.note(&request, &context);
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
+        let compressor = judged.request.envelope.compressor;
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
         let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello));
         let span = match &judged.request.parsed {
@@ -90,16 +93,19 @@ impl Session {
             }
             action
         } else {
-            self.unpacked_by = judged.request.envelope.compressor;
-            self.waiting = span;
-            self.requests = Requests::Waiting;
-            return Ok(());
+            Action::JudgeAnew
         };
         if context.may_change_user && matches!(action, Action::Forward(_)) {
             self.rights.forget();
         }
         let action = match action {
             Action::Forward(Some(reply)) => Action::Forward(Some(PendingReply { span, ..reply })),
+            Action::JudgeAnew => {
+                self.unpacked_by = compressor;
+                self.waiting = span;
+                self.requests = Requests::Waiting;
+                return Ok(());
+            }
             action => action,
         };
         self.finish(action, length);
@@ -119,7 +125,7 @@ impl Session {
                 self.requests = Requests::Sending { left: length };
                 return;
             }
-            Action::Silence => {}
+            Action::Silence | Action::JudgeAnew => {}
             // It goes the way of all replies, so that a client that doesn't read it is treated as with any other.
             Action::Answer(reply) => self.replies.answer(reply),
             Action::AnswerWithCursor(reply) => {
@@ -175,11 +181,15 @@ impl MessageHandler<'_> {
         }
         // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
         let undeclared = std::mem::take(&mut judged.undeclared);
-        if self.may_act_for_client
-            && let Err(refusal) = self.register(undeclared, judged.asks_to_write, &context).await
-        {
-            commands.turned_away.inc();
-            return reply_to.answer(&refusal.body(&Times::default()));
+        if self.may_act_for_client {
+            match self.register(undeclared, judged.asks_to_write, &context).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(Action::JudgeAnew),
+                Err(refusal) => {
+                    commands.turned_away.inc();
+                    return reply_to.answer(&refusal.body(&Times::default()));
+                }
+            }
         }
         if context.commits()
             && let Ok(Message::Msg(commit)) = &judged.request.parsed
@@ -266,26 +276,30 @@ impl MessageHandler<'_> {
         Ok(Action::Forward(judged.pending()))
     }
 
-    /// Makes sure that the other Keywards can know of a command's writes before it is carried out.
+    /// Makes sure that the other Keywards can know of a command's writes before it is carried out, and that it reserves for all
+    /// constraints of clients there. Returns whether it does: if not, this Keyward has applied them since, and judges the command anew.
     async fn register(
         &self,
         undeclared: Vec<Namespace>,
         asks_to_write: bool,
         context: &RequestContext,
-    ) -> Result<(), WriteRefusal> {
+    ) -> Result<bool, WriteRefusal> {
         let Some(membership) = &self.service.membership else {
-            return Ok(());
+            return Ok(true);
         };
         let unregistered = |reason: String| WriteRefusal::Unregistered {
             reason,
             label: context.label(),
         };
         if !undeclared.is_empty() {
-            let declared = membership.declare(undeclared, &[]).await;
-            declared.map_err(|error| unregistered(error.to_string()))?;
+            let follows = indexes::follows_all(&undeclared, self.catalog, self.service);
+            let declared = membership.declare_if(undeclared.iter().cloned(), &[], follows).await;
+            if !declared.map_err(|error| unregistered(error.to_string()))? {
+                return Ok(false);
+            }
         }
         match !(asks_to_write || context.commits()) || membership.is_permitted_to_write() {
-            true => Ok(()),
+            true => Ok(true),
             false => Err(unregistered("its entry couldn't be renewed".to_owned())),
         }
     }

@@ -5,10 +5,11 @@
 //! constraint reserves for all writes at once. It backfills the existing documents only after everything that was
 //! decided without it has ended. Until then, and if the reload fails, the previous constraints hold without a gap.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod last;
+
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use tokio::time::{sleep_until, timeout};
 
 use crate::catalog::Catalog;
@@ -17,10 +18,12 @@ use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
 use crate::metrics::constraint_label;
 use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
+use crate::proxy_collection::StoreError;
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
 use crate::traces;
+pub use last::LastReload;
 
 /// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -43,6 +46,9 @@ pub enum ReloadError {
         humantime::format_duration(PATIENCE)
     )]
     Busy,
+    /// Clients have made or dropped constraints meanwhile.
+    #[error("clients have made or dropped constraints meanwhile: nothing was changed; load it again")]
+    ListChanged,
 }
 
 /// The changes of a reload.
@@ -56,51 +62,6 @@ pub struct Changes {
     pub removed: Vec<String>,
     /// Settings that differ in the file, but stay unchanged until the next start.
     pub needs_restart: Vec<&'static str>,
-}
-
-/// The outcome of the last reload, which can be read at any time; clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct LastReload {
-    last: Arc<Mutex<Option<Value>>>,
-}
-
-impl LastReload {
-    /// The outcome as JSON.
-    pub fn last(&self) -> Value {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.clone().unwrap_or_else(|| json!({ "outcome": "none" }))
-    }
-
-    /// Notes that a reload has begun.
-    pub fn begin(&self) {
-        self.note(json!({ "outcome": "under way" }));
-    }
-
-    /// Notes that the configuration holds.
-    pub fn applied(&self, generation: i64, changes: &Changes) {
-        self.note(json!({
-            "outcome": "applied",
-            "generation": generation,
-            "constraintsAdded": changes.added,
-            "constraintsWaiting": changes.waiting,
-            "constraintsRemoved": changes.removed,
-            "needsRestart": changes.needs_restart,
-        }));
-    }
-
-    /// Notes that the configuration was refused. The log has the documents' values, but not everybody who can reach the
-    /// admin port may see them.
-    pub fn refused(&self, generation: i64, error: &ReloadError) {
-        let error = match error {
-            ReloadError::Prepare(PrepareError::Duplicates(reports)) => reports.without_values(),
-            error => error.to_string(),
-        };
-        self.note(json!({ "outcome": "refused", "generation": generation, "error": error }));
-    }
-
-    fn note(&self, outcome: Value) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-    }
 }
 
 /// Makes `wanted` hold in place of `current`; `current` is then the configuration that holds.
@@ -252,8 +213,7 @@ async fn apply_constraints(
     let client = service.upstream.client();
     prepare::check_strategies(client, wanted, current.lease, &service.metrics).await?;
     // Until the new constraints hold, the removed ones hold, too.
-    let all = [wanted, &removed].concat();
-    let reserving = prepare::make(client, &all, current.lease, &service.metrics).await?;
+    let reserving = made(service, current, wanted, removed.clone()).await?;
     let before = service.writes.catalog().clone();
     let enforced = enforce(service, membership, current, &removed, &reserving, &added).await;
     let waiting = match enforced {
@@ -275,6 +235,30 @@ async fn apply_constraints(
         removed,
         waiting,
     })
+}
+
+/// Makes `wanted` and `removed`. A removed one isn't made if the cluster has another definition of that name: nobody counts on it any more.
+async fn made(
+    service: &Service,
+    current: &Config,
+    wanted: &[Arc<Constraint>],
+    mut removed: Constraints,
+) -> Result<ReservingConstraints, PrepareError> {
+    loop {
+        let all = [wanted, &removed].concat();
+        let error = match prepare::make(service.upstream.client(), &all, current.lease, &service.metrics).await {
+            Ok(reserving) => return Ok(reserving),
+            Err(error) => error,
+        };
+        let PrepareError::OtherDefinition { namespace, name, .. } = &error else {
+            return Err(error);
+        };
+        let before = removed.len();
+        removed.retain(|one| one.namespace() != namespace || one.name() != name);
+        if removed.len() == before {
+            return Err(error);
+        }
+    }
 }
 
 /// Makes the constraints from `before` hold again.
@@ -342,8 +326,13 @@ async fn enforce(
         }
         let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
+        // If clients have made constraints meanwhile, the first write to each collection waits for them.
         let declared = membership
-            .declare(reserving.namespaces_of_file(), &reserving.identities(is_new))
+            .declare_if(
+                reserving.namespaces_of_file(),
+                &reserving.identities(is_new),
+                is_list_current(service),
+            )
             .await;
         declared.map_err(PrepareError::from)?;
         // A backfill that began before now may have missed writes that were under way here.
@@ -365,8 +354,21 @@ async fn enforce(
     // Keyward that read it before finds them suspended.
     let given_up = membership.give_up(&reserving.identities(is_removed)).await;
     given_up.map_err(PrepareError::from)?;
+    // A client may have made one of them again, and its builder may have read the register before. Whoever makes it later has its builder
+    // read the register after this.
+    if !removed.is_empty() && !is_list_current(service).await.map_err(PrepareError::from)? {
+        return Err(ReloadError::ListChanged);
+    }
     suspend(service, removed).await?;
     Ok(waiting)
+}
+
+/// Whether the list of clients' constraints still is the one that this Keyward applies.
+async fn is_list_current(service: &Service) -> Result<bool, StoreError> {
+    match &service.client_list {
+        Some(list) => list.is_current().await,
+        None => Ok(true),
+    }
 }
 
 /// Notes in the cluster that documents may exist for which none of these constraints has a reservation.

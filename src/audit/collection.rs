@@ -59,7 +59,7 @@ impl CollectionAudit<'_> {
         loop {
             match self.follow().await {
                 Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.token.is_some() => {
-                    tracing::warn!(%error, namespace = %self.namespace, "changes were missed: comparing all documents");
+                    tracing::warn!(namespace = %self.namespace, "changes were missed: comparing all documents");
                     self.turn.token = None;
                 }
                 Ok(Followed::Invalidated) => {}

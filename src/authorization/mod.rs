@@ -93,10 +93,24 @@ impl Rights {
 
     /// Whether they seem to be enough to drop the collection. The server has the last word.
     pub fn may_drop(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.may(Actions::DROP_COLLECTION, database, collection)
+    }
+
+    /// The same for making an index.
+    pub fn may_create_index(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.may(Actions::CREATE_INDEX, database, collection)
+    }
+
+    /// The same for dropping an index.
+    pub fn may_drop_index(&self, database: &[u8], collection: &[u8]) -> bool {
+        self.may(Actions::DROP_INDEX, database, collection)
+    }
+
+    fn may(&self, actions: Actions, database: &[u8], collection: &[u8]) -> bool {
         let need = Need {
             database,
             collection,
-            actions: Actions::DROP_COLLECTION,
+            actions,
         };
         self.missing(&[need]).is_none()
     }

@@ -4,7 +4,7 @@ use crate::classify::Write;
 use crate::raw::{Doc, Malformed};
 use crate::wire::OpMsg;
 
-/// A set of the actions that writes need.
+/// A set of the actions that writes and commands about indexes need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Actions(u8);
 
@@ -15,6 +15,8 @@ impl Actions {
     pub const REMOVE: Actions = Actions(8);
     pub const BYPASS_VALIDATION: Actions = Actions(16);
     pub const DROP_COLLECTION: Actions = Actions(32);
+    pub const CREATE_INDEX: Actions = Actions(64);
+    pub const DROP_INDEX: Actions = Actions(128);
 
     /// The action that the server calls `name`, or none if no write needs it.
     pub fn named(name: &[u8]) -> Actions {
@@ -25,6 +27,8 @@ impl Actions {
             b"remove" => Actions::REMOVE,
             b"bypassDocumentValidation" => Actions::BYPASS_VALIDATION,
             b"dropCollection" => Actions::DROP_COLLECTION,
+            b"createIndex" => Actions::CREATE_INDEX,
+            b"dropIndex" => Actions::DROP_INDEX,
             _ => Actions::default(),
         }
     }

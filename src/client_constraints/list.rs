@@ -12,6 +12,11 @@ use crate::proxy_collection::StoreError;
 /// The list remembers the reasons of so many builds that ended: a client on another Keyward may still wait for one.
 const ENDED_MAX: usize = 50;
 
+/// The longest reply that is kept whole.
+const REPLY_BYTES_MAX: usize = 64 << 10;
+/// The longest text of a reply that isn't.
+const ERRMSG_CHARS_MAX: usize = 1_000;
+
 /// The fields of the list's document.
 const FIELDS: [&str; 4] = ["_id", "version", "constraints", "ended"];
 
@@ -74,7 +79,7 @@ impl ClientConstraints {
         for entry in self.constraints.extract_if(.., |entry| entry.command == command) {
             self.ended.push(EndedBuild {
                 id: entry.id,
-                reply: reply.clone(),
+                reply: kept_short(reply),
             });
         }
         let surplus = self.ended.len().saturating_sub(ENDED_MAX);
@@ -82,10 +87,10 @@ impl ClientConstraints {
         true
     }
 
-    /// The commands of which every constraint is in `enforced`, though the list calls them being built.
-    pub fn finished(&self, enforced: &[ObjectId]) -> Vec<ObjectId> {
+    /// The commands all of whose constraints hold by `holds`, though the list calls them being built.
+    pub fn finished(&self, holds: impl Fn(ObjectId) -> bool) -> Vec<ObjectId> {
         let building = || self.constraints.iter().filter(|entry| entry.state != BuildState::Built);
-        let is_pending = |command| building().any(|entry| entry.command == command && !enforced.contains(&entry.id));
+        let is_pending = |command| building().any(|entry| entry.command == command && !holds(entry.id));
         let mut commands: Vec<ObjectId> = building().map(|entry| entry.command).collect();
         commands.dedup();
         commands.retain(|command| !is_pending(*command));
@@ -152,6 +157,21 @@ impl ClientConstraints {
     }
 }
 
+/// The reply without its key's values, if they are large: all replies lie in one document.
+fn kept_short(reply: &Document) -> Document {
+    let is_short = reply.to_vec().is_ok_and(|bytes| bytes.len() <= REPLY_BYTES_MAX);
+    if is_short {
+        return reply.clone();
+    }
+    let mut short = reply.clone();
+    short.remove("keyValue");
+    if let Ok(errmsg) = short.get_str("errmsg") {
+        let errmsg: String = errmsg.chars().take(ERRMSG_CHARS_MAX).collect();
+        short.insert("errmsg", errmsg);
+    }
+    short
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,8 +236,8 @@ mod tests {
             constraints: vec![a.clone(), b.clone(), entry("c")],
             ..ClientConstraints::default()
         };
-        assert!(list.finished(&[a.id]).is_empty());
-        assert_eq!(list.finished(&[a.id, b.id]), [a.command]);
+        assert!(list.finished(|id| id == a.id).is_empty());
+        assert_eq!(list.finished(|id| id == a.id || id == b.id), [a.command]);
         let own = ObjectId::new();
         assert!(list.adopt(gone, own) && !list.adopt(gone, own));
         assert!(list.end_build(b.id, &Document::new()));

@@ -1,8 +1,14 @@
-//! Shares one Keyward's view of the list between its connections and the task that follows the list.
+//! Shares one Keyward's view of the list between its connections and the tasks that follow the list.
 
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use bson::oid::ObjectId;
 use tokio::sync::Notify;
 
 use super::ClientConstraintStore;
+use crate::proxy_collection::StoreError;
 
 /// The list in the cluster, for a connection that changes it.
 #[derive(Debug)]
@@ -10,14 +16,20 @@ pub struct SharedList {
     /// The list.
     pub store: ClientConstraintStore,
     changed: Notify,
+    /// The version that this Keyward applies, or has applied.
+    basis: AtomicI64,
+    /// The entries whose builds this Keyward has begun.
+    begun: Mutex<HashSet<ObjectId>>,
 }
 
 impl SharedList {
-    /// The list in `store`.
-    pub fn new(store: ClientConstraintStore) -> SharedList {
+    /// The list in `store`, of which this Keyward applies the version `basis`.
+    pub fn new(store: ClientConstraintStore, basis: i64) -> SharedList {
         SharedList {
             store,
             changed: Notify::new(),
+            basis: AtomicI64::new(basis),
+            begun: Mutex::default(),
         }
     }
 
@@ -29,5 +41,28 @@ impl SharedList {
     /// Waits for such a note; one that came before counts.
     pub async fn noted(&self) {
         self.changed.notified().await;
+    }
+
+    /// Notes that this Keyward applies this version from now on.
+    pub fn apply(&self, version: i64) {
+        self.basis.store(version, Ordering::Release);
+    }
+
+    /// Whether the version that this Keyward applies is the newest, now or later than now.
+    ///
+    /// # Errors
+    /// [`StoreError`] if that can't be known.
+    pub async fn is_current(&self) -> Result<bool, StoreError> {
+        Ok(self.store.current_version().await? == self.basis.load(Ordering::Acquire))
+    }
+
+    /// Notes that the build of this entry has begun.
+    pub fn begin(&self, id: ObjectId) {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+    }
+
+    /// Whether this Keyward has begun the build of this entry.
+    pub fn has_begun(&self, id: ObjectId) -> bool {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 }

@@ -1,6 +1,7 @@
 //! Reads and changes the list of clients' constraints in the cluster: one document, by compare-and-set on its version.
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use bson::{Document, doc};
 use mongodb::options::ReadConcern;
@@ -15,6 +16,9 @@ use crate::server::{code, driver};
 pub const COLLECTION: &str = "clientConstraints";
 /// The `_id` of its only document.
 const LIST: &str = "list";
+
+/// How long the server may take to prove that a read is current.
+const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The list in the cluster.
 #[derive(Debug, Clone)]
@@ -75,6 +79,18 @@ impl ClientConstraintStore {
         let find = find.read_concern(ReadConcern::majority());
         let found = answered(find.into_future()).await?;
         found.as_ref().map(ClientConstraints::read).transpose()
+    }
+
+    /// The list's version, by a read that a deposed primary can't answer.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn current_version(&self) -> Result<i64, StoreError> {
+        let find = self.collection.find_one(doc! { "_id": LIST });
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let found = answered(find.into_future()).await?;
+        let list = found.as_ref().map(ClientConstraints::read).transpose()?;
+        Ok(list.unwrap_or_default().version)
     }
 
     /// Changes the list by `change`, which returns nothing if there is nothing to change, and may be called several times. Returns what

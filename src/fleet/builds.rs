@@ -1,12 +1,14 @@
 //! Builds clients' constraints to their end: this Keyward's own, and those of a Keyward that is gone.
 
+use std::sync::Arc;
+
 use bson::oid::ObjectId;
 
 use super::follow::Kept;
 use super::{Membership, RegisterEntry};
 use crate::client_constraints::{BuildState, ClientConstraints, SharedList, reply_of_violated};
 use crate::constraint::Constraint;
-use crate::prepare::{IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
+use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
 use crate::proxy_collection::StoreError;
 use crate::session::Service;
 
@@ -36,12 +38,28 @@ impl<'a> Builds<'a> {
         self.builder(constraint).is_some_and(|builder| builder != self.own)
     }
 
-    /// Records in the list which constraints hold by now, and takes over the builds of Keywards that are gone.
+    /// Begins the builds of those of `constraints` that this Keyward is to build: takes back that they are enforced.
     ///
-    /// Whichever Keyward sees first that all constraints of a command are `enforced` records it. From then on a violation doesn't end
-    /// the constraint any more.
+    /// An earlier constraint with the same definition may have left that. A Keyward that gives the earlier one up then looks at the list
+    /// after it has left the register, and goes on to reserve. So whoever enforces the constraint from now on knows all that may write
+    /// without it.
+    pub(super) async fn begin(&self, service: &Service, constraints: &[Arc<Constraint>]) -> Result<(), PrepareError> {
+        let Some(list) = &service.client_list else {
+            return Ok(());
+        };
+        for constraint in constraints.iter().filter(|one| self.builder(one) == Some(self.own)) {
+            if let Some(id) = constraint.client_entry().filter(|id| !list.has_begun(*id)) {
+                prepare::suspend(service.upstream.client(), constraint).await?;
+                list.begin(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records in the list which of the constraints that this Keyward builds are `enforced` by now, and takes over the builds of Keywards
+    /// that are gone. From then on a violation doesn't end the constraint any more.
     pub(super) async fn record(&self, list: &SharedList, enforced: &[ObjectId]) -> Result<(), StoreError> {
-        let finished = self.clients.finished(enforced);
+        let finished = self.clients.finished(|id| enforced.contains(&id) && list.has_begun(id));
         let lives = |builder: &ObjectId| {
             *builder == self.own || self.entries.iter().any(|entry| entry.id == *builder && !entry.has_left)
         };

@@ -87,8 +87,24 @@ async fn poll(
     let (client, metrics) = (service.upstream.client(), &service.metrics);
     let entries = membership.poll().await?;
     metrics.keywards.set(entries.len().try_into().unwrap_or(i64::MAX));
-    let standings = prepare::standings(client, &kept.constraints).await?;
     let builds = Builds::of(&kept.clients, membership.id(), &entries);
+    builds.begin(service, &kept.constraints).await?;
+    let standings = prepare::standings(client, &kept.constraints).await?;
+    let own = membership.id();
+    let is_listed = |identity| {
+        entries
+            .iter()
+            .any(|one| one.id == own && one.constraints.contains(identity))
+    };
+    // All writes here reserve for these. The cluster may have lost a definition since, with a dropped database for example.
+    if standings
+        .iter()
+        .flatten()
+        .any(|standing| !is_listed(&standing.identity))
+    {
+        let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
+        membership.declare([], &reserving.identities(|_| true)).await?;
+    }
     let mut waiting = Vec::new();
     let (mut enforced, mut is_any_to_do) = (Vec::new(), false);
     for (constraint, standing) in kept.constraints.iter().zip(standings) {

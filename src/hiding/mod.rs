@@ -8,10 +8,15 @@ mod listing;
 
 pub use listing::{Listing, asks_for_changes};
 
+use std::future::IntoFuture;
+
+use mongodb::Client;
+
 use crate::catalog::Catalog;
 use crate::constraint::PROXY_PREFIX;
+use crate::proxy_collection::answered;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::server::{code, cursor, reply};
+use crate::server::{code, reply};
 use crate::upstream::Connection;
 use crate::write::ForwardError;
 
@@ -22,7 +27,7 @@ use crate::write::ForwardError;
 pub async fn serve(
     listing: Listing,
     body: Doc<'_>,
-    catalog: &Catalog,
+    (client, catalog): (&Client, &Catalog),
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let Some(command) = listing.hiding(body)? else {
@@ -37,25 +42,19 @@ pub async fn serve(
         return Ok(Some(answer));
     }
     let mut emptied = Vec::new();
-    for database in catalog.databases() {
-        if is_emptied(database, upstream).await? {
-            emptied.push(database);
+    for database in catalog.databases().filter_map(|name| str::from_utf8(name).ok()) {
+        if is_emptied(client, database).await {
+            emptied.push(database.as_bytes());
         }
     }
     Ok(Some(without_databases(Doc::new(&answer)?, &emptied)?))
 }
 
-/// Whether a protected database has no collection but Keyward's own, as far as the client may know: it was dropped.
-async fn is_emptied(database: &[u8], upstream: &mut Connection) -> Result<bool, ForwardError> {
-    let mut list = Builder::new();
-    list.int32("listCollections", 1)
-        .boolean("nameOnly", true)
-        .boolean("authorizedCollections", true);
-    listing::append_filter(&mut list, None, "name");
-    list.string("$db", database);
-    let answer = upstream.run(&list.finish()).await?;
-    let answer = Doc::new(&answer)?;
-    Ok(reply::is_ok(answer)? && cursor::batch(answer)?.is_empty())
+/// Whether a protected database has no collection but Keyward's own, which Keyward asks as its own user: it was dropped.
+async fn is_emptied(client: &Client, database: &str) -> bool {
+    let database = client.database(database);
+    let names = answered(database.list_collection_names().into_future()).await;
+    names.is_ok_and(|names| names.iter().all(|name| name.starts_with(PROXY_PREFIX)))
 }
 
 /// The reply to a `listDatabases` without these.

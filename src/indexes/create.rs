@@ -13,12 +13,13 @@ use std::time::Duration;
 use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
-use super::Clients;
 use super::build::{build, same_in};
 use super::command::{index_documents, without_unique};
 use super::list::names_of_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
+use super::{Clients, refused};
+use crate::authorization::Rights;
 use crate::classify::Target;
 use crate::client_constraints::{BuildState, ClientConstraint};
 use crate::constraint::{Constraint, IndexSpec};
@@ -64,7 +65,16 @@ pub async fn create_indexes(
     let wanted = match wanted(clients, &indexes, &namespace).await? {
         Ok(wanted) if wanted.positions.is_empty() => return Ok(None),
         Ok(wanted) => wanted,
-        Err(refusal) => return Ok(Some(refusal.error().body())),
+        Err(refusal) => {
+            return refused(
+                clients,
+                &refusal,
+                (Rights::may_create_index, target),
+                message.body,
+                upstream,
+            )
+            .await;
+        }
     };
     let deadline = deadline(message.body)?;
     let before = names_of_indexes(&namespace, message.body, upstream).await?;

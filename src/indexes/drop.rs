@@ -5,11 +5,12 @@ use std::sync::Arc;
 use bson::Document;
 use bson::oid::ObjectId;
 
-use super::Clients;
 use super::command::DroppedIndexes;
 use super::list::names_of_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
+use super::{Clients, refused};
+use crate::authorization::Rights;
 use crate::classify::Target;
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
@@ -42,7 +43,7 @@ pub async fn drop_indexes(
     let dropped = match dropped(&constraints, body)? {
         Ok(dropped) if dropped.is_empty() => return Ok(None),
         Ok(dropped) => dropped,
-        Err(refusal) => return Ok(Some(refusal.error().body())),
+        Err(refusal) => return refused(clients, &refusal, (Rights::may_drop_index, target), body, upstream).await,
     };
     let answer = upstream.run(body.bytes()).await?;
     let reply = Doc::new(&answer)?;

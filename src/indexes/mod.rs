@@ -23,8 +23,9 @@ use std::time::Duration;
 use bson::oid::ObjectId;
 use tokio::time::Instant;
 
+use crate::authorization::Rights;
 use crate::catalog::Catalog;
-use crate::classify::Write;
+use crate::classify::{Target, Write};
 use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
@@ -38,7 +39,7 @@ use crate::server::reply;
 use crate::session::Service;
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
-use crate::write::ForwardError;
+use crate::write::{self, ForwardError};
 
 /// What a change of clients' constraints needs.
 struct Clients<'a> {
@@ -129,6 +130,22 @@ pub async fn serve(
         }
         _ => Ok(None),
     }
+}
+
+/// Whether a client may do something to the collection of this database.
+type NeededRight = fn(&Rights, &[u8], &[u8]) -> bool;
+
+/// Refuses a command. If the client seems to lack the right to it, the server refuses it instead, and the client learns of no constraint.
+async fn refused(
+    clients: &Clients<'_>,
+    refusal: &IndexRefusal,
+    (may, target): (NeededRight, Target<'_>),
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<Option<Vec<u8>>, ForwardError> {
+    let has_users = clients.service.upstream.has_credential();
+    let rights = write::known_rights(has_users, body, upstream).await?;
+    Ok(may(&rights, target.database, target.collection).then(|| refusal.error().body()))
 }
 
 /// Waits until this Keyward reserves for all constraints that clients have made on `namespaces` by now, if it does so soon. Returns whether

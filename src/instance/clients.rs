@@ -36,10 +36,11 @@ impl FollowedList {
     /// # Errors
     /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.
     pub(super) async fn of(client: &Client) -> Result<FollowedList, StoreError> {
-        let (shared, applied) = ClientConstraintStore::followed(client).await?.unzip();
+        let (store, applied) = ClientConstraintStore::followed(client).await?.unzip();
+        let applied = applied.unwrap_or_default();
         Ok(FollowedList {
-            shared: shared.map(|store| Arc::new(SharedList::new(store))),
-            applied: applied.unwrap_or_default(),
+            shared: store.map(|store| Arc::new(SharedList::new(store, applied.version))),
+            applied,
             refused: None,
         })
     }
@@ -92,6 +93,24 @@ impl FollowedList {
             .is_some_and(|(version, at)| version == list.version && at.elapsed() < AFTER_REFUSAL)
     }
 
+    /// Whether the list that is applied is the newest.
+    ///
+    /// # Errors
+    /// [`StoreError`] if that can't be known.
+    pub(super) async fn is_current(&self) -> Result<bool, StoreError> {
+        match &self.shared {
+            Some(shared) => shared.is_current().await,
+            None => Ok(true),
+        }
+    }
+
+    /// Notes that this Keyward is about to apply the list of this version.
+    pub(super) fn apply(&self, version: i64) {
+        if let Some(shared) = &self.shared {
+            shared.apply(version);
+        }
+    }
+
     /// Notes that `list` is applied.
     pub(super) fn applied(&mut self, list: ClientConstraints) {
         self.applied = list;
@@ -101,6 +120,10 @@ impl FollowedList {
     /// Reports that `list` couldn't be applied, and ends the builds in it that are new and that this Keyward, with the entry `own` in
     /// the register, was to do.
     pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
+        self.apply(self.applied.version);
+        if let ReloadError::ListChanged = error {
+            return;
+        }
         tracing::error!(%error, version = list.version, "clients' constraints can't be applied; those before still hold");
         self.refused = Some((list.version, Instant::now()));
         let is_new = |id| self.applied.entry(id).is_none();

@@ -200,8 +200,8 @@ async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Res
 pub(super) async fn prepared(
     upstream: &Upstream,
     config: &Config,
-    readiness: &Readiness,
-    metrics: &Metrics,
+    clients: &FollowedList,
+    (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
 ) -> Result<(Catalog, Vec<WaitingConstraint>), StartError> {
     loop {
@@ -211,7 +211,10 @@ pub(super) async fn prepared(
             let (reserving, waiting) =
                 prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
             let identities = reserving.identities(|_| true);
-            membership.declare(reserving.namespaces_of_file(), &identities).await?;
+            // If clients have made constraints meanwhile, the first write to each collection waits for them.
+            membership
+                .declare_if(reserving.namespaces_of_file(), &identities, clients.is_current())
+                .await?;
             Ok((reserving.catalog(), waiting))
         };
         match prepared.await {

@@ -115,13 +115,7 @@ impl Instance {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
         let reloads = LastReload::default();
-        let admin = Admin {
-            metrics: metrics.clone(),
-            readiness: readiness.clone(),
-            about: About::new(&config.upstream),
-            reloads: reloads.clone(),
-        };
-        let pages = Pages::open(config.admin, admin)?;
+        let pages = admin_pages(config, &metrics, &readiness, &reloads)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let tls = config.tls.clone().map(tls::Acceptor::new).transpose()?.map(Arc::new);
@@ -134,19 +128,22 @@ impl Instance {
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = prepared_or_left(&upstream, config, &readiness, &metrics, &membership, renewing).await?;
+        let prepared = prepared_or_left(
+            &upstream,
+            config,
+            &clients,
+            (&readiness, &metrics),
+            &membership,
+            renewing,
+        )
+        .await?;
         let (catalog, waiting, renewing) = prepared;
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
-        let service = Service::new(upstream, writes, metrics, config.limits);
-        let service = Arc::new(
-            service
-                .encrypted(tls)
-                .registered(membership.clone())
-                .following(clients.shared()),
-        );
+        let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
+        let service = Arc::new(service.registered(membership.clone()).following(clients.shared()));
         fleet::show(&config.constraints, &waiting, &service, &readiness);
         let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
@@ -235,6 +232,7 @@ impl Instance {
         }
         let wanted = list.with(&self.of_file);
         let (service, membership) = (&self.service, &self.membership);
+        self.clients.apply(list.version);
         let replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted);
         match replaced.await {
             Ok((added, removed)) => {
@@ -312,17 +310,33 @@ impl Instance {
     }
 }
 
+/// Opens the admin pages.
+fn admin_pages(
+    config: &Config,
+    metrics: &Metrics,
+    readiness: &Readiness,
+    reloads: &LastReload,
+) -> Result<Pages, StartError> {
+    let admin = Admin {
+        metrics: metrics.clone(),
+        readiness: readiness.clone(),
+        about: About::new(&config.upstream),
+        reloads: reloads.clone(),
+    };
+    Pages::open(config.admin, admin)
+}
+
 /// Makes all constraints hold. If that fails, the entry that is being renewed leaves the register.
 async fn prepared_or_left(
     upstream: &Upstream,
     config: &Config,
-    readiness: &Readiness,
-    metrics: &Metrics,
+    clients: &FollowedList,
+    (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
     renewing: Background,
 ) -> Result<(Catalog, Vec<WaitingConstraint>, Background), StartError> {
     let prepared = match remembers(upstream, config, readiness, membership).await {
-        Ok(()) => prepared(upstream, config, readiness, metrics, membership).await,
+        Ok(()) => prepared(upstream, config, clients, (readiness, metrics), membership).await,
         Err(error) => Err(error),
     };
     match prepared {

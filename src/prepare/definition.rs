@@ -162,7 +162,8 @@ impl Definitions {
         let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
             return Err(error);
         };
-        // The identity can't be listed later: a Keyward lists it only after it has compared the definition.
+        // A Keyward that compared the definition before this may list the identity later. That means nothing any more: the new constraint
+        // has another one.
         let entries = register.current().await?;
         if entries.iter().any(|entry| entry.constraints.contains(&identity)) {
             return Err(error);

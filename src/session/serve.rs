@@ -21,7 +21,7 @@ use crate::reply::{Times, WriteRefusal};
 use crate::server::cursor;
 use crate::traces::{CommandSpan, note_outcome};
 use crate::upstream::Connection;
-use crate::wire::{Envelope, Message, OpMsg, Rejection, Request, Treatment};
+use crate::wire::{Compressor, Envelope, Message, OpMsg, Rejection, Request, Treatment};
 use crate::write::plan::Plan;
 use crate::write::{self, CatalogEpoch, Served};
 
@@ -47,11 +47,10 @@ impl Session {
     pub(super) async fn handle(&mut self) -> Result<(), End> {
         let message = self.client_in.inbox.message()?.unwrap_or_default();
         let length = message.len();
-        let has_waited = self.requests == Requests::Waiting;
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.finish(Action::Silence, length);
+                self.finish(Action::Silence, length, CommandSpan::default());
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -64,11 +63,9 @@ impl Session {
         let judged = Judged::of(request, context, &self.service, &catalog);
         let compressor = judged.request.envelope.compressor;
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
-        let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello));
-        let span = match &judged.request.parsed {
-            _ if has_waited => std::mem::take(&mut self.waiting),
-            Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
-            _ => CommandSpan::default(),
+        let span = match self.requests == Requests::Waiting {
+            true => std::mem::take(&mut self.waiting),
+            false => span_of(&judged, is_forwarded),
         };
         let action = if is_forwarded {
             Action::Forward(judged.pending())
@@ -86,8 +83,10 @@ impl Session {
                 epoch: &mut self.epoch,
                 is_unanswered: &mut self.is_unanswered,
             };
-            let handling = span.around(handler.handle(judged, self.last_reply_id));
-            let action = self.client_span.around(handling).await?;
+            let action = self
+                .client_span
+                .around(span.around(handler.handle(judged, self.last_reply_id)))
+                .await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
             }
@@ -98,28 +97,29 @@ impl Session {
         if context.may_change_user && matches!(action, Action::Forward(_)) {
             self.rights.forget();
         }
-        let action = match action {
-            Action::Forward(Some(reply)) => Action::Forward(Some(PendingReply { span, ..reply })),
-            Action::JudgeAnew => {
-                self.unpacked_by = compressor;
-                self.waiting = span;
-                self.requests = Requests::Waiting;
-                return Ok(());
-            }
-            action => action,
-        };
-        self.finish(action, length);
+        if let Action::JudgeAnew = action {
+            self.wait(compressor, span);
+            return Ok(());
+        }
+        self.finish(action, length, span);
         Ok(())
     }
 
-    /// Ends the handling of the first message in the inbox, which has `length` bytes.
-    fn finish(&mut self, action: Action, length: usize) {
+    /// Leaves the first message in the inbox, to be judged anew.
+    fn wait(&mut self, unpacked_by: Option<Compressor>, span: CommandSpan) {
+        self.unpacked_by = unpacked_by;
+        self.waiting = span;
+        self.requests = Requests::Waiting;
+    }
+
+    /// Ends the handling of the first message in the inbox, which has `length` bytes; `span` ends with its reply.
+    fn finish(&mut self, action: Action, length: usize, span: CommandSpan) {
         self.forget_unpacked();
         match action {
             Action::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
-                    Some(reply) => self.replies.expect(reply),
+                    Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
                     None => self.is_unanswered = true,
                 }
                 self.requests = Requests::Sending { left: length };
@@ -145,6 +145,15 @@ fn note_transaction(context: &RequestContext, service: &Service, is_authenticate
     }
     if let Some(transaction) = context.begins() {
         service.writes.transactions.begin(transaction, is_authenticated);
+    }
+}
+
+/// The trace span of a message; none for a handshake.
+fn span_of(judged: &Judged<'_>, is_forwarded: bool) -> CommandSpan {
+    let is_handshake = is_forwarded && matches!(judged.verdict, Ok(Verdict::Hello));
+    match &judged.request.parsed {
+        Ok(parsed) if !is_handshake => CommandSpan::of(parsed),
+        _ => CommandSpan::default(),
     }
 }
 
@@ -226,7 +235,13 @@ impl MessageHandler<'_> {
         let Ok(Message::Msg(message)) = &judged.request.parsed else {
             return Ok(Action::Forward(judged.pending()));
         };
-        let served: BoxFuture<'_, _> = Box::pin(hiding::serve(listing, message.body, self.catalog, self.upstream));
+        let client = self.service.upstream.client();
+        let served: BoxFuture<'_, _> = Box::pin(hiding::serve(
+            listing,
+            message.body,
+            (client, self.catalog),
+            self.upstream,
+        ));
         match served.await? {
             Some(body) => reply_to.answer_with_cursor(&body),
             None => Ok(Action::Forward(judged.pending())),

@@ -49,7 +49,7 @@ pub async fn drop_collection(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let rights = rights(context, body, upstream).await?;
+    let rights = known_rights(context.has_users, body, upstream).await?;
     drop_with(context, protected, &rights, body, upstream).await
 }
 
@@ -105,7 +105,7 @@ async fn drop_all(
         .into_iter()
         .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
         .partition(|name| name.starts_with(b"system."));
-    let rights = rights(context, body, upstream).await?;
+    let rights = known_rights(context.has_users, body, upstream).await?;
     for name in others {
         let command = drop_command(database, &name, body)?;
         let protected = context.catalog().protected(database, &name).cloned();
@@ -177,8 +177,8 @@ fn times_of(reply: &[u8]) -> Times {
 }
 
 /// The client's rights, as the server reports them; none if the server doesn't report them.
-async fn rights(context: &Context, body: Doc<'_>, upstream: &mut Connection) -> Result<Rights, ForwardError> {
-    if !context.has_users {
+pub async fn known_rights(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Rights, ForwardError> {
+    if !has_users {
         return Ok(Rights::no_less_than_keywards());
     }
     match Rights::ask(body, upstream).await {

@@ -1,5 +1,7 @@
 //! Keywards that stand still or are killed while a client's constraint is built.
 
+use std::cell::Cell;
+
 use bson::doc;
 
 use super::*;
@@ -39,8 +41,13 @@ fn the_time_limit_ends_the_build() {
     keywards[1].wake();
     assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
     assert_eq!(indexes(&keywards[0], DATABASE).len(), 2);
+    let id = Cell::new(10);
     keywards[0].until("no constraint", || {
-        insert_pair(&keywards[0], DATABASE, 10, "y").iter().all(Result::is_ok)
+        id.set(id.get() + 2);
+        let email = id.get().to_string();
+        insert_pair(&keywards[0], DATABASE, id.get(), &email)
+            .iter()
+            .all(Result::is_ok)
     });
 }
 

@@ -189,3 +189,62 @@ fn a_long_duplicate_is_reported() {
     let refused = reply(&keyward, DATABASE, &create([unique_email()]));
     assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
 }
+
+#[test]
+fn documents_of_a_collection_created_anew_are_read() {
+    const DATABASE: &str = "created_and_loaded";
+    shard_users_of(&QUIET, DATABASE);
+    let keyward = start_at(&QUIET);
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    // Past Keyward.
+    QUIET.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    shard_users_of(&QUIET, DATABASE);
+    for (id, region) in [(1, "a"), (2, "z")] {
+        QUIET.run(DATABASE, user(id, region, "x")).unwrap();
+    }
+    let refused = reply(&keyward, DATABASE, &create([unique_email()]));
+    assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
+}
+
+/// One that is slow to end a constraint doesn't count as one that reserves for its successor.
+#[test]
+fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
+    const DATABASE: &str = "created_again";
+    shard_users_of(&QUIET, DATABASE);
+    shard_users_of(&QUIET, "created_again_other");
+    let quick = start_at(&QUIET);
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", QUIET.uri());
+    let slow = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "4")]);
+    must(&reply(&quick, DATABASE, &create([unique_email()])));
+    slow.insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
+        .unwrap();
+    assert_eq!(
+        slow.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
+        Err(11_000)
+    );
+    // A transaction of a client makes it wait before it applies a further constraint, and with it the end of this one.
+    let lsid = doc! { "id": bson::Uuid::new() };
+    let mut connection = Connection::greeted(&slow.address);
+    let begun = doc! { "find": "things", "lsid": lsid.clone(), "txnNumber": 1_i64, "autocommit": false, "startTransaction": true };
+    connection.must("created_again_things", &begun);
+    slow.freeze();
+    std::thread::scope(|scope| {
+        let dropped = scope.spawn(|| reply(&quick, DATABASE, &doc! { "dropIndexes": "users", "index": "email_1" }));
+        let is_in = |database: &str| {
+            let list = QUIET.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
+            list.to_string().contains(&format!("{database}.users"))
+        };
+        quick.until("the end", || !is_in(DATABASE));
+        let other = scope.spawn(|| reply(&quick, "created_again_other", &create([unique_email()])));
+        quick.until("another", || is_in("created_again_other"));
+        slow.wake();
+        must(&dropped.join().unwrap());
+        must(&reply(&quick, DATABASE, &create([unique_email()])));
+        for id in 10..200 {
+            let found = slow.insert(DATABASE, doc! { "_id": id, "region": "z", "email": "x" });
+            assert_eq!(found, Err(11_000), "{id}");
+            sleep(Duration::from_millis(20));
+        }
+        must(&other.join().unwrap());
+    });
+}

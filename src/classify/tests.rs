@@ -120,17 +120,27 @@ fn check(command: Document, expected: VerdictKind) {
 
 #[test]
 fn reads_and_unprotected_writes_go_on() {
-    for name in [
-        "find",
-        "count",
-        "distinct",
-        "listIndexes",
-        "collStats",
-        "createIndexes",
-        "collMod",
-    ] {
+    for name in ["find", "count", "distinct", "collStats", "collMod"] {
         check(doc! { name: "users" }, Forward);
     }
+    for name in ["listIndexes", "createIndexes", "dropIndexes", "deleteIndexes"] {
+        check(doc! { name: "users" }, Index);
+        check(
+            doc! { name: "orders" },
+            if name.starts_with("list") || name.starts_with("create") {
+                Forward
+            } else {
+                Index
+            },
+        );
+    }
+    let unique = doc! { "createIndexes": "orders", "indexes": [{ "key": { "a": 1 }, "name": "a_1", "unique": true }] };
+    check(unique, Index);
+    for (name, expected) in [("listCollections", List), ("listDatabases", List), ("dbStats", Forward)] {
+        check(doc! { name: 1 }, expected);
+    }
+    let watch = doc! { "aggregate": 1, "pipeline": [{ "$changeStream": {} }], "cursor": {} };
+    check(watch, List);
     for name in ["find", "count", "aggregate"] {
         check(doc! { name: "keyward.users.email_1" }, Forward);
     }

@@ -9,7 +9,7 @@ use bson::{Bson, Document, RawDocument, doc};
 
 use crate::relay::read_message;
 
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_secs(180);
 const OP_MSG: i32 = 2013;
 /// Where an OP_MSG's body begins: after the header, the flags, and the section's kind.
 pub const BODY: usize = 21;

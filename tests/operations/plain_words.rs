@@ -185,7 +185,7 @@ fn documents_that_violate_a_constraint() {
     said(
         &["verify", "--collection", "no.where"],
         &settings,
-        &["no.where is none of the collections"],
+        &["no.where has no constraint"],
     );
 }
 

@@ -164,7 +164,8 @@ async fn a_dropped_database_keeps_what_keeps_its_keys_apart() {
             doc! { "ok": 1.0, "dropped": database },
             "round {round}"
         );
-        let left = collections(&one, database).await;
+        assert_eq!(collections(&one, database).await, Vec::<String>::new());
+        let left = collections(&cluster.client(), database).await;
         assert!(left.iter().all(|name| name.starts_with("keyward.")), "{left:?}");
         assert!(left.contains(&"keyward.users.email_1".to_owned()), "{left:?}");
         assert_eq!(reservations(cluster, database).await, Vec::<Document>::new());

@@ -3,14 +3,19 @@
 use bson::{Document, doc};
 
 use crate::compensating::unfinished::{begin, commit, user};
-use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, write_errors};
+use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, users_on, write_errors};
+use testbed::Cluster;
 use testkit::wire::send;
 
 /// The server refused the reservations before it looked at the transaction, which stayed open with the statement in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn more_reservations_than_one_command_takes_go_in_by_several() {
     let database = "unfinished_large";
-    let cluster = users(database);
+    // On a slow machine the transaction takes longer than the minute for which one lives.
+    let patient = Cluster::builder().parameter("transactionLifetimeLimitSeconds", "600");
+    let patient = patient.start().unwrap();
+    let cluster = &patient;
+    users_on(cluster, database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let transaction = begin(&keyward.address, database);
     let many = |first: i32| doc! { "$set": { "email": (first..first + 50_001).collect::<Vec<_>>() } };

@@ -15,7 +15,7 @@ const WRITERS: u64 = 8;
 
 /// How many documents there are before the constraint.
 fn documents() -> u64 {
-    testkit::given::number("DOCUMENTS").unwrap_or(20_000)
+    testkit::given::number("DOCUMENTS").unwrap_or(4_000)
 }
 
 /// The regions of the two shards, in turn.

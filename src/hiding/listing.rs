@@ -3,7 +3,6 @@
 use bson::spec::ElementType;
 use bson::{Document, doc};
 
-use super::own_names;
 use crate::constraint::PROXY_PREFIX;
 use crate::fleet;
 use crate::raw::{Builder, Doc, Element, Malformed};
@@ -46,10 +45,11 @@ impl Listing {
         }
         let mut command = Builder::new();
         command.elements_where(body, |field| field.name != b"filter")?;
-        match self {
-            Listing::Databases => append_condition(&mut command, filter, &doc! { "name": { "$ne": fleet::DATABASE } }),
-            _ => append_filter(&mut command, filter, "name"),
-        }
+        let condition = match self {
+            Listing::Databases => doc! { "name": { "$ne": fleet::DATABASE } },
+            _ => doc! { "name": { "$not": { "$regex": own_names() } } },
+        };
+        append_condition(&mut command, filter, &condition);
         Ok(Some(command.finish()))
     }
 }
@@ -103,11 +103,7 @@ fn with_stage(body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
     Ok(Some(command.finish()))
 }
 
-/// Appends the client's `filter`, if there is one, with the condition that `field` isn't the name of a collection of Keyward's.
-pub(super) fn append_filter(command: &mut Builder, filter: Option<Doc<'_>>, field: &str) {
-    append_condition(command, filter, &doc! { field: { "$not": { "$regex": own_names() } } });
-}
-
+/// Appends the client's `filter`, if there is one, together with `condition`.
 fn append_condition(command: &mut Builder, filter: Option<Doc<'_>>, condition: &Document) {
     let condition = bytes_of(condition);
     match filter {
@@ -117,6 +113,11 @@ fn append_condition(command: &mut Builder, filter: Option<Doc<'_>>, condition: &
             .documents("$and", [filter.bytes(), condition.as_slice()])
             .close(),
     };
+}
+
+/// What matches the names of Keyward's collections, as a pattern of the server's.
+fn own_names() -> String {
+    format!("^{}", PROXY_PREFIX.replace('.', "\\."))
 }
 
 /// Whether a condition on a name mentions one of Keyward's.

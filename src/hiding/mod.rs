@@ -90,11 +90,6 @@ fn total_size(answer: Doc<'_>) -> Result<i64, Malformed> {
     Ok(answer.whole_number("totalSize")?.unwrap_or(0))
 }
 
-/// What matches the names of Keyward's collections, as a pattern of the server's.
-fn own_names() -> String {
-    format!("^{}", PROXY_PREFIX.replace('.', "\\."))
-}
-
 #[cfg(test)]
 mod tests {
     use bson::{Document, doc};

@@ -48,11 +48,6 @@ pub struct ClientConstraint {
 }
 
 impl ClientConstraint {
-    /// Whether both are the same constraint on the same collection, whatever their numbers and states.
-    pub fn is_same(&self, other: &ClientConstraint) -> bool {
-        self.collection_uuid == other.collection_uuid && self.constraint.is_equivalent(&other.constraint)
-    }
-
     /// Its form in the list.
     pub(super) fn document(&self) -> Document {
         let spec = self.constraint.spec();

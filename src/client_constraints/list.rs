@@ -7,6 +7,7 @@ use bson::{Bson, Document, doc};
 
 use super::{BuildState, ClientConstraint};
 use crate::constraint::Constraint;
+use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
 /// The list remembers the reasons of so many builds that ended: a client on another Keyward may still wait for one.
@@ -67,6 +68,16 @@ impl ClientConstraints {
         let before = self.constraints.len();
         self.constraints.retain(|entry| entry.id != id);
         self.constraints.len() < before
+    }
+
+    /// The entries for former collections of this name; `uuid` is the identity of the present one.
+    pub fn outdated(&self, namespace: &Namespace, uuid: Option<&Bson>) -> Vec<ObjectId> {
+        let of_name = self
+            .constraints
+            .iter()
+            .filter(|entry| entry.constraint.namespace() == namespace);
+        let outdated = of_name.filter(|entry| entry.collection_uuid.as_ref() != uuid);
+        outdated.map(|entry| entry.id).collect()
     }
 
     /// Removes the entry with this number, and all others of its command, and notes why. Gives whether it did: not if the client knows
@@ -176,7 +187,6 @@ fn kept_short(reply: &Document) -> Document {
 mod tests {
     use super::*;
     use crate::constraint::IndexSpec;
-    use crate::namespace::Namespace;
 
     fn entry(name: &str) -> ClientConstraint {
         let id = ObjectId::new();
@@ -243,6 +253,21 @@ mod tests {
         assert!(list.end_build(b.id, &Document::new()));
         assert_eq!(list.constraints.len(), 1);
         assert!(list.end_of(a.id).is_some() && list.end_of(b.id).is_some());
+    }
+
+    #[test]
+    fn a_constraint_of_a_former_collection_is_outdated() {
+        let (mut a, mut other) = (entry("a"), entry("b"));
+        a.collection_uuid = Some("former".into());
+        let spec = other.constraint.spec().clone();
+        other.constraint = Arc::new(Constraint::new(Namespace::new("shop", "others"), spec).unwrap());
+        let list = ClientConstraints {
+            constraints: vec![a, other],
+            ..ClientConstraints::default()
+        };
+        let users = Namespace::new("shop", "users");
+        assert_eq!(list.outdated(&users, Some(&"former".into())), []);
+        assert_eq!(list.outdated(&users, Some(&"present".into())), [list.constraints[0].id]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Has the constraints of a `createIndexes` built, waits until they hold, and takes them back if they can't.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bson::Document;
@@ -11,7 +12,8 @@ use super::refusal::IndexRefusal;
 use super::{Clients, PATIENCE, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
-use crate::prepare::{self, PrepareError};
+use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
+use crate::proxy_collection::StoreError;
 
 /// How often the log says that a client still waits.
 const LOGGED: Duration = Duration::from_secs(10);
@@ -30,8 +32,7 @@ pub(super) async fn build(
     wanted: &WantedConstraints,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let (effective, wanted) = (&wanted.effective, &wanted.entries);
-    let builds = publish(clients, wanted, effective, deadline)
+    let builds = publish(clients, wanted, deadline)
         .await
         .map_err(|refusal| FailedBuild {
             reply: refusal.error().body(),
@@ -49,7 +50,8 @@ pub(super) async fn build(
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = clients.list.store.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
-        is_built = builds.iter().all(|build| holds(build.id));
+        // Of a constraint of the file, the list says nothing.
+        is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
         let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
         let removed = own.iter().filter(|id| list.end_build(**id, &ended)).count();
         // If they hold by now, they stay, although another constraint of the command failed: another client may know of them.
@@ -62,7 +64,7 @@ pub(super) async fn build(
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
-            let of_own = wanted.iter().filter(|entry| own.contains(&entry.id));
+            let of_own = wanted.entries.iter().filter(|entry| own.contains(&entry.id));
             let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
             if is_withdrawn && let Err(error) = clients.await_ended(&constraints).await {
                 tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
@@ -90,13 +92,13 @@ struct AwaitedBuild {
 /// Adds the constraints to the list, except those that it has.
 async fn publish(
     clients: &Clients<'_>,
-    wanted: &[ClientConstraint],
-    effective: &[Constraint],
+    wanted: &WantedConstraints,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
+    end_outdated(clients, wanted).await?;
     let list = clients.list.store.read().await?;
-    for (entry, effective) in wanted.iter().zip(effective) {
-        if !same_in(&list, entry)?.is_some_and(|same| same.is_same(entry)) {
+    for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
+        if same_in(&list, entry)?.is_none() {
             replace_ended_definition(clients, effective, deadline).await?;
         }
     }
@@ -105,31 +107,51 @@ async fn publish(
     let add = |list: &mut ClientConstraints| {
         builds.clear();
         let before = list.constraints.len();
-        let mut is_changed = false;
-        for entry in wanted {
-            match same_in(list, entry).map(|same| same.map(|same| (same.id, same.is_same(entry)))) {
-                Ok(Some((id, true))) => {
-                    builds.push(AwaitedBuild { id, is_own: false });
-                    continue;
-                }
-                // The collection was dropped and created again since.
-                Ok(Some((outdated, false))) => is_changed |= list.remove(outdated),
-                Ok(None) => {}
+        for entry in &wanted.entries {
+            let same = match same_in(list, entry) {
+                Ok(same) => same.map(|same| same.id),
                 Err(refusal) => {
                     conflict = Some(refusal);
                     return None;
                 }
-            }
+            };
             builds.push(AwaitedBuild {
-                id: entry.id,
-                is_own: true,
+                id: same.unwrap_or(entry.id),
+                is_own: same.is_none(),
             });
-            list.constraints.push(entry.clone());
+            if same.is_none() {
+                list.constraints.push(entry.clone());
+            }
         }
-        (is_changed || list.constraints.len() > before).then_some(())
+        (list.constraints.len() > before).then_some(())
     };
     clients.list.store.change(add).await?;
     conflict.map_or(Ok(builds), Err)
+}
+
+/// Ends the constraints of former collections of this name: they were dropped past Keyward, or it was killed after it had dropped them.
+///
+/// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
+async fn end_outdated(clients: &Clients<'_>, wanted: &WantedConstraints) -> Result<(), IndexRefusal> {
+    let Some(entry) = wanted.entries.first() else {
+        return Ok(());
+    };
+    let namespace = entry.constraint.namespace();
+    let list = clients.list.store.read().await?;
+    let present = Existing::read(clients.service.upstream.client(), namespace).await?;
+    if present.uuid != entry.collection_uuid {
+        return Err(IndexRefusal::dropped(&entry.constraint));
+    }
+    let outdated = list.outdated(namespace, present.uuid.as_ref());
+    let remove = |list: &mut ClientConstraints| {
+        let removed = outdated.iter().filter(|id| list.remove(**id)).count();
+        (removed > 0).then_some(())
+    };
+    if !outdated.is_empty() {
+        clients.list.store.change(remove).await?;
+        clients.list.note_change();
+    }
+    Ok(())
 }
 
 /// The constraint in `list` that is the same index as `entry`; an error if a server couldn't have both indexes.
@@ -201,24 +223,35 @@ impl ClientsWait {
 /// Waits until the constraints hold.
 async fn await_built(
     clients: &Clients<'_>,
-    wanted: &[ClientConstraint],
+    wanted: &WantedConstraints,
     builds: &[AwaitedBuild],
     deadline: Option<Instant>,
 ) -> Result<(), Vec<u8>> {
     let mut wait = ClientsWait::until(deadline);
-    let names: Vec<_> = wanted.iter().map(|entry| entry.constraint.name()).collect();
+    let entries = wanted.entries.iter().map(|entry| entry.constraint.name());
+    let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
+    let reply = |refusal: IndexRefusal| refusal.error().body();
     loop {
-        match clients.list.store.read().await {
-            Ok(list) => {
-                if are_built(clients, wanted, builds, &list)? {
-                    return Ok(());
-                }
-            }
-            Err(error) => return Err(IndexRefusal::Store(error).error().body()),
+        let list = clients.list.store.read().await;
+        let list = list.map_err(|error| reply(error.into()))?;
+        let are_built = are_built(clients, &wanted.entries, builds, &list)?;
+        if are_built
+            && are_enforced(clients, &wanted.of_file)
+                .await
+                .map_err(|error| reply(error.into()))?
+        {
+            return Ok(());
         }
         let waited = wait.poll(&names, "/readyz names what they wait for").await;
-        waited.map_err(|refusal| refusal.error().body())?;
+        waited.map_err(reply)?;
     }
+}
+
+/// Whether the constraints of the configuration file hold on every Keyward.
+async fn are_enforced(clients: &Clients<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
+    let standings = prepare::standings(clients.service.upstream.client(), of_file).await?;
+    let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
+    Ok(standings.iter().all(is_enforced))
 }
 
 /// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
@@ -234,12 +267,8 @@ fn are_built(
         match list.entry(build.id) {
             Some(entry) => are_all &= entry.state == BuildState::Built && clients.enforces(constraint),
             None => {
-                let dropped = IndexRefusal::Dropped {
-                    name: constraint.name().to_owned(),
-                    namespace: constraint.namespace().clone(),
-                };
                 let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
-                return Err(known.unwrap_or_else(|| dropped.error().body()));
+                return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));
             }
         }
     }

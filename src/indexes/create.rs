@@ -8,6 +8,7 @@
 //! If Keyward is killed in between, the indexes or the constraints stay, and the same command goes on from there: another Keyward
 //! builds the constraints to their end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bson::{Bson, Document, oid::ObjectId};
@@ -41,6 +42,8 @@ pub(super) struct WantedConstraints {
     pub(super) entries: Vec<ClientConstraint>,
     /// Their constraints with the collection's collation, where they state none.
     pub(super) effective: Vec<Constraint>,
+    /// The constraints that the configuration file states already.
+    pub(super) of_file: Vec<Arc<Constraint>>,
 }
 
 /// Carries out the command. Returns nothing if no index is to be a constraint: Keyward then forwards the command unchanged.
@@ -134,7 +137,8 @@ async fn wanted(
             let effective = effective.map_err(IndexRefusal::Specification)?;
             let effective = effective.unwrap_or_else(|| constraint.clone());
             wanted.positions.push(position);
-            if is_in_file(clients, &effective)? {
+            if let Some(of_file) = same_in_file(clients, &effective)? {
+                wanted.of_file.push(of_file);
                 continue;
             }
             wanted.effective.push(effective);
@@ -148,7 +152,8 @@ async fn wanted(
             wanted.entries.push(entry);
         }
         let list = clients.list.store.read().await?;
-        let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if same.is_same(entry));
+        let is_present = |same: &ClientConstraint| same.collection_uuid == existing.uuid;
+        let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if is_present(same));
         let new: Vec<_> = wanted.entries.iter().filter(|entry| !is_made(entry)).collect();
         check_fleet(clients, &new).await?;
         Ok(wanted)
@@ -159,26 +164,19 @@ async fn wanted(
 /// Whether a client's constraint has this name, which an index that isn't unique can't have then. A constraint of the configuration file
 /// may have such an index beside it, for queries.
 fn is_of_client(clients: &Clients<'_>, namespace: &Namespace, name: &str) -> bool {
-    let protected = clients
-        .catalog
-        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
-    let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
-    constraints.any(|proxy| proxy.constraint.client_entry().is_some() && proxy.constraint.name() == name)
+    let mut constraints = clients.constraints_on(namespace);
+    constraints.any(|constraint| constraint.client_entry().is_some() && constraint.name() == name)
 }
 
-/// Whether the configuration file states the constraint already.
-fn is_in_file(clients: &Clients<'_>, wanted: &Constraint) -> Result<bool, IndexRefusal> {
-    let namespace = wanted.namespace();
-    let protected = clients
-        .catalog
-        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
-    let constraints = protected.iter().flat_map(|protected| &protected.constraints);
-    let of_file = constraints.filter(|proxy| proxy.constraint.client_entry().is_none());
-    let mut is_held = false;
-    for existing in of_file.map(|proxy| &proxy.constraint) {
-        is_held |= is_same_index(wanted, existing)?;
+/// The constraint of the configuration file that is the wanted one, if there is one.
+fn same_in_file(clients: &Clients<'_>, wanted: &Constraint) -> Result<Option<Arc<Constraint>>, IndexRefusal> {
+    let mut same = None;
+    for existing in clients.of_file(wanted.namespace()) {
+        if is_same_index(wanted, existing)? {
+            same = Some(existing.clone());
+        }
     }
-    Ok(is_held)
+    Ok(same)
 }
 
 /// Whether a constraint on the same collection is the `wanted` one; an error if a server couldn't have both indexes.

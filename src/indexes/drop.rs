@@ -66,13 +66,8 @@ pub async fn drop_indexes(
 /// Keyward may have added one that this Keyward doesn't enforce yet.
 async fn constraints_on(clients: &Clients<'_>, namespace: &Namespace) -> Result<Vec<Arc<Constraint>>, StoreError> {
     let list = clients.list.store.read().await?;
-    let protected = clients
-        .catalog
-        .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
-    let enforced = protected.iter().flat_map(|protected| &protected.constraints);
-    let of_file = enforced.map(|proxy| &proxy.constraint);
-    let of_file = of_file.filter(|constraint| constraint.client_entry().is_none());
-    let mut constraints = list.with(&of_file.cloned().collect::<Vec<_>>());
+    let of_file: Vec<_> = clients.of_file(namespace).cloned().collect();
+    let mut constraints = list.with(&of_file);
     constraints.retain(|constraint| constraint.namespace() == namespace);
     Ok(constraints)
 }

@@ -56,6 +56,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
 impl Clients<'_> {
+    /// The constraints on a collection by which the command was judged.
+    fn constraints_on(&self, namespace: &Namespace) -> impl Iterator<Item = &Arc<Constraint>> {
+        let protected = self
+            .catalog
+            .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+        let constraints = protected.into_iter().flat_map(|protected| &protected.constraints);
+        constraints.map(|proxy| &proxy.constraint)
+    }
+
+    /// Those of them that the configuration file states.
+    fn of_file(&self, namespace: &Namespace) -> impl Iterator<Item = &Arc<Constraint>> {
+        let constraints = self.constraints_on(namespace);
+        constraints.filter(|constraint| constraint.client_entry().is_none())
+    }
+
     /// Waits until no Keyward reserves for constraints that were taken out of the list, but no longer than [`PATIENCE`].
     async fn await_ended(&self, constraints: &[Arc<Constraint>]) -> Result<(), StoreError> {
         let standings = prepare::standings(self.service.upstream.client(), constraints).await?;

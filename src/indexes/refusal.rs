@@ -1,6 +1,6 @@
 //! Lists why Keyward refuses a command about indexes, in the server's form.
 
-use crate::constraint::SpecError;
+use crate::constraint::{Constraint, SpecError};
 use crate::namespace::Namespace;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -86,6 +86,14 @@ fn own_prefix(error: &SpecError) -> &'static str {
 }
 
 impl IndexRefusal {
+    /// The index of this constraint was dropped while the client waited for it.
+    pub(super) fn dropped(constraint: &Constraint) -> IndexRefusal {
+        IndexRefusal::Dropped {
+            name: constraint.name().to_owned(),
+            namespace: constraint.namespace().clone(),
+        }
+    }
+
     /// The error for the client.
     pub fn error(&self) -> ServerError {
         let (code, code_name) = match self {

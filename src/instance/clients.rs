@@ -117,8 +117,7 @@ impl FollowedList {
         self.refused = None;
     }
 
-    /// Reports that `list` couldn't be applied, and ends the builds in it that are new and that this Keyward, with the entry `own` in
-    /// the register, was to do.
+    /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do; `own` is its entry in the register.
     pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
         self.apply(self.applied.version);
         if let ReloadError::ListChanged = error {

@@ -1,9 +1,5 @@
 //! Keywards that stand still or are killed while a client's constraint is built.
 
-use std::cell::Cell;
-
-use bson::doc;
-
 use super::*;
 
 /// A Keyward that others take for gone after 12 s.
@@ -31,9 +27,7 @@ fn the_time_limit_ends_the_build() {
     shard_users(DATABASE);
     let keywards = [start(), start()];
     // It may write to the collection, so the constraint waits for it.
-    keywards[1]
-        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
-        .unwrap();
+    write_first(&keywards[1], DATABASE);
     keywards[1].freeze();
     let mut command = create([unique_email()]);
     command.insert("maxTimeMS", 500);
@@ -41,14 +35,7 @@ fn the_time_limit_ends_the_build() {
     keywards[1].wake();
     assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
     assert_eq!(indexes(&keywards[0], DATABASE).len(), 2);
-    let id = Cell::new(10);
-    keywards[0].until("no constraint", || {
-        id.set(id.get() + 2);
-        let email = id.get().to_string();
-        insert_pair(&keywards[0], DATABASE, id.get(), &email)
-            .iter()
-            .all(Result::is_ok)
-    });
+    until_no_constraint(&keywards[0], DATABASE);
 }
 
 #[test]
@@ -56,9 +43,7 @@ fn no_duplicate_passes_through_a_keyward_that_stood_still() {
     const DATABASE: &str = "created_beside_frozen";
     shard_users(DATABASE);
     let keywards = [start(), start()];
-    keywards[1]
-        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
-        .unwrap();
+    write_first(&keywards[1], DATABASE);
     keywards[1].freeze();
     std::thread::scope(|scope| {
         let made = scope.spawn(|| reply(&keywards[0], DATABASE, &create([unique_email()])));
@@ -70,10 +55,7 @@ fn no_duplicate_passes_through_a_keyward_that_stood_still() {
         must(&made);
     });
     for keyward in &keywards {
-        assert_eq!(
-            keyward.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
-            Err(11_000)
-        );
+        assert_first_is_held(keyward, DATABASE);
     }
 }
 
@@ -83,9 +65,7 @@ fn another_keyward_builds_what_a_killed_one_began() {
     shard_users(DATABASE);
     let mut first = start_hastened();
     let second = start_hastened();
-    second
-        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
-        .unwrap();
+    write_first(&second, DATABASE);
     second.freeze();
     std::thread::scope(|scope| {
         let address = first.address.clone();
@@ -98,8 +78,5 @@ fn another_keyward_builds_what_a_killed_one_began() {
     // The client sends it again, through whatever Keyward it reaches.
     let made = reply(&second, DATABASE, &create([unique_email()]));
     must(&made);
-    assert_eq!(
-        second.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
-        Err(11_000)
-    );
+    assert_first_is_held(&second, DATABASE);
 }

@@ -16,7 +16,7 @@ use testkit::{Keyward, shard_on_two};
 /// Not the cluster of other tests: their Keywards would follow these constraints, too.
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
 
-/// One on which no test freezes or kills a Keyward that isn't its own.
+/// One on which nobody waits for the Keywards that tests freeze for long or kill on the other.
 static QUIET: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
 
 /// A Keyward without any constraint of its own.
@@ -73,6 +73,37 @@ fn unique_indexes(keyward: &Keyward, database: &str) -> Vec<String> {
     let unique = indexes(keyward, database).into_iter();
     let unique = unique.filter(|index| index.get_bool("unique").unwrap_or(false));
     unique.map(|index| index.get_str("name").unwrap().to_owned()).collect()
+}
+
+/// Writes a first user, so that the Keyward is one that may write there.
+fn write_first(keyward: &Keyward, database: &str) {
+    let user = doc! { "_id": 1, "region": "a", "email": "x" };
+    keyward.insert(database, user).unwrap();
+}
+
+/// Asserts that the first user's e-mail is taken on the other shard.
+fn assert_first_is_held(keyward: &Keyward, database: &str) {
+    let second = doc! { "_id": 2, "region": "z", "email": "x" };
+    assert_eq!(keyward.insert(database, second), Err(11_000));
+}
+
+/// Waits until nothing refuses equal e-mails any more.
+fn until_no_constraint(keyward: &Keyward, database: &str) {
+    let id = std::cell::Cell::new(1_000);
+    keyward.until("no constraint", || {
+        id.set(id.get() + 2);
+        let email = id.get().to_string();
+        insert_pair(keyward, database, id.get(), &email)
+            .iter()
+            .all(Result::is_ok)
+    });
+}
+
+/// The first document of a collection.
+fn first_of(cluster: &Cluster, database: &str, find: Document) -> Document {
+    let found = cluster.run(database, find).unwrap();
+    let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+    batch[0].as_document().unwrap().clone()
 }
 
 /// A user in each of the two regions, with this e-mail.

@@ -1,9 +1,5 @@
 //! Keywards whose view of the list of clients' constraints is older than what a client was told.
 
-use std::cell::Cell;
-use std::thread::sleep;
-use std::time::Duration;
-
 use bson::doc;
 use testkit::wire::Connection;
 
@@ -13,18 +9,15 @@ fn user(id: i32, region: &str, email: &str) -> Document {
     doc! { "insert": "users", "documents": [{ "_id": id, "region": region, "email": email }] }
 }
 
-/// Sends `command` through `keyward` while it stands still, does `meanwhile`, and gives the reply.
+/// Sends `command` to `keyward` while it stands still, after `meanwhile`, and gives the reply. The command is there before the Keyward can
+/// read the list.
 fn sent_to_frozen(keyward: &Keyward, database: &str, command: &Document, meanwhile: impl FnOnce()) -> Document {
     let mut connection = Connection::greeted(&keyward.address);
     keyward.freeze();
     meanwhile();
-    std::thread::scope(|scope| {
-        let sent = scope.spawn(move || connection.run(database, command));
-        // Most likely it is there before the Keyward reads the list. If not, less is tested.
-        sleep(Duration::from_millis(200));
-        keyward.wake();
-        sent.join().unwrap()
-    })
+    connection.send(database, command).unwrap();
+    keyward.wake();
+    connection.receive().unwrap()
 }
 
 #[test]
@@ -32,9 +25,7 @@ fn a_keyward_enforces_it_from_its_first_write_on() {
     const DATABASE: &str = "created_before_first_write";
     shard_users(DATABASE);
     let keywards = [start(), start()];
-    keywards[0]
-        .insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
-        .unwrap();
+    write_first(&keywards[0], DATABASE);
     let reply = sent_to_frozen(&keywards[1], DATABASE, &user(2, "z", "x"), || {
         must(&reply(&keywards[0], DATABASE, &create([unique_email()])));
     });
@@ -51,13 +42,7 @@ fn an_index_is_dropped_with_its_constraint_through_any_keyward() {
         must(&reply(&keywards[0], DATABASE, &create([unique_email()])));
     });
     must(&reply);
-    let id = Cell::new(0);
-    keywards[0].until("no constraint", || {
-        id.set(id.get() + 2);
-        insert_pair(&keywards[0], DATABASE, id.get(), &format!("{}@x", id.get()))
-            .iter()
-            .all(Result::is_ok)
-    });
+    until_no_constraint(&keywards[0], DATABASE);
 }
 
 #[test]
@@ -78,9 +63,7 @@ fn a_drop_that_the_server_refuses_ends_no_constraint() {
 
 /// The list as it is.
 fn list() -> Document {
-    let found = CLUSTER.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
-    let batch = found.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
-    batch[0].as_document().unwrap().clone()
+    first_of(&CLUSTER, "keyward", doc! { "find": "clientConstraints" })
 }
 
 #[test]
@@ -97,38 +80,14 @@ fn a_command_fails_whole_if_a_build_that_it_joined_fails() {
         DATABASE,
         &create([doc! { "key": { "other": 1 }, "name": "other_1", "unique": true, "sparse": true }]),
     ));
-    let registered = CLUSTER
-        .run(
-            "keyward",
-            doc! { "find": "keywards", "filter": { "pid": i64::from(third.pid().as_raw()) } },
-        )
-        .unwrap();
-    let registered = registered
-        .get_document("cursor")
-        .unwrap()
-        .get_array("firstBatch")
-        .unwrap()[0]
-        .as_document()
-        .unwrap()
-        .get_object_id("_id")
-        .unwrap();
+    let of_third = doc! { "pid": i64::from(third.pid().as_raw()) };
+    let registered = first_of(&CLUSTER, "keyward", doc! { "find": "keywards", "filter": of_third });
+    let registered = registered.get_object_id("_id").unwrap();
     third.freeze();
     let id = bson::oid::ObjectId::new();
-    let existing = CLUSTER
-        .run(DATABASE, doc! { "listCollections": 1, "filter": { "name": "users" } })
-        .unwrap();
-    let uuid = existing
-        .get_document("cursor")
-        .unwrap()
-        .get_array("firstBatch")
-        .unwrap()[0]
-        .as_document()
-        .unwrap()
-        .get_document("info")
-        .unwrap()
-        .get("uuid")
-        .unwrap()
-        .clone();
+    let named = doc! { "listCollections": 1, "filter": { "name": "users" } };
+    let users = first_of(&CLUSTER, DATABASE, named);
+    let uuid = users.get_document("info").unwrap().get("uuid").unwrap().clone();
     let entry = doc! { "id": id, "command": id, "collection": format!("{DATABASE}.users"), "name": "email_1", "key": { "email": 1 }, "uuid": uuid, "builder": registered };
     let change = |u: Document| {
         CLUSTER
@@ -216,12 +175,8 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
     let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", QUIET.uri());
     let slow = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "4")]);
     must(&reply(&quick, DATABASE, &create([unique_email()])));
-    slow.insert(DATABASE, doc! { "_id": 1, "region": "a", "email": "x" })
-        .unwrap();
-    assert_eq!(
-        slow.insert(DATABASE, doc! { "_id": 2, "region": "z", "email": "x" }),
-        Err(11_000)
-    );
+    write_first(&slow, DATABASE);
+    assert_first_is_held(&slow, DATABASE);
     // A transaction of a client makes it wait before it applies a further constraint, and with it the end of this one.
     let lsid = doc! { "id": bson::Uuid::new() };
     let mut connection = Connection::greeted(&slow.address);
@@ -240,11 +195,52 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
         slow.wake();
         must(&dropped.join().unwrap());
         must(&reply(&quick, DATABASE, &create([unique_email()])));
-        for id in 10..200 {
-            let found = slow.insert(DATABASE, doc! { "_id": id, "region": "z", "email": "x" });
-            assert_eq!(found, Err(11_000), "{id}");
-            sleep(Duration::from_millis(20));
+        // Until the slow one has applied the list, and right after.
+        slow.until("the other constraint", || {
+            assert_first_is_held(&slow, DATABASE);
+            slow.log()
+                .contains("applied added=[\"created_again_other.users.email_1\"]")
+        });
+        for _ in 0..20 {
+            assert_first_is_held(&slow, DATABASE);
         }
         must(&other.join().unwrap());
     });
+}
+
+/// It was dropped past Keyward, or Keyward was killed before it ended its constraints: they are in nobody's way.
+#[test]
+fn a_collection_created_anew_can_have_other_constraints() {
+    const DATABASE: &str = "created_otherwise";
+    shard_users_of(&QUIET, DATABASE);
+    let keyward = start_at(&QUIET);
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    QUIET.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    shard_users_of(&QUIET, DATABASE);
+    let sparse = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
+    must(&reply(&keyward, DATABASE, &create([sparse])));
+    for id in [10, 11] {
+        keyward.insert(DATABASE, doc! { "_id": id, "region": "a" }).unwrap();
+    }
+    write_first(&keyward, DATABASE);
+    assert_first_is_held(&keyward, DATABASE);
+}
+
+/// A constraint that only this Keyward's file states doesn't hold yet.
+#[test]
+fn a_constraint_of_one_keywards_file_is_waited_for() {
+    const DATABASE: &str = "created_by_file";
+    shard_users(DATABASE);
+    let other = start();
+    write_first(&other, DATABASE);
+    let of_file = Keyward::start(
+        &CLUSTER.uri(),
+        &format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }} }}\n"),
+    );
+    let mut command = create([unique_email()]);
+    command.insert("maxTimeMS", 300);
+    let refused = reply(&of_file, DATABASE, &command);
+    assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
+    other.stop();
+    must(&reply(&of_file, DATABASE, &create([unique_email()])));
 }

@@ -9,7 +9,7 @@ use bson::{Bson, Document, RawDocument, doc};
 
 use crate::relay::read_message;
 
-const LONGEST_WAIT: Duration = Duration::from_secs(180);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const OP_MSG: i32 = 2013;
 /// Where an OP_MSG's body begins: after the header, the flags, and the section's kind.
 pub const BODY: usize = 21;
@@ -73,9 +73,26 @@ impl Connection {
     /// # Errors
     /// If no reply comes.
     pub fn try_run(&mut self, database: &str, command: &Document) -> io::Result<Document> {
+        self.send(database, command)?;
+        self.receive()
+    }
+
+    /// Sends `command`, and waits for nothing.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn send(&mut self, database: &str, command: &Document) -> io::Result<()> {
         let mut command = command.clone();
         command.insert("$db", database);
-        self.exchange(&command)?;
+        self.write(&command)
+    }
+
+    /// Waits for the reply to what was sent.
+    ///
+    /// # Errors
+    /// If no reply comes.
+    pub fn receive(&mut self) -> io::Result<Document> {
+        self.read()?;
         // A native index's error may cut a key in the middle of a character.
         let reply: bson::Utf8Lossy<Document> = bson::deserialize_from_slice(&self.buffer[BODY..]).unwrap();
         Ok(reply.0)
@@ -103,6 +120,11 @@ impl Connection {
 
     /// Leaves the whole reply in the buffer.
     fn exchange(&mut self, command: &Document) -> io::Result<()> {
+        self.write(command)?;
+        self.read()
+    }
+
+    fn write(&mut self, command: &Document) -> io::Result<()> {
         let body = command.to_vec().unwrap();
         self.buffer.clear();
         for field in [i32::try_from(body.len() + BODY).unwrap(), 1, 0, OP_MSG, 0] {
@@ -110,7 +132,10 @@ impl Connection {
         }
         self.buffer.push(0);
         self.buffer.extend(body);
-        self.stream.write_all(&self.buffer)?;
+        self.stream.write_all(&self.buffer)
+    }
+
+    fn read(&mut self) -> io::Result<()> {
         self.buffer.resize(4, 0);
         self.stream.read_exact(&mut self.buffer)?;
         let length = i32::from_le_bytes(self.buffer[..].try_into().unwrap());

@@ -17,6 +17,13 @@ fn keyward(upstream: &str, database: &str) -> Keyward {
     )
 }
 
+/// The shared cluster, with `database.users` on two shards.
+fn sharded(database: &str) -> &'static Cluster {
+    let (cluster, namespace) = (Cluster::shared(), format!("{database}.users"));
+    shard_on_two(cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    cluster
+}
+
 async fn collections(keyward: &Keyward, database: &str, filter: Document) -> Vec<String> {
     let client = keyward.client().await;
     let mut names = client
@@ -61,13 +68,7 @@ async fn lists_hide_them(upstream: &str, database: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_hide_them_on_a_cluster() {
     const DATABASE: &str = "hidden_on_cluster";
-    let cluster = Cluster::shared();
-    shard_on_two(
-        cluster,
-        &format!("{DATABASE}.users"),
-        doc! { "region": 1 },
-        doc! { "region": "m" },
-    );
+    let cluster = sharded(DATABASE);
     lists_hide_them(&cluster.uri(), DATABASE).await;
 }
 
@@ -123,13 +124,7 @@ async fn streams_hide_them(upstream: &str, database: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_hide_them_on_a_cluster() {
     const DATABASE: &str = "hidden_from_watchers";
-    let cluster = Cluster::shared();
-    shard_on_two(
-        cluster,
-        &format!("{DATABASE}.users"),
-        doc! { "region": 1 },
-        doc! { "region": "m" },
-    );
+    let cluster = sharded(DATABASE);
     streams_hide_them(&cluster.uri(), DATABASE).await;
 }
 

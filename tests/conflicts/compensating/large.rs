@@ -5,7 +5,7 @@ use bson::{Document, doc};
 use crate::compensating::unfinished::{begin, commit, user};
 use crate::compensating::{EMAIL, assert_agreement, insert, keyward, users, users_on, write_errors};
 use testbed::Cluster;
-use testkit::wire::send;
+use testkit::wire::{Connection, send};
 
 /// The server refused the reservations before it looked at the transaction, which stayed open with the statement in it.
 #[tokio::test(flavor = "multi_thread")]
@@ -22,7 +22,7 @@ async fn more_reservations_than_one_command_takes_go_in_by_several() {
     let of = |id: i32, first: i32| doc! { "q": { "_id": id, "region": "a" }, "u": many(first) };
     let mut both = doc! { "update": "users", "updates": [of(1, 0), of(2, 100_000)], "startTransaction": true };
     both.extend(transaction.clone());
-    let reply = send(&keyward.address, database, both).unwrap();
+    let reply = Connection::open(&keyward.address).run(database, &both);
     assert_eq!(reply.get_i32("nModified").unwrap(), 2, "{reply}");
     let reply = commit(&keyward.address, &transaction);
     assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");

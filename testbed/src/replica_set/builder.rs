@@ -194,8 +194,10 @@ impl ReplicaSetBuilder {
             folder.join("log").into(),
         ]);
         arguments.extend(["--logappend", "--bind_ip", "127.0.0.1", "--nounixsocket"].map(OsString::from));
-        // Small, as several of these share a machine: by default each would set 300 MB of journal aside.
-        arguments.extend(["--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "256"].map(OsString::from));
+        // Small, as several of these share a machine: by default each would set 300 MB of journal aside. But once a tenth of the
+        // cache is changes of open transactions, every writer waits for room: four tests that write documents of 16 MiB at once
+        // must stay below that.
+        arguments.extend(["--wiredTigerCacheSizeGB", "1", "--oplogSize", "256"].map(OsString::from));
         arguments.extend(["--wiredTigerEngineConfigString", "log=(file_max=16MB,prealloc=false)"].map(OsString::from));
         for (name, value) in self.all_parameters() {
             arguments.extend(["--setParameter".into(), format!("{name}={value}").into()]);

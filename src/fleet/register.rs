@@ -109,7 +109,12 @@ impl Register {
             .await
     }
 
-    /// Has nobody take an entry away because it isn't renewed.
+    /// Notes the version of the list of clients' constraints that the Keyward has drained to; gives whether its entry is there.
+    pub(super) async fn note_clients_version(&self, id: ObjectId, version: i64) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$set": { "clientsVersion": version } }).await
+    }
+
+    /// Prevents that an entry is removed because it isn't renewed.
     pub(super) async fn pin(&self, id: ObjectId) -> Result<bool, StoreError> {
         self.update(id, doc! { "$set": { "pinned": true } }).await
     }

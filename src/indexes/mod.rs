@@ -4,7 +4,8 @@
 //! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
 //! constraint with it.
 //!
-//! The server has the first word in all three: it checks the client's privileges and the form of the command.
+//! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward refuses a command
+//! itself, it does so before, if the client seems to have the right to the command.
 
 mod build;
 mod command;
@@ -50,7 +51,8 @@ struct Clients<'a> {
     list: &'a SharedList,
 }
 
-/// How long to wait at most until all Keywards have ended a constraint. After that, one may refuse a duplicate for a while longer.
+/// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
+/// may refuse a duplicate for a while longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave it between two polls of the register.
 const POLL: Duration = Duration::from_millis(100);
@@ -222,14 +224,9 @@ pub async fn end_constraints_of_dropped(write: &Write<'_>, answer: &[u8], servic
         return;
     }
     // An entry of a later createIndexes has another number.
-    let removed = list.store.change(|list| {
-        let removed = entries.iter().filter(|id| list.remove(**id)).count();
-        (removed > 0).then_some(())
-    });
-    if let Err(error) = removed.await {
+    if let Err(error) = list.remove(&entries).await {
         tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
     }
-    list.note_change();
 }
 
 /// Appends the session and the API version of the client's command `body` to a command of Keyward's.

@@ -104,6 +104,10 @@ impl<'a> Builds<'a> {
                 Err(PrepareError::Duplicates(reports)) => {
                     tracing::warn!(%reports, "the build of a client's constraint ends");
                     if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+                        // Before the client knows: it may change a document, and send its command again.
+                        if let Err(error) = prepare::release_claim(client, constraint).await {
+                            tracing::debug!(%error, "a claim to a backfill could not be given up");
+                        }
                         let reply = reply_of_violated(&reports);
                         list.change(|list| list.end_build(id, &reply).then_some(())).await?;
                     }

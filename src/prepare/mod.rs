@@ -38,6 +38,7 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
+pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
 pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};

@@ -35,7 +35,7 @@ pub enum Forgotten {
     /// There is none.
     Unknown,
     /// It was renewed meanwhile.
-    Lives(RegisterEntry),
+    Lives(Box<RegisterEntry>),
 }
 
 /// The register.
@@ -154,14 +154,14 @@ impl Register {
             tokio::time::sleep(POLL).await;
             match find().await? {
                 None => return Ok(Forgotten::Unknown),
-                Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(entry)),
+                Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(Box::new(entry))),
                 Some(_) => {}
             }
         }
         let delete = self.collection.delete_one(doc! { "_id": id, "beat": first.beat });
         Ok(match answered(delete.into_future()).await?.deleted_count {
             1 => Forgotten::Gone,
-            _ => Forgotten::Lives(first),
+            _ => Forgotten::Lives(Box::new(first)),
         })
     }
 

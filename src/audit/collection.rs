@@ -124,9 +124,7 @@ enum Followed {
 }
 
 fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>> {
-    let Namespace { database, collection } = namespace;
-    let catalog = (auditor.current)();
-    catalog.protected(database.as_bytes(), collection.as_bytes()).cloned()
+    (auditor.current)().on(namespace).cloned()
 }
 
 /// Compares all documents with all reservations.

@@ -14,7 +14,7 @@ use mongodb::{Client, Collection};
 use crate::haste::{self, hastened};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
-use crate::server::code;
+use crate::server::{clock::from_now, code};
 
 /// The collection, in each protected database.
 pub const COLLECTION: &str = "keyward.audits";
@@ -72,8 +72,8 @@ impl<'a> AuditTurn<'a> {
 
     async fn update(&self, mut filter: Document, mut set: Document) -> Result<Option<Document>, StoreError> {
         filter.insert("_id", self.collection);
-        let turn = i64::try_from(hastened(TURN, haste::REGISTER).as_millis()).unwrap_or(i64::MAX);
-        set.extend(doc! { "by": self.auditor, "until": { "$add": ["$$NOW", turn] } });
+        let until = from_now(hastened(TURN, haste::REGISTER));
+        set.extend(doc! { "by": self.auditor, "until": until });
         let update = self.audits.find_one_and_update(filter, vec![doc! { "$set": set }]);
         answered(update.return_document(ReturnDocument::After).into_future()).await
     }

@@ -15,6 +15,7 @@ use super::definition::{DEFINITIONS, definition_id};
 use crate::constraint::Constraint;
 use crate::haste::{self, hastened};
 use crate::proxy_collection::{StoreError, answered};
+use crate::server::clock::from_now;
 
 /// How long a claim lasts unless it is renewed.
 const TERM: Duration = Duration::from_secs(30);
@@ -135,8 +136,4 @@ pub(super) fn is_claimed() -> Document {
 
 fn term() -> Duration {
     hastened(TERM, haste::REGISTER)
-}
-
-fn from_now(time: Duration) -> Document {
-    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
 }

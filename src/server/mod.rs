@@ -1,9 +1,10 @@
-//! Reads the server's dialect: its error codes, what a code proves, and the fields of its replies.
+//! Knows the server's dialect: its error codes, what a code proves, the fields of its replies, and its clock.
 //!
 //! Keyward reads replies in two forms. The replies on a client's connection are bytes ([`reply`]); the driver decodes the
 //! replies to Keyward's own user ([`driver`]). This module sends nothing and doesn't decide how Keyward handles a reply.
 
 pub mod certain;
+pub mod clock;
 pub mod code;
 pub mod cursor;
 pub mod driver;

@@ -14,6 +14,7 @@ use mongodb::{Client, Collection};
 use crate::namespace::Namespace;
 use crate::prepare::{DEFINITIONS, definition_id};
 use crate::proxy_collection::{StoreError, answered};
+use crate::server::clock::from_now;
 
 /// How long a turn lasts unless it is renewed, which happens with every page.
 const TURN: Duration = Duration::from_secs(30);
@@ -43,7 +44,7 @@ impl<'a> SweepTurn<'a> {
             after: None,
         };
         let free = doc! { "$lte": [{ "$ifNull": ["$sweep.until", Bson::Null] }, "$$NOW"] };
-        let set = doc! { "by": sweeper, "until": until(TURN) };
+        let set = doc! { "by": sweeper, "until": from_now(TURN) };
         let taken = turn
             .update(doc! { "$expr": free }, vec![doc! { "$set": { "sweep": set } }])
             .await?;
@@ -58,7 +59,7 @@ impl<'a> SweepTurn<'a> {
 
     /// Notes that everything up to `last` is settled, and renews the turn; false if another Keyward has it now.
     pub(super) async fn go_on(&mut self, last: RawBson) -> Result<bool, StoreError> {
-        let mut set = doc! { "until": until(TURN) };
+        let mut set = doc! { "until": from_now(TURN) };
         // A key that no map of fields can hold isn't noted: the next sweep then begins a little earlier.
         if let Some(Ok(last)) = last.as_document().map(Document::try_from) {
             // A literal: a key may hold what looks like an expression.
@@ -77,7 +78,7 @@ impl<'a> SweepTurn<'a> {
     /// Ends the turn: the next one, anybody's, begins after `pause` at the first key.
     pub(super) async fn end(self, pause: Duration) -> Result<(), StoreError> {
         let ended = vec![
-            doc! { "$set": { "sweep": { "until": until(pause) } } },
+            doc! { "$set": { "sweep": { "until": from_now(pause) } } },
             doc! { "$unset": "sweep.after" },
         ];
         self.update(doc! { "sweep.by": self.sweeper }, ended).await?;
@@ -89,10 +90,6 @@ impl<'a> SweepTurn<'a> {
         let update = self.definitions.find_one_and_update(filter, pipeline);
         answered(update.return_document(ReturnDocument::After).into_future()).await
     }
-}
-
-fn until(time: Duration) -> Document {
-    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
 }
 
 fn after(definition: &Document) -> Option<RawBson> {

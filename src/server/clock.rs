@@ -1,0 +1,10 @@
+//! Writes the server's own time into a command, for terms that Keywards with different clocks share.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, doc};
+
+/// An aggregation expression: the time at the server when it carries the command out, and `time` more.
+pub fn from_now(time: Duration) -> Document {
+    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
+}

@@ -359,7 +359,9 @@ async fn enforce(
     if !removed.is_empty() && !is_list_current(service).await.map_err(PrepareError::from)? {
         return Err(ReloadError::ListChanged);
     }
-    suspend(service, removed).await?;
+    for constraint in removed {
+        prepare::end(client, constraint).await?;
+    }
     Ok(waiting)
 }
 

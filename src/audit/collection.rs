@@ -33,12 +33,16 @@ pub(super) async fn audit_again_and_again(auditor: Arc<Auditor>, namespace: Name
                     namespace: &namespace,
                     turn,
                 };
-                if let Err(error) = audit.run().await {
+                let ended = audit.run().await;
+                // One that has to come back to documents is behind since then.
+                if !matches!(ended, Err(StoreError::Unrepaired)) {
+                    auditor.forget(&namespace);
+                }
+                if let Err(error) = ended {
                     tracing::warn!(%error, %namespace, "an audit was broken off; it is tried again");
                 }
-                auditor.forget(&namespace);
             }
-            Ok(None) => {}
+            Ok(None) => auditor.forget(&namespace),
             Err(error) => tracing::warn!(%error, %namespace, "an audit can't begin; it is tried again"),
         }
         tokio::time::sleep(hastened(PAUSE, haste::REGISTER)).await;
@@ -56,7 +60,7 @@ impl CollectionAudit<'_> {
     /// Audits until the turn is another Keyward's, or the collection isn't protected any more.
     async fn run(&mut self) -> Result<(), StoreError> {
         tracing::info!(namespace = %self.namespace, "auditing");
-        self.auditor.note_caught_up(self.namespace);
+        self.auditor.note_begun(self.namespace);
         loop {
             match self.follow().await {
                 Err(StoreError::Driver(error)) if is_history_lost(&error) && self.turn.token.is_some() => {
@@ -132,14 +136,15 @@ async fn compare_all(auditor: &Auditor, namespace: &Namespace) -> Result<(), Sto
     let Some(protected) = protected(auditor, namespace) else {
         return Ok(());
     };
+    let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
         let mut report = AuditReport::of(&protected, position);
         let settings = settings(auditor.lease);
         let mut note = |finding: &Finding| report.note(finding);
         verify(&protected, position, settings, &mut Tally::default(), &mut note).await?;
-        report.end()?;
+        reports.push(report);
     }
-    Ok(())
+    ended(reports)
 }
 
 /// Compares the documents of a batch with their reservations.
@@ -147,14 +152,15 @@ async fn audit_batch(auditor: &Auditor, protected: &Protected, batch: &ChangeBat
     if batch.documents.is_empty() {
         return Ok(());
     }
+    let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
         let mut report = AuditReport::of(protected, position);
         let settings = settings(auditor.lease);
         let mut note = |finding: &Finding| report.note(finding);
         verify_documents(protected, position, settings, &batch.documents, &mut note).await?;
-        report.end()?;
+        reports.push(report);
     }
-    Ok(())
+    ended(reports)
 }
 
 fn settings(lease: Duration) -> VerifySettings {
@@ -165,10 +171,11 @@ fn settings(lease: Duration) -> VerifySettings {
     }
 }
 
-/// Counts and logs the findings of one constraint.
+/// Logs the findings of one constraint, and counts them.
 struct AuditReport<'a> {
     metrics: &'a ConstraintMetrics,
-    /// A key couldn't be reserved, though it may be free.
+    violations: u64,
+    /// A key couldn't be reserved.
     is_any_left: bool,
 }
 
@@ -177,6 +184,7 @@ impl AuditReport<'_> {
     fn of(protected: &Protected, position: usize) -> AuditReport<'_> {
         AuditReport {
             metrics: &protected.constraints[position].metrics,
+            violations: 0,
             is_any_left: false,
         }
     }
@@ -189,28 +197,32 @@ impl AuditReport<'_> {
                 self.metrics.audit_repaired.inc();
                 tracing::warn!(%finding, "written past Keyward; repaired");
             }
-            (FindingKind::Duplicate, false) => {
-                self.metrics.audit_violations.inc();
-                tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
-            }
             (FindingKind::Unindexable, false) => {
-                self.metrics.audit_violations.inc();
+                self.violations += 1;
                 tracing::error!(%finding, "a document has a value that no unique index can hold, written past Keyward; change or delete it");
             }
-            (FindingKind::Missing | FindingKind::Foreign | FindingKind::Misrouted | FindingKind::Unreadable, false) => {
-                self.is_any_left |= finding.kind != FindingKind::Unreadable && finding.reason.is_some();
+            (FindingKind::Duplicate, false) if finding.reason.is_none() => {
+                self.violations += 1;
+                tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+            }
+            (kind, false) => {
+                // With a reason, the repair failed. A key of duplicates must be reserved as well: or a third document could take it.
+                self.is_any_left |= kind != FindingKind::Unreadable && finding.reason.is_some();
                 tracing::warn!(%finding, "written past Keyward; not repaired");
             }
         }
     }
+}
 
-    /// Fails if the audit has to come back to these documents: it mustn't record that it is past them.
-    fn end(self) -> Result<(), StoreError> {
-        match self.is_any_left {
-            true => Err(StoreError::Unrepaired),
-            false => Ok(()),
-        }
+/// Counts the violations, unless the audit has to come back to these documents: it mustn't record then that it is past them.
+fn ended(reports: Vec<AuditReport<'_>>) -> Result<(), StoreError> {
+    if reports.iter().any(|report| report.is_any_left) {
+        return Err(StoreError::Unrepaired);
     }
+    for report in reports {
+        report.metrics.audit_violations.inc_by(report.violations);
+    }
+    Ok(())
 }
 
 /// Whether the servers no longer have the changes since a token, or don't know the token.

@@ -46,6 +46,12 @@ impl Auditor {
         caught_up.insert(namespace.clone(), Instant::now());
     }
 
+    /// Notes that this Keyward audits the collection from now on, unless it has done so before and isn't through.
+    fn note_begun(&self, namespace: &Namespace) {
+        let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
+        caught_up.entry(namespace.clone()).or_insert_with(Instant::now);
+    }
+
     /// Notes that this Keyward doesn't audit the collection any more.
     fn forget(&self, namespace: &Namespace) {
         let mut caught_up = self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);

@@ -50,8 +50,10 @@ impl<'a> AuditTurn<'a> {
             auditor,
             token: None,
         };
-        let free = doc! { "$lte": [{ "$ifNull": ["$until", Bson::Null] }, "$$NOW"] };
-        let taken = turn.update(doc! { "$expr": free }, doc! {}).await?;
+        let is_over = doc! { "$lte": [{ "$ifNull": ["$until", Bson::Null] }, "$$NOW"] };
+        // One of its own that was broken off goes on.
+        let free = vec![doc! { "$expr": is_over }, doc! { "by": auditor }];
+        let taken = turn.update(doc! { "$or": free }, doc! {}).await?;
         let token = taken.as_ref().and_then(|taken| taken.get("token"));
         turn.token = token.and_then(|token| bson::deserialize_from_bson(token.clone()).ok());
         Ok(taken.is_some().then_some(turn))

@@ -44,10 +44,9 @@ impl Task {
 
     /// The same, with those that clients made in the deployment of `client`.
     pub(super) async fn constraints(&self, client: &Client) -> Result<Vec<Arc<Constraint>>, CliFailure> {
-        let followed = ClientConstraintStore::followed(client).await;
-        let followed = followed.map_err(|error| StartError::Prepare(error.into()))?;
-        let (_, list) = followed.unzip();
-        self.meant(list.unwrap_or_default().with(&self.config.constraints))
+        let found = ClientConstraintStore::of_deployment(client).await;
+        let found = found.map_err(|error| StartError::Prepare(error.into()))?;
+        self.meant(found.into_parts().1.with(&self.config.constraints))
     }
 
     fn meant(&self, mut constraints: Vec<Arc<Constraint>>) -> Result<Vec<Arc<Constraint>>, CliFailure> {

@@ -21,4 +21,4 @@ pub use entry::{BuildState, ClientConstraint};
 pub use list::{ClientConstraints, EndedBuild};
 pub use reply::reply_of_violated;
 pub use shared::SharedList;
-pub use store::{COLLECTION, ClientConstraintStore};
+pub use store::{COLLECTION, ClientConstraintStore, FoundList};

@@ -20,6 +20,26 @@ const LIST: &str = "list";
 /// How long the server may take to prove that a read is current.
 const READ_MAX: Duration = Duration::from_secs(10);
 
+/// The list of a deployment.
+pub enum FoundList {
+    /// Its store, and the list as it is.
+    There(ClientConstraintStore, ClientConstraints),
+    /// Keyward's user may not read it.
+    Unreadable,
+    /// A replica set has none: the server keeps every index unique there.
+    None,
+}
+
+impl FoundList {
+    /// Its store, if it can be followed, and the list as far as it is known.
+    pub fn into_parts(self) -> (Option<ClientConstraintStore>, ClientConstraints) {
+        match self {
+            FoundList::There(store, list) => (Some(store), list),
+            FoundList::None | FoundList::Unreadable => (None, ClientConstraints::default()),
+        }
+    }
+}
+
 /// The list in the cluster.
 #[derive(Debug, Clone)]
 pub struct ClientConstraintStore {
@@ -34,27 +54,26 @@ impl ClientConstraintStore {
         }
     }
 
-    /// The store of the deployment of `client`, and its list. None on a replica set, where the server keeps every index unique, and none if
-    /// Keyward's user may not read it.
+    /// The store of the deployment of `client`, and its list.
     ///
     /// # Errors
     /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.
-    pub async fn followed(client: &Client) -> Result<Option<(ClientConstraintStore, ClientConstraints)>, StoreError> {
+    pub async fn of_deployment(client: &Client) -> Result<FoundList, StoreError> {
         let admin = client.database("admin");
         let hello = admin.run_command(doc! { "hello": 1 });
         let hello = answered(hello.into_future()).await?;
         if hello.get_str("msg").ok() != Some("isdbgrid") {
-            return Ok(None);
+            return Ok(FoundList::None);
         }
         let store = ClientConstraintStore::of(client);
         match store.read().await {
-            Ok(list) => Ok(Some((store, list))),
+            Ok(list) => Ok(FoundList::There(store, list)),
             Err(StoreError::Driver(error)) if driver::code_of(&error) == Some(code::UNAUTHORIZED) => {
                 tracing::warn!(
                     "Keyward's user may not read keyward.clientConstraints: clients can't make constraints by createIndexes; \
                      docs/security.md lists the privileges"
                 );
-                Ok(None)
+                Ok(FoundList::Unreadable)
             }
             Err(error) => Err(error),
         }

@@ -91,8 +91,8 @@ async fn poll(
     builds.begin(service, &kept.constraints).await?;
     let standings = prepare::standings(client, &kept.constraints).await?;
     let own = entries.iter().find(|entry| entry.id == membership.id());
-    // Everything that a newer list took out has ended here before it was applied.
-    if own.is_some_and(|own| own.clients_version.is_some_and(|noted| noted < kept.clients.version)) {
+    // Everything that the list took out has ended here before it was applied.
+    if own.is_some_and(|own| own.clients_version.is_some_and(|noted| noted != kept.clients.version)) {
         membership.note_clients_version(kept.clients.version).await?;
     }
     let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -22,6 +22,15 @@ const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 /// The collections to which writes may go on, by database.
 type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
+/// What a Keyward sees of the list of clients' constraints at its start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClientsView {
+    /// The version that it applies, if it follows the list.
+    pub version: Option<i64>,
+    /// Its user may not read the list.
+    pub is_unreadable: bool,
+}
+
 /// This Keyward's own entry in the register.
 #[derive(Debug)]
 pub struct Membership {
@@ -35,6 +44,8 @@ pub struct Membership {
     terms: EntryTerms,
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
+    /// Clients may have made constraints that this Keyward can't know of.
+    is_list_unreadable: bool,
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because nobody renews them.
     orphans: Mutex<Vec<ObjectId>>,
@@ -49,10 +60,10 @@ impl Membership {
         client: &Client,
         address: String,
         terms: EntryTerms,
-        clients_version: Option<i64>,
+        clients: ClientsView,
     ) -> Result<Membership, StoreError> {
         let entry = RegisterEntry {
-            clients_version,
+            clients_version: clients.version,
             ..RegisterEntry::of_this_process(address, terms)
         };
         let membership = Membership {
@@ -64,6 +75,7 @@ impl Membership {
             permit: Permit::withheld(),
             terms,
             is_listing_lost: AtomicBool::new(false),
+            is_list_unreadable: clients.is_unreadable,
             watch: Mutex::default(),
             orphans: Mutex::default(),
         };
@@ -180,11 +192,10 @@ impl Membership {
         let mut entry = self.entry.lock().await;
         loop {
             let (id, constraints) = (entry.id, entry.constraints.clone());
-            let follows_clients = entry.clients_version.is_some();
             // One shard that doesn't answer mustn't keep the writes to others waiting.
             drop(entry);
             for namespace in &new {
-                prepare::suspend_lacking(&self.client, namespace, &constraints, follows_clients).await?;
+                prepare::suspend_lacking(&self.client, namespace, &constraints, self.is_list_unreadable).await?;
             }
             entry = self.entry.lock().await;
             // Another entry has come meanwhile, without these: a Keyward that polled before it was there, and after this, saw neither.
@@ -296,6 +307,8 @@ impl Membership {
     async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
+        // What earlier tries left.
+        self.take_orphans_away().await;
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
         // If this ends midway, the next try begins with another entry: the constraints that this one lists may have been given up by then.
@@ -307,13 +320,7 @@ impl Membership {
             for collection in collections {
                 let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
                 let namespace = Namespace::new(database, collection);
-                prepare::suspend_lacking(
-                    &self.client,
-                    &namespace,
-                    &new.constraints,
-                    new.clients_version.is_some(),
-                )
-                .await?;
+                prepare::suspend_lacking(&self.client, &namespace, &new.constraints, self.is_list_unreadable).await?;
             }
         }
         self.id.store(new.id.into());
@@ -324,6 +331,8 @@ impl Membership {
         }
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
+        // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
+        self.declared.store(Arc::default());
         self.permit.prolong(sent + self.terms.lease);
         Ok(())
     }

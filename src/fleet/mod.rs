@@ -24,7 +24,7 @@ pub use enforced::Enforced;
 pub use entry::RegisterEntry;
 pub use follow::{Kept, keep, renew, show};
 pub use guard::Guard;
-pub use membership::Membership;
+pub use membership::{ClientsView, Membership};
 pub use permit::Permit;
 pub use register::{COLLECTION, DATABASE, Forgotten, Register};
 pub use terms::EntryTerms;

@@ -109,7 +109,7 @@ impl Register {
             .await
     }
 
-    /// Notes the version of the list of clients' constraints that the Keyward has drained to; gives whether its entry is there.
+    /// Notes the version of the list of clients' constraints that the Keyward has applied; gives whether its entry is there.
     pub(super) async fn note_clients_version(&self, id: ObjectId, version: i64) -> Result<bool, StoreError> {
         self.update(id, doc! { "$set": { "clientsVersion": version } }).await
     }

@@ -93,11 +93,8 @@ async fn publish(
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
     end_outdated(clients, wanted).await?;
-    let list = clients.list.store.read().await?;
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
-        if same_in(&list, entry)?.is_none() {
-            replace_ended_definition(clients, effective, (list.version, deadline)).await?;
-        }
+        replace_ended_definition(clients, entry, effective, deadline).await?;
     }
     let mut builds = Vec::new();
     let mut conflict = None;
@@ -160,21 +157,31 @@ pub(super) fn same_in<'l>(
     Ok(None)
 }
 
-/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more. `version` is
-/// one of the list without it.
+/// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
+/// one any more.
 async fn replace_ended_definition(
     clients: &Clients<'_>,
-    wanted: &Constraint,
-    (version, deadline): (i64, Option<Instant>),
+    entry: &ClientConstraint,
+    effective: &Constraint,
+    deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
     let client = clients.service.upstream.client();
     loop {
-        match prepare::replace_ended_definition(client, wanted, version).await {
-            Ok(true) => return Ok(()),
-            Ok(false) => {
-                let reason = "an ended constraint of this name, with another definition, is still reserved for";
-                wait.poll(&[wanted.name()], reason).await?;
+        // Anew each time: another client may make the former one again.
+        let list = clients.list.store.read().await?;
+        if same_in(&list, entry)?.is_some() {
+            return Ok(());
+        }
+        match prepare::replace_ended_definition(client, effective, list.version).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(behind)) => {
+                let behind: Vec<String> = behind.iter().map(ToString::to_string).collect();
+                let reason = format!(
+                    "an ended constraint of this name, with another definition, is still reserved for by {}",
+                    behind.join("; ")
+                );
+                wait.poll(&[effective.name()], &reason).await?;
             }
             Err(PrepareError::OtherDefinition { name, .. }) => return Err(IndexRefusal::SameName { name }),
             Err(error) => return Err(error.into()),

@@ -4,8 +4,8 @@
 //! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
 //! constraint with it.
 //!
-//! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward refuses a command
-//! itself, it does so before, if the client seems to have the right to the command.
+//! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
+//! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.
 
 mod build;
 mod command;

@@ -8,8 +8,11 @@ use bson::oid::ObjectId;
 use mongodb::Client;
 use tokio::time::Instant;
 
-use crate::client_constraints::{BuildState, ClientConstraintStore, ClientConstraints, SharedList, reply_of_violated};
+use crate::client_constraints::{
+    BuildState, ClientConstraintStore, ClientConstraints, FoundList, SharedList, reply_of_violated,
+};
 use crate::config::Config;
+use crate::fleet::ClientsView;
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -25,6 +28,8 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(10);
 pub(super) struct FollowedList {
     /// None on a replica set, where the server keeps every index unique, and without the privileges.
     shared: Option<Arc<SharedList>>,
+    /// Whether it is the privileges that are missing.
+    is_unreadable: bool,
     applied: ClientConstraints,
     /// The version that couldn't be applied, and when.
     refused: Option<(i64, Instant)>,
@@ -36,18 +41,23 @@ impl FollowedList {
     /// # Errors
     /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.
     pub(super) async fn of(client: &Client) -> Result<FollowedList, StoreError> {
-        let (store, applied) = ClientConstraintStore::followed(client).await?.unzip();
-        let applied = applied.unwrap_or_default();
+        let found = ClientConstraintStore::of_deployment(client).await?;
+        let is_unreadable = matches!(found, FoundList::Unreadable);
+        let (store, applied) = found.into_parts();
         Ok(FollowedList {
+            is_unreadable,
             shared: store.map(|store| Arc::new(SharedList::new(store, applied.version))),
             applied,
             refused: None,
         })
     }
 
-    /// The version that is applied, if this Keyward enforces clients' constraints.
-    pub(super) fn followed_version(&self) -> Option<i64> {
-        self.shared.as_ref().map(|_| self.applied.version)
+    /// What this Keyward sees of it.
+    pub(super) fn view(&self) -> ClientsView {
+        ClientsView {
+            version: self.shared.as_ref().map(|_| self.applied.version),
+            is_unreadable: self.is_unreadable,
+        }
     }
 
     /// The list, for connections that change it.

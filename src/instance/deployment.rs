@@ -12,7 +12,7 @@ use super::StartError;
 use super::clients::FollowedList;
 use crate::catalog::Catalog;
 use crate::config::Config;
-use crate::fleet::{self, EntryTerms, Membership};
+use crate::fleet::{self, ClientsView, EntryTerms, Membership};
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, WaitingConstraint};
 use crate::proxy_collection::{StoreError, answered};
@@ -139,11 +139,11 @@ pub(super) async fn joined(
     upstream: &Upstream,
     config: &Config,
     readiness: &Readiness,
-    clients_version: Option<i64>,
+    clients: ClientsView,
 ) -> Result<Membership, StartError> {
     loop {
         let terms = EntryTerms::of(config.lease).hastened();
-        match Membership::join(upstream.client(), config.listen.to_string(), terms, clients_version).await {
+        match Membership::join(upstream.client(), config.listen.to_string(), terms, clients).await {
             Ok(membership) => {
                 readiness.unblock(&Obstacle::Deployment);
                 return Ok(membership);

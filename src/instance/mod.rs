@@ -125,7 +125,7 @@ impl Instance {
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
         let (of_file, config) = (config.constraints.clone(), &clients.added_to(config.clone()));
-        let membership = Arc::new(joined(&upstream, config, &readiness, clients.followed_version()).await?);
+        let membership = Arc::new(joined(&upstream, config, &readiness, clients.view()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
         let prepared = prepared_or_left(

@@ -5,9 +5,11 @@
 //! start.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
+use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
 use super::PrepareError;
@@ -64,7 +66,10 @@ pub struct Standing {
 /// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
 /// enforced. Versions that know no register of Keywards don't write this field.
 const ENFORCED_IN: &str = "enforcedIn";
-/// In the document of a constraint that a client made.
+/// How long the server may take to prove that a read is current.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+/// In the document of a constraint that a client made: its entry in the list of clients' constraints.
 const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.
 const BACKFILLING: &str = "backfilling";
@@ -150,8 +155,9 @@ impl Definitions {
 
     /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
     /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
-    /// start. Returns whether the definition is the constraint's now. It isn't while a Keyward may still reserve for the former constraint
-    /// because it hasn't applied the `version` of the list of clients' constraints, which has no such constraint.
+    /// start. Returns none if the definition is the constraint's now. Otherwise it must be tried again: the Keywards that it returns may still
+    /// reserve for the former constraint, because they haven't applied the `version` of the list of clients' constraints, which has no such
+    /// constraint.
     ///
     /// # Errors
     /// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states.
@@ -160,12 +166,12 @@ impl Definitions {
         constraint: &Constraint,
         register: &Register,
         version: i64,
-    ) -> Result<bool, PrepareError> {
+    ) -> Result<Option<Vec<RegisterEntry>>, PrepareError> {
         let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
-            return Ok(true);
+            return Ok(None);
         };
         let Err(error) = state(constraint, &found) else {
-            return Ok(true);
+            return Ok(None);
         };
         let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
             return Err(error);
@@ -177,18 +183,20 @@ impl Definitions {
         let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
         if !entries.is_empty() {
             return match entries.iter().all(is_behind) {
-                true => Ok(false),
+                true => Ok(Some(entries)),
                 false => Err(error),
             };
         }
+        // Whoever makes the former one again meanwhile begins another epoch.
         let mut former = id(constraint);
         former.insert("identity", identity);
+        former.insert(BACKFILL_EPOCH_FIELD, found.get(BACKFILL_EPOCH_FIELD));
         let new = doc! {
             "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
             "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
         };
-        answered(self.collection.replace_one(former, new).into_future()).await?;
-        Ok(true)
+        let replaced = answered(self.collection.replace_one(former, new).into_future()).await?;
+        Ok((replaced.matched_count == 0).then(Vec::new))
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
@@ -293,23 +301,34 @@ impl Definitions {
     /// The same, for a constraint that a client made, as its build begins.
     pub(super) async fn begin_build(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let mut update = suspension();
-        if let Ok(set) = update.get_document_mut("$set") {
-            set.insert(OF_CLIENT, true);
+        if let (Ok(set), Some(entry)) = (update.get_document_mut("$set"), constraint.client_entry()) {
+            set.insert(OF_CLIENT, entry);
         }
         answered(self.collection.update_one(id(constraint), update).into_future()).await?;
         Ok(())
     }
 
-    /// The name of an enforced constraint on a collection that a client made, and that doesn't have one of these identities.
+    /// Notes that a client's constraint has ended. One with the same definition that was made since stays as it is.
+    pub(super) async fn end_of_client(&self, constraint: &Constraint, entry: ObjectId) -> Result<(), PrepareError> {
+        let mut ended = id(constraint);
+        ended.insert(OF_CLIENT, entry);
+        let update = self.collection.update_one(ended, doc! { "$unset": { OF_CLIENT: 1 } });
+        answered(update.into_future()).await?;
+        Ok(())
+    }
+
+    /// The name of a constraint on a collection that a client made, and that doesn't have one of these identities. The answer is of now or
+    /// later: a primary that was replaced can't give it.
     pub(super) async fn lacking_of_client(
         &self,
         namespace: &Namespace,
         identities: &BTreeSet<ObjectId>,
     ) -> Result<Option<String>, StoreError> {
-        let mut enforced = others(namespace, identities);
-        enforced.insert(OF_CLIENT, true);
-        enforced.insert("state", ConstraintState::Enforced.name());
-        let found = answered(self.collection.find_one(enforced).into_future()).await?;
+        let mut of_client = others(namespace, identities);
+        of_client.insert(OF_CLIENT, doc! { "$exists": true });
+        let find = self.collection.find_one(of_client);
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let found = answered(find.into_future()).await?;
         Ok(found.as_ref().and_then(name_of))
     }
 
@@ -324,13 +343,19 @@ impl Definitions {
         Ok(found.iter().filter_map(name_of).collect())
     }
 
-    /// Suspends all constraints on a collection that don't have one of these identities; returns their number.
+    /// Suspends all constraints on a collection that don't have one of these identities, except those that clients made if
+    /// `are_clients_kept`; returns their number.
     pub(super) async fn suspend_others(
         &self,
         namespace: &Namespace,
         identities: &BTreeSet<ObjectId>,
+        are_clients_kept: bool,
     ) -> Result<u64, StoreError> {
-        let update = self.collection.update_many(others(namespace, identities), suspension());
+        let mut others = others(namespace, identities);
+        if are_clients_kept {
+            others.insert(OF_CLIENT, doc! { "$exists": false });
+        }
+        let update = self.collection.update_many(others, suspension());
         Ok(answered(update.into_future()).await?.matched_count)
     }
 }

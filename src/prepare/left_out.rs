@@ -16,31 +16,36 @@ use crate::proxy_collection::StoreError;
 /// Notes that the collection's constraints aren't enforced, except those whose identities are in `constraints`. Before
 /// this call, the Keyward that begins to write without them must be in the register.
 ///
-/// A constraint that a client made is no operator's to leave out. A Keyward that can't follow their list doesn't write where it lacks an
-/// enforced one.
+/// A constraint that a client made is no operator's to leave out. If this Keyward may not read their list (`is_list_unreadable`), it
+/// doesn't write to a collection where it lacks one.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster doesn't confirm it, or clients made one of them and this Keyward doesn't follow their list.
+/// [`StoreError`] if the cluster doesn't confirm it, or clients made one of them and this Keyward may not read their list.
 pub async fn suspend_lacking(
     client: &Client,
     namespace: &Namespace,
     constraints: &BTreeSet<ObjectId>,
-    follows_clients: bool,
+    is_list_unreadable: bool,
 ) -> Result<(), StoreError> {
     let definitions = Definitions::of(client, namespace);
-    if !follows_clients && let Some(name) = definitions.lacking_of_client(namespace, constraints).await? {
-        return Err(StoreError::OfClient {
-            name,
-            namespace: namespace.clone(),
-        });
-    }
-    if definitions.suspend_others(namespace, constraints).await? > 0 {
+    if definitions
+        .suspend_others(namespace, constraints, is_list_unreadable)
+        .await?
+        > 0
+    {
         let names = definitions.lacking(namespace, constraints).await?;
         tracing::warn!(
             %namespace, constraints = names.join(", "),
             "the configuration leaves out constraints that the cluster has on a collection to which clients write here: they are \
              noted as not enforced, and a Keyward that has them backfills all documents again once this Keyward has them or is gone"
         );
+    }
+    // Only after this Keyward is in the register with the collection: a build that begins later waits for it.
+    if is_list_unreadable && let Some(name) = definitions.lacking_of_client(namespace, constraints).await? {
+        return Err(StoreError::OfClient {
+            name,
+            namespace: namespace.clone(),
+        });
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ use crate::catalog::Protected;
 use crate::classify::EncryptedField;
 use crate::constraint::Constraint;
 use crate::default_collations::DefaultCollations;
-use crate::fleet::{Membership, Register};
+use crate::fleet::{Membership, Register, RegisterEntry};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
@@ -139,8 +139,9 @@ fn warn_of_routes_without_effect(protected: &Protected) {
     }
 }
 
-/// Lets `constraint` have another definition than an ended constraint of its name had. Returns whether it has; it must be tried again
-/// while a Keyward may still reserve for the former one because it hasn't applied this `version` of the list of clients' constraints.
+/// Lets `constraint` have another definition than an ended constraint of its name had. Returns none if it has. Otherwise it must be tried
+/// again: the Keywards that it returns may still reserve for the former one, because they haven't applied this `version` of the list of
+/// clients' constraints.
 ///
 /// # Errors
 /// [`PrepareError`] if a Keyward's file states the former constraint, or the cluster doesn't carry out a command.
@@ -148,7 +149,7 @@ pub async fn replace_ended_definition(
     client: &Client,
     constraint: &Constraint,
     version: i64,
-) -> Result<bool, PrepareError> {
+) -> Result<Option<Vec<RegisterEntry>>, PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace());
     definitions
         .replace_ended(constraint, &Register::of(client), version)
@@ -166,7 +167,20 @@ pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), Pre
         .await
 }
 
-/// The same as the build of a client's `constraint` begins. An earlier constraint with the same definition may have left it enforced.
+/// The same, and that a client's constraint has ended.
+///
+/// # Errors
+/// The same.
+pub async fn end(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace());
+    definitions.suspend(constraint).await?;
+    match constraint.client_entry() {
+        Some(entry) => definitions.end_of_client(constraint, entry).await,
+        None => Ok(()),
+    }
+}
+
+/// The same as [`suspend`], as the build of a client's `constraint` begins. An earlier constraint with the same definition may have left it enforced.
 ///
 /// # Errors
 /// The same.

@@ -54,7 +54,7 @@ fn duplicates_are_reported_as_by_a_native_build() {
     }
     // At once: the claim of the build that failed would last for 30 seconds.
     let mut again = create([unique_email()]);
-    again.insert("maxTimeMS", 25_000);
+    again.insert("maxTimeMS", 15_000);
     must(&reply(&keywards[1], DATABASE, &again));
 }
 

@@ -93,7 +93,7 @@ impl<'a> Builds<'a> {
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let client = service.upstream.client();
         let backfill = async |is_meant: &dyn Fn(&Constraint) -> bool| {
-            let meant = (is_meant, |_: &Constraint| false);
+            let meant = (is_meant, |_: &Constraint| false, |_: &Constraint| false);
             reserving
                 .backfill_documents(client, kept.lease, Some(membership), meant, IfClaimed::Leave)
                 .await

@@ -117,7 +117,9 @@ pub enum PrepareError {
         reason: String,
     },
     /// Existing documents violate the constraint.
-    #[error("{0}")]
+    #[error(
+        "{0}\n`keyward backfill --dry-run --report FILE` writes such a list to a file, with up to 1000 keys of each constraint"
+    )]
     Duplicates(Reports),
     /// The existing documents aren't all backfilled yet.
     #[error(

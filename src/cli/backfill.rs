@@ -60,7 +60,6 @@ fn backfill_documents(file: &ConfigFile, only: &OneCollection, options: &Backfil
     })?;
     let labels: Vec<String> = constraints.iter().map(|one| constraint_label(one)).collect();
     let json = reports.to_json(&labels, options.dry_run);
-    let is_in_file = report_file.is_some();
     if let Some(file) = report_file {
         file.finish(&format!("{json:#}"))?;
     }
@@ -74,11 +73,14 @@ fn backfill_documents(file: &ConfigFile, only: &OneCollection, options: &Backfil
         }
         (false, true) if options.dry_run => say(format!("no duplicates under {}", labels.join(", "))),
         (false, true) => {}
-        (false, false) if is_in_file => eprintln!("keyward: {reports}"),
-        (false, false) => {
-            eprintln!("keyward: {reports}");
-            eprintln!("`--report FILE` writes such a list to a file, with up to 1000 keys of each constraint");
-        }
+        (false, false) => eprintln!("keyward: {reports}"),
+    }
+    match &options.report {
+        Some(path) => eprintln!("keyward: the whole report is in {}", path.display()),
+        None if options.json || reports.is_empty() => {}
+        None => eprintln!(
+            "keyward: `--report FILE` writes the whole report to a file, with up to 1000 keys of each constraint"
+        ),
     }
     Ok(match reports.is_empty() {
         true => Exit::Success,

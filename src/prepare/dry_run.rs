@@ -112,6 +112,7 @@ impl Reading<'_> {
         }
         report.unlisted = repeated.unlisted();
         report.keys = self.listed(&repeated).await?;
+        report.sort_keys();
         let to_change: u64 = report.keys.iter().map(|key| key.documents - 1).sum();
         report.count += to_change + report.unlisted.documents - report.unlisted.keys;
         Ok(report)
@@ -140,14 +141,12 @@ impl Reading<'_> {
             }
         })
         .await?;
-        let mut listed: Vec<DuplicatedKey> = found
+        let listed = found
             .into_values()
             .flatten()
             .filter(|(_, _, documents)| *documents > 1)
-            .map(|(_, group, documents)| group.finish(constraint, documents))
-            .collect();
-        listed.sort_by_cached_key(|key| (std::cmp::Reverse(key.documents), key.key.to_string()));
-        Ok(listed)
+            .map(|(_, group, documents)| group.finish(constraint, documents));
+        Ok(listed.collect())
     }
 
     /// Reads all documents, and calls `note` with the keys of each, or with the reason why it has none.

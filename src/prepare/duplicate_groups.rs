@@ -176,12 +176,12 @@ impl<'a> DuplicateGroups<'a> {
             documents: documents - listed,
             is_at_least: self.uncounted > 0,
         };
-        let worst_first = self.ranked.iter().rev();
-        let keys = worst_first.filter_map(|(documents, fingerprint)| {
+        let keys = self.ranked.iter().filter_map(|(documents, fingerprint)| {
             let group = self.groups.remove(fingerprint)?;
             Some(group.finish(self.constraint, *documents))
         });
         self.report.keys = keys.collect();
+        self.report.sort_keys();
         self.report.duplicate = duplicate;
         self.report
     }

@@ -118,7 +118,7 @@ pub enum PrepareError {
     },
     /// Existing documents violate the constraint.
     #[error(
-        "{0}\n`keyward backfill --dry-run --report FILE` writes such a list to a file, with up to 1000 keys of each constraint"
+        "{0}\n`keyward backfill --dry-run --report FILE` writes the whole report to a file, with up to 1000 keys of each constraint"
     )]
     Duplicates(Reports),
     /// The existing documents aren't all backfilled yet.

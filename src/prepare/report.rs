@@ -1,5 +1,6 @@
 //! Shows which documents violate constraints, grouped by key, for people and as JSON.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -128,6 +129,12 @@ impl Report {
         )
     }
 
+    /// The worst keys come first. Equal ones have the same order in each report, so that two reports can be compared.
+    pub(super) fn sort_keys(&mut self) {
+        self.keys
+            .sort_by_cached_key(|key| (Reverse(key.documents), key.key.to_string()));
+    }
+
     fn to_json(&self) -> Value {
         let key = |key: &DuplicatedKey| {
             let mut json = json!({ "key": key.key, "documents": key.documents, "ids": key.ids });
@@ -215,8 +222,8 @@ impl fmt::Display for DuplicatedKey {
             ids,
             hint,
         } = self;
-        let ids: Vec<String> = ids.iter().map(|id| format!("_id {id}")).collect();
-        write!(formatter, "{documents} documents have {key}: {}", ids.join(" and "))?;
+        let named: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        write!(formatter, "{documents} documents have {key}: _id {}", named.join(", "))?;
         match documents.saturating_sub(ids.len() as u64) {
             0 => {}
             more => write!(formatter, " and {more} more")?,
@@ -286,7 +293,7 @@ mod tests {
         assert_eq!(text.lines().count(), 1 + KEYS_SHOWN + 1, "{text}");
         assert!(text.starts_with("25 documents of shop.users violate unique constraint phone_1;"));
         assert!(
-            text.contains("\n  2 documents have {\"phone\":0}: _id 0 and _id \"x\"\n"),
+            text.contains("\n  2 documents have {\"phone\":0}: _id 0, \"x\"\n"),
             "{text}"
         );
         assert!(text.ends_with("\n  and 5 more keys, which 10 documents have"), "{text}");

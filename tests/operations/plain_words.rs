@@ -279,7 +279,7 @@ fn a_reload_that_is_refused() {
     assert_in_plain_words(&answer);
     let log = keyward.log();
     assert!(
-        log.contains(r#"2 documents have {"email":"x"}: _id {"a":2} and _id {"a":1}"#),
+        log.contains(r#"2 documents have {"email":"x"}: _id {"a":2}, {"a":1}"#),
         "{log}"
     );
     assert_in_plain_words(&log);

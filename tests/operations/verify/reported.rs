@@ -162,14 +162,17 @@ async fn the_text_is_short_and_names_the_way_to_the_whole_list() {
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
         assert_eq!(lines.len(), 5, "{text}");
         assert!(
-            lines[0].starts_with("  45 documents have {\"phone\":null}: _id 49 and _id 48"),
+            lines[0].starts_with("  45 documents have {\"phone\":null}: _id 49, 48"),
             "{text}"
         );
         assert!(
             lines[0].ends_with(" and 40 more; documents without the field: `sparse: true` leaves them out"),
             "{text}"
         );
-        assert!(text.contains("`--report FILE` writes such a list to a file"), "{text}");
+        assert!(
+            text.contains("`--report FILE` writes the whole report to a file"),
+            "{text}"
+        );
     }
 }
 

@@ -28,7 +28,7 @@ async fn existing_documents_are_backfilled_and_their_duplicates_reported() {
     );
     let grouped = refused
         .errors
-        .contains("\n  3 documents have {\"email\":7}: _id 3002 and _id 3001 and _id 7");
+        .contains("\n  3 documents have {\"email\":7}: _id 3002, 3001, 7");
     assert!(grouped, "{}", refused.errors);
     let way_out = refused.errors.contains("`keyward backfill --dry-run --report FILE`");
     assert!(way_out, "{}", refused.errors);

@@ -197,7 +197,7 @@ async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Res
 }
 
 /// The constraints that clients are served with.
-pub(super) struct Prepared {
+pub(super) struct ServedConstraints {
     pub catalog: Catalog,
     /// Those that can't be called enforced yet.
     pub waiting: Vec<WaitingConstraint>,
@@ -213,7 +213,7 @@ pub(super) async fn prepared(
     clients: &FollowedList,
     (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
-) -> Result<Prepared, StartError> {
+) -> Result<ServedConstraints, StartError> {
     let mut left_out = LeftOutConstraints::default();
     loop {
         let prepared = async {
@@ -235,7 +235,7 @@ pub(super) async fn prepared(
         match prepared.await {
             Ok(Some((catalog, waiting))) => {
                 readiness.unblock(&Obstacle::Deployment);
-                return Ok(Prepared {
+                return Ok(ServedConstraints {
                     catalog,
                     waiting,
                     left_out,

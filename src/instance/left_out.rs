@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use mongodb::Client;
 
+use crate::config::Config;
 use crate::constraint::{Constraint, Strategy};
 use crate::metrics::constraint_label;
 use crate::prepare::{self, ConstraintState, Reports};
@@ -59,6 +60,14 @@ impl LeftOutConstraints {
             false => constraint.clone(),
         });
         kept.collect()
+    }
+
+    /// `config` without the constraints left out.
+    pub(super) fn taken_out_of_config(&self, config: &Config) -> Config {
+        Config {
+            constraints: self.taken_out_of(&config.constraints),
+            ..config.clone()
+        }
     }
 
     /// Whether another Keyward has made one of them enforced.

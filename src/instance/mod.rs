@@ -21,7 +21,8 @@ use tokio::task::JoinHandle;
 
 use clients::FollowedList;
 use deployment::{
-    Prepared, await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers, resolved,
+    ServedConstraints, await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers,
+    resolved,
 };
 use left_out::LeftOutConstraints;
 use pages::{Pages, bound, not_listening};
@@ -135,35 +136,18 @@ impl Instance {
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = prepared_or_left(
-            &upstream,
-            config,
-            &clients,
-            (&readiness, &metrics),
-            &membership,
-            renewing,
-        )
-        .await?;
-        let (
-            Prepared {
-                catalog,
-                waiting,
-                left_out,
-            },
-            renewing,
-        ) = prepared;
-        let of_file = left_out.taken_out_of(of_file);
-        let config = &Config {
-            constraints: left_out.taken_out_of(&config.constraints),
-            ..config.clone()
-        };
+        let shown = (&readiness, &metrics);
+        let served = prepared_or_left(&upstream, config, &clients, shown, &membership, renewing);
+        let (served, renewing) = served.await?;
+        let left_out = served.left_out;
+        let (of_file, config) = (left_out.taken_out_of(of_file), &left_out.taken_out_of_config(config));
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
-        let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
+        let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
         let service = Arc::new(service.registered(membership.clone()).following(clients.shared()));
-        fleet::show(&config.constraints, &waiting, &service, &readiness);
+        fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
         let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
@@ -381,7 +365,7 @@ async fn prepared_or_left(
     (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
     renewing: Background,
-) -> Result<(Prepared, Background), StartError> {
+) -> Result<(ServedConstraints, Background), StartError> {
     let prepared = match remembers(upstream, config, readiness, membership).await {
         Ok(()) => prepared(upstream, config, clients, (readiness, metrics), membership).await,
         Err(error) => Err(error),

@@ -40,11 +40,11 @@ pub async fn find_duplicates(
     let mut reports = Reports::default();
     for protected in prepared(client, constraints, lease, metrics).await? {
         for position in 0..protected.constraints.len() {
-            let reading = Reading {
+            let dry_run = DryRun {
                 protected: &protected,
                 position,
             };
-            let report = reading.report(KEYS_AT_ONCE).await?;
+            let report = dry_run.report(KEYS_AT_ONCE).await?;
             if !report.is_empty() {
                 reports.0.push(report);
             }
@@ -84,12 +84,12 @@ impl RepeatedKeys {
 }
 
 /// The documents of one constraint, being read.
-struct Reading<'a> {
+struct DryRun<'a> {
     protected: &'a Protected,
     position: usize,
 }
 
-impl Reading<'_> {
+impl DryRun<'_> {
     /// The report, with at most `at_once` keys in memory.
     async fn report(&self, at_once: usize) -> Result<Report, StoreError> {
         let mut report = Report::of(self.constraint());

@@ -19,8 +19,11 @@ fn printed(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
+/// A key with the number of its documents, and the `_id`s that are named.
+type KeyOfMany = (Value, u64, Vec<i64>);
+
 /// A violation by its constraint: how many documents must change, and each key with the number of its documents and their `_id`s.
-fn grouped(report: &Value) -> Vec<(String, u64, Vec<(Value, u64, Vec<i64>)>)> {
+fn grouped(report: &Value) -> Vec<(String, u64, Vec<KeyOfMany>)> {
     let key = |key: &Value| {
         let ids = key["ids"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap());
         let mut ids: Vec<i64> = ids.collect();

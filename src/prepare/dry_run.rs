@@ -121,7 +121,7 @@ impl DryRun<'_> {
     /// The keys with the most documents, with their `_id`s.
     async fn listed(&self, repeated: &RepeatedKeys) -> Result<Vec<DuplicatedKey>, StoreError> {
         let wanted = repeated.most.iter().map(|(_, fingerprint)| *fingerprint);
-        let mut found: HashMap<u64, Option<(Key, DuplicateGroup, u64)>> = wanted.map(|key| (key, None)).collect();
+        let mut found: HashMap<u64, Option<(Vec<u8>, DuplicateGroup, u64)>> = wanted.map(|key| (key, None)).collect();
         if found.is_empty() {
             return Ok(Vec::new());
         }
@@ -131,9 +131,11 @@ impl DryRun<'_> {
                 let Some(found) = found.get_mut(&fingerprint(key)) else {
                     continue;
                 };
-                let (first, group, documents) = found.get_or_insert_with(|| (key.clone(), DuplicateGroup::of(key), 0));
+                // The canonical form alone: the values of a key may be megabytes.
+                let first = || (key.canonical().to_vec(), DuplicateGroup::of(key), 0);
+                let (canonical, group, documents) = found.get_or_insert_with(first);
                 // Two different keys with one fingerprint are no duplicates.
-                if first == key {
+                if canonical == key.canonical() {
                     *documents += 1;
                     let lacks_fields = Doc::new(document.as_bytes()).is_ok_and(|doc| constraint.lacks_fields(doc));
                     group.add(&id_of(document), lacks_fields);
@@ -179,8 +181,9 @@ impl DryRun<'_> {
                 }
             }
             progress.advance(batch.len() as u64);
-            let of_last = batch.iter().rev().filter_map(owner);
-            seen = of_last.filter(|owner: &Owner| owner.id == last).collect();
+            let end = Owner { id: last, route: None };
+            let from_the_end = batch.iter().rev().filter_map(owner);
+            seen = from_the_end.take_while(|owner| owner.has_same_id_as(&end)).collect();
         }
         Ok(())
     }

@@ -105,7 +105,11 @@ impl<'a> Builds<'a> {
             match backfill(&is_it).await {
                 Ok(waiting) => own_waiting.extend(waiting.into_iter().filter(|one| is_it(&one.constraint))),
                 Err(PrepareError::Duplicates(reports)) => {
-                    tracing::warn!(%reports, "the build of a client's constraint ends");
+                    // All keys: no file names the constraint, so `keyward backfill` can't report them.
+                    tracing::warn!(
+                        reports = format!("{reports:#}"),
+                        "the build of a client's constraint ends"
+                    );
                     if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
                         let reply = reply_of_violated(&reports);
                         list.store

@@ -182,10 +182,15 @@ impl Reports {
     }
 }
 
+/// With `{:#}`, every listed key is shown.
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = match formatter.alternate() {
+            true => KEYS_LISTED,
+            false => KEYS_SHOWN,
+        };
         formatter.write_str(&self.without_values())?;
-        for key in self.keys.iter().take(KEYS_SHOWN) {
+        for key in self.keys.iter().take(shown) {
             write!(formatter, "\n  {key}")?;
         }
         let UnlistedKeys {
@@ -193,7 +198,7 @@ impl fmt::Display for Report {
             documents,
             is_at_least,
         } = self.unlisted;
-        let hidden = self.keys.iter().skip(KEYS_SHOWN);
+        let hidden = self.keys.iter().skip(shown);
         let (keys, documents) = hidden.fold((keys, documents), |(keys, documents), key| {
             (keys + 1, documents + key.documents)
         });
@@ -245,7 +250,8 @@ impl fmt::Display for Reports {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, report) in self.0.iter().enumerate() {
             let break_before = if index == 0 { "" } else { "\n" };
-            write!(formatter, "{break_before}{report}")?;
+            formatter.write_str(break_before)?;
+            report.fmt(formatter)?;
         }
         Ok(())
     }
@@ -297,6 +303,7 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("\n  and 5 more keys, which 10 documents have"), "{text}");
+        assert_eq!(format!("{:#}", Reports(vec![report(25)])).lines().count(), 26);
         let mut more = report(20);
         more.unlisted = UnlistedKeys {
             keys: 7,

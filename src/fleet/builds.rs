@@ -107,7 +107,7 @@ impl<'a> Builds<'a> {
                 Err(PrepareError::Duplicates(reports)) => {
                     // All keys: no file names the constraint, so `keyward backfill` can't report them.
                     tracing::warn!(
-                        reports = format!("{reports:#}"),
+                        reports = %format_args!("{reports:#}"),
                         "the build of a client's constraint ends"
                     );
                     if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {

@@ -4,6 +4,7 @@ use bson::spec::ElementType;
 use bson::{Bson, RawBson, RawDocumentBuf};
 use serde_json::{Map, Value};
 
+use crate::constraint::Key;
 use crate::raw::{Builder, Doc, Element};
 use crate::server::type_name;
 
@@ -16,6 +17,17 @@ pub fn as_json(value: &RawBson) -> Value {
         RawBson::Array(array) => lossy(array.as_bytes(), ElementType::Array),
         other => unreadable(other.element_type()),
     })
+}
+
+/// The key as a document with the constraint's paths; with sort keys in the place of strings if only those are known.
+pub fn key_as_json(key: &Key) -> Value {
+    let document = match key.values() {
+        Some(values) => RawDocumentBuf::from_bytes(values.bytes().to_vec())
+            .ok()
+            .map(RawBson::Document),
+        None => key.reservation_id().get("k").ok().flatten().map(RawBson::from),
+    };
+    document.map_or(Value::Null, |document| as_json(&document))
 }
 
 /// A document or an array that can't be decoded as a whole, field by field.

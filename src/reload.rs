@@ -344,7 +344,7 @@ async fn enforce(
                 client,
                 current.lease,
                 Some(membership),
-                (of_file, is_new),
+                (of_file, is_new, is_new),
                 IfClaimed::Wait,
             )
             .await?;
@@ -409,7 +409,7 @@ mod tests {
     use bson::doc;
 
     use super::*;
-    use crate::constraint::{IndexSpec, Sharding, Strategy};
+    use crate::constraint::{IndexSpec, OnViolation, Sharding, Strategy};
     use crate::namespace::Namespace;
 
     fn config(text: &str) -> Config {
@@ -438,6 +438,7 @@ mod tests {
             sharding: _,
             strategy: _,
             route: _,
+            on_violation: _,
             client_entry: _,
         } = before.clone();
         let with = |change: fn(&mut IndexSpec)| {
@@ -456,6 +457,7 @@ mod tests {
             with(|spec| spec.strategy = Some(Strategy::Transaction)),
             with(|spec| spec.strategy = Some(Strategy::Compensating)),
             with(|spec| spec.route = true),
+            with(|spec| spec.on_violation = OnViolation::LeaveOut),
             with(|spec| spec.client_entry = Some(bson::oid::ObjectId::new())),
         ];
         let current = constraint(before.clone());

@@ -1,5 +1,7 @@
 //! Lists why a command fails, and with which exit code.
 
+use std::path::PathBuf;
+
 use super::Exit;
 use crate::config::Problems;
 use crate::instance::StartError;
@@ -17,6 +19,8 @@ pub(super) enum CliFailure {
     System(#[from] std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error("the report can't be written to {path}: {error}", path = path.display())]
+    Report { path: PathBuf, error: std::io::Error },
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
 }
@@ -25,7 +29,9 @@ impl CliFailure {
     pub(super) fn exit(&self) -> Exit {
         match self {
             CliFailure::Config(_) | CliFailure::Telemetry(_) => Exit::Config,
-            CliFailure::System(_) | CliFailure::Start(StartError::Listen { .. }) => Exit::System,
+            CliFailure::System(_) | CliFailure::Report { .. } | CliFailure::Start(StartError::Listen { .. }) => {
+                Exit::System
+            }
             CliFailure::Start(StartError::Prepare(
                 PrepareError::OtherDefinition { .. }
                 | PrepareError::SamePlace { .. }

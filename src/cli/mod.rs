@@ -8,6 +8,7 @@ mod doctor;
 mod failure;
 mod forget;
 mod open_files;
+mod report_file;
 mod run;
 mod shell;
 mod signals;
@@ -34,12 +35,15 @@ enum CliCommand {
     /// Run the proxy until SIGTERM or SIGINT; once it takes clients it prints a line of JSON with its addresses. SIGHUP, or a
     /// change of the file, loads the configuration again
     Run(ConfigFile),
-    /// Reserve for existing documents, as `run` does before it takes clients, and end; continues where it was stopped
+    /// Reserve for existing documents, as `run` does before it takes clients, and end; continues where it was stopped. Lists the documents
+    /// that violate a constraint
     Backfill {
         #[command(flatten)]
         file: ConfigFile,
         #[command(flatten)]
         only: OneCollection,
+        #[command(flatten)]
+        options: backfill::BackfillOptions,
     },
     /// Read everything, and list what documents and reservations contradict each other in
     Verify {
@@ -131,7 +135,7 @@ Exit codes:
 pub fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         CliCommand::Run(file) => run::run(&file.config),
-        CliCommand::Backfill { file, only } => backfill::run(&file, &only),
+        CliCommand::Backfill { file, only, options } => backfill::run(&file, &only, &options),
         CliCommand::Verify { file, only, options } => verify::run(&file, &only, &options),
         CliCommand::Check(file) => check::run(&file.config),
         CliCommand::Doctor { file, options } => doctor::run(&file, &options),

@@ -22,7 +22,7 @@ pub fn reply_of_violated(reports: &Reports) -> Document {
         }
         None => doc! {
             "ok": 0.0,
-            "errmsg": format!("{prefix}{}", report.named.first().map_or("", String::as_str)),
+            "errmsg": format!("{prefix}{}", report.unindexable.first().map_or_else(String::new, ToString::to_string)),
             "code": code::CANNOT_CREATE_INDEX,
             "codeName": "CannotCreateIndex",
         },
@@ -44,15 +44,13 @@ mod tests {
             key: doc! { "email": 1 },
             ..IndexSpec::default()
         };
-        let constraint = Constraint::new(namespace.clone(), spec).unwrap();
+        let constraint = Constraint::new(namespace, spec).unwrap();
         let document = doc! { "email": format!("x{}", "\u{e9}".repeat(200)) }.to_vec().unwrap();
         let keys = constraint.keys(Doc::new(&document).unwrap()).unwrap();
         let report = Report {
-            namespace,
-            constraint: "email_1".to_owned(),
             count: 1,
-            named: Vec::new(),
             duplicate: Some(constraint.duplicate(&keys[0])),
+            ..Report::of(&constraint)
         };
         let reply = reply_of_violated(&Reports(vec![report]));
         assert_eq!(reply.get_i32("code").ok(), Some(code::DUPLICATE_KEY));

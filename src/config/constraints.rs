@@ -10,8 +10,8 @@ use bson::{Bson, doc};
 
 use super::check::FoundProblems;
 use super::problem::SettingPath;
-use super::raw::{RawConstraint, RawSharding, RawStrategy};
-use crate::constraint::{Constraint, IndexSpec, Sharding, SpecError, Strategy};
+use super::raw::{RawConstraint, RawOnViolation, RawSharding, RawStrategy};
+use crate::constraint::{Constraint, IndexSpec, OnViolation, Sharding, SpecError, Strategy};
 use crate::namespace::Namespace;
 
 /// A constraint that is valid by itself, and the operator's specification.
@@ -72,6 +72,10 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
             RawStrategy::Transaction => Strategy::Transaction,
         }),
         route: raw.route.unwrap_or_default(),
+        on_violation: match raw.on_violation {
+            None | Some(RawOnViolation::Stop) => OnViolation::Stop,
+            Some(RawOnViolation::LeaveOut) => OnViolation::LeaveOut,
+        },
         client_entry: None,
     };
     let faults = faults_of_parts(&spec, &path);

@@ -37,7 +37,7 @@ pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdEr
 pub(crate) use self::text::bytes_of_hex;
 
 pub use self::routing::{root_of, values_asked_for};
-pub use self::spec::{IndexSpec, Sharding, SpecError, Strategy};
+pub use self::spec::{IndexSpec, OnViolation, Sharding, SpecError, Strategy};
 
 use self::spec::{ID_INDEX, KeyField};
 
@@ -186,6 +186,19 @@ impl Constraint {
         self.strategy
     }
 
+    /// The same constraint with `strategy: strict`.
+    pub fn strict(&self) -> Constraint {
+        let mut strict = self.clone();
+        strict.strategy = Some(Strategy::Transaction);
+        strict.spec.strategy = strict.strategy;
+        strict
+    }
+
+    /// Whether a Keyward may serve clients without it if existing documents violate it.
+    pub fn may_be_left_out(&self) -> bool {
+        self.spec.on_violation == OnViolation::LeaveOut
+    }
+
     /// The collection of this constraint's reservations, in the protected collection's database.
     pub fn proxy_collection(&self) -> Namespace {
         proxy_collection(&self.namespace, &self.name)
@@ -233,6 +246,17 @@ impl Constraint {
         drafts.sort_by(|a, b| a.canonical().cmp(b.canonical()));
         drafts.dedup_by(|a, b| a.canonical() == b.canonical());
         Ok(drafts.into_iter().map(KeyDraft::finish).collect())
+    }
+
+    /// Whether `document` has none of the constraint's fields: with `sparse: true` it has no key.
+    pub fn lacks_fields(&self, document: Doc<'_>) -> bool {
+        let mut has_any = false;
+        let paths = self.fields.iter().map(|field| field.path.as_str());
+        let read = extract::extract(paths, true, document, &mut |_| {
+            has_any = true;
+            Ok(())
+        });
+        read.is_ok() && !has_any
     }
 
     /// Whether the server would fill in a value that affects `document`'s keys, so that the keys aren't known yet.

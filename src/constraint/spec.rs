@@ -48,6 +48,16 @@ impl Strategy {
     }
 }
 
+/// What a Keyward does if existing documents violate a constraint that it is about to enforce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnViolation {
+    /// It doesn't start, or refuses the configuration.
+    #[default]
+    Stop,
+    /// It serves clients without the constraint.
+    LeaveOut,
+}
+
 /// An index specification as the operator wrote it, not checked yet.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IndexSpec {
@@ -67,6 +77,8 @@ pub struct IndexSpec {
     pub strategy: Option<Strategy>,
     /// Whether queries by its key go to the shard of the key's owner.
     pub route: bool,
+    /// What to do if existing documents violate it.
+    pub on_violation: OnViolation,
     /// The number of its entry in the list of clients' constraints, if a client made it.
     pub client_entry: Option<ObjectId>,
 }

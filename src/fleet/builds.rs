@@ -90,7 +90,7 @@ impl<'a> Builds<'a> {
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let client = service.upstream.client();
         let backfill = async |is_meant: &dyn Fn(&Constraint) -> bool| {
-            let meant = (is_meant, |_: &Constraint| false);
+            let meant = (is_meant, |_: &Constraint| false, |_: &Constraint| false);
             reserving
                 .backfill_documents(client, kept.lease, Some(membership), meant, IfClaimed::Leave)
                 .await
@@ -102,7 +102,11 @@ impl<'a> Builds<'a> {
             match backfill(&is_it).await {
                 Ok(waiting) => own_waiting.extend(waiting.into_iter().filter(|one| is_it(&one.constraint))),
                 Err(PrepareError::Duplicates(reports)) => {
-                    tracing::warn!(%reports, "the build of a client's constraint ends");
+                    // All keys: no file names the constraint, so `keyward backfill` can't report them.
+                    tracing::warn!(
+                        reports = %format_args!("{reports:#}"),
+                        "the build of a client's constraint ends"
+                    );
                     if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
                         // Before the client knows: it may change a document, and send its command again.
                         if let Err(error) = prepare::release_claim(client, constraint).await {

@@ -10,6 +10,7 @@ use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 
 use super::StartError;
 use super::clients::FollowedList;
+use super::left_out::LeftOutConstraints;
 use crate::catalog::Catalog;
 use crate::config::Config;
 use crate::fleet::{self, ClientsView, EntryTerms, Membership};
@@ -195,7 +196,16 @@ async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Res
     is_reported
 }
 
-/// Makes all constraints hold. A broken connection or a shard without a primary may interrupt this; a later try
+/// The constraints that clients are served with.
+pub(super) struct ServedConstraints {
+    pub catalog: Catalog,
+    /// Those that can't be called enforced yet.
+    pub waiting: Vec<WaitingConstraint>,
+    /// Those that clients are served without.
+    pub left_out: LeftOutConstraints,
+}
+
+/// Makes all constraints hold, except those that may be left out and are violated. A broken connection or a shard without a primary may interrupt this; a later try
 /// finishes every step that has begun.
 pub(super) async fn prepared(
     upstream: &Upstream,
@@ -203,25 +213,36 @@ pub(super) async fn prepared(
     clients: &FollowedList,
     (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
-) -> Result<(Catalog, Vec<WaitingConstraint>), StartError> {
+) -> Result<ServedConstraints, StartError> {
+    let mut left_out = LeftOutConstraints::default();
     loop {
         let prepared = async {
             let client = upstream.client();
-            let constraints = &config.constraints;
+            let constraints = &left_out.taken_out_of(&config.constraints);
             let (reserving, waiting) =
                 prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
+            // An enforced constraint is not left out: its documents have been changed meanwhile.
+            if left_out.is_any_enforced(client).await? {
+                return Ok(None);
+            }
             let identities = reserving.identities(|_| true);
             // If clients have made constraints meanwhile, the first write to each collection waits for them.
             membership
                 .declare_if(reserving.namespaces_of_file(), &identities, clients.is_current())
                 .await?;
-            Ok((reserving.catalog(), waiting))
+            Ok(Some((reserving.catalog(), waiting)))
         };
         match prepared.await {
-            Ok(prepared) => {
+            Ok(Some((catalog, waiting))) => {
                 readiness.unblock(&Obstacle::Deployment);
-                return Ok(prepared);
+                return Ok(ServedConstraints {
+                    catalog,
+                    waiting,
+                    left_out,
+                });
             }
+            Ok(None) => left_out = LeftOutConstraints::default(),
+            Err(PrepareError::Duplicates(reports)) if left_out.add(&config.constraints, &reports) => {}
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             Err(error) => return Err(error.into()),
         }

@@ -5,6 +5,8 @@
 
 mod clients;
 mod deployment;
+mod left_out;
+mod pages;
 mod reachability;
 
 use std::convert::Infallible;
@@ -13,17 +15,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpSocket;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use clients::FollowedList;
-use deployment::{await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers, resolved};
+use deployment::{
+    ServedConstraints, await_answer, await_privileges, follow_privileges, followed, joined, prepared, remembers,
+    resolved,
+};
+use left_out::LeftOutConstraints;
+use pages::{Pages, bound, not_listening};
 
 use crate::admin::Admin;
 use crate::audit;
-use crate::catalog::Catalog;
 use crate::client_constraints::ClientConstraints;
 use crate::config::Config;
 use crate::config::Problems;
@@ -31,10 +36,10 @@ use crate::constraint::Constraint;
 use crate::fleet::{self, Kept, Membership};
 use crate::listener;
 use crate::metrics::Metrics;
-use crate::prepare::{PrepareError, WaitingConstraint};
+use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
-use crate::reload::{self, LastReload, ReloadError};
+use crate::reload::{self, Changes, LastReload, ReloadError};
 use crate::session::{Drain, Service, Stage};
 use crate::status::About;
 use crate::sweep;
@@ -56,6 +61,8 @@ pub struct Instance {
     config: Config,
     /// The constraints that the file states.
     of_file: Vec<Arc<Constraint>>,
+    /// The constraints of the file that clients are served without.
+    left_out: LeftOutConstraints,
     /// The list of clients' constraints.
     clients: FollowedList,
     service: Arc<Service>,
@@ -124,27 +131,24 @@ impl Instance {
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
-        let (of_file, config) = (config.constraints.clone(), &clients.added_to(config.clone()));
+        let of_file = &config.constraints;
+        let config = &clients.added_to(config.clone());
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.view()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = prepared_or_left(
-            &upstream,
-            config,
-            &clients,
-            (&readiness, &metrics),
-            &membership,
-            renewing,
-        )
-        .await?;
-        let (catalog, waiting, renewing) = prepared;
+        let shown = (&readiness, &metrics);
+        let served = prepared_or_left(&upstream, config, &clients, shown, &membership, renewing);
+        let (served, renewing) = served.await?;
+        let left_out = served.left_out;
+        let (of_file, config) = (left_out.taken_out_of(of_file), &left_out.taken_out_of_config(config));
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
-        let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
+        let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
         let service = Arc::new(service.registered(membership.clone()).following(clients.shared()));
-        fleet::show(&config.constraints, &waiting, &service, &readiness);
+        fleet::show(&config.constraints, &served.waiting, &service, &readiness);
+        left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
         let [shard_keys, certificates] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
@@ -159,6 +163,7 @@ impl Instance {
             privileges: following_privileges(&service, config, &readiness),
             config: config.clone(),
             of_file,
+            left_out,
             clients,
             service,
             readiness,
@@ -181,13 +186,7 @@ impl Instance {
             keeping.stop().await;
         }
         let applied = match wanted {
-            Ok(wanted) => {
-                let of_file = wanted.constraints.clone();
-                let wanted = self.clients.added_to(wanted);
-                let membership = &self.membership;
-                let applied = reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await;
-                applied.inspect(|_| self.of_file = of_file)
-            }
+            Ok(wanted) => self.apply(wanted).await,
             Err(problems) => Err(ReloadError::Config(problems)),
         };
         self.keep_on();
@@ -205,7 +204,8 @@ impl Instance {
                 for setting in &changes.needs_restart {
                     tracing::warn!(setting, "changed, but stays as it is until the next start");
                 }
-                self.reloads.applied(metrics.generation.get(), &changes);
+                self.reloads
+                    .applied(metrics.generation.get(), &changes, &self.left_out.names());
             }
             Err(error) => {
                 metrics.refused.inc();
@@ -214,6 +214,37 @@ impl Instance {
                 self.reloads.refused(metrics.generation.get(), &error);
             }
         }
+    }
+
+    /// Applies a configuration, without those of its new constraints that documents violate and that may be left out.
+    async fn apply(&mut self, wanted: Config) -> Result<Changes, ReloadError> {
+        let mut left_out = LeftOutConstraints::default();
+        // A constraint that reserves here already stays.
+        let is_new = |one: &&Arc<Constraint>| !self.of_file.iter().any(|of_file| of_file.is_equivalent(one));
+        let new: Vec<Arc<Constraint>> = wanted.constraints.iter().filter(is_new).cloned().collect();
+        let applied = loop {
+            let of_file = left_out.taken_out_of(&wanted.constraints);
+            let wanted = self.clients.added_to(Config {
+                constraints: of_file.clone(),
+                ..wanted.clone()
+            });
+            let (service, membership) = (&self.service, &self.membership);
+            match reload::apply(service, membership, &self.readiness, &mut self.config, wanted).await {
+                Err(ReloadError::Prepare(PrepareError::Duplicates(reports))) if left_out.add(&new, &reports) => {}
+                Ok(changes) => {
+                    self.of_file = of_file;
+                    break Ok((changes, left_out));
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let (applied, before) = match applied {
+            Ok((changes, left_out)) => (Ok(changes), std::mem::replace(&mut self.left_out, left_out)),
+            Err(error) => (Err(error), LeftOutConstraints::default()),
+        };
+        self.left_out
+            .show(&before, &self.config.constraints, &self.service, &self.readiness);
+        applied
     }
 
     /// Waits until the list of clients' constraints has changed, and returns the new one.
@@ -334,13 +365,13 @@ async fn prepared_or_left(
     (readiness, metrics): (&Readiness, &Metrics),
     membership: &Membership,
     renewing: Background,
-) -> Result<(Catalog, Vec<WaitingConstraint>, Background), StartError> {
+) -> Result<(ServedConstraints, Background), StartError> {
     let prepared = match remembers(upstream, config, readiness, membership).await {
         Ok(()) => prepared(upstream, config, clients, (readiness, metrics), membership).await,
         Err(error) => Err(error),
     };
     match prepared {
-        Ok((catalog, waiting)) => Ok((catalog, waiting, renewing)),
+        Ok(prepared) => Ok((prepared, renewing)),
         Err(error) => {
             drop(renewing);
             membership.leave(true).await;
@@ -445,50 +476,5 @@ struct Background(JoinHandle<()>);
 impl Drop for Background {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-/// The admin pages; they close when this is dropped.
-#[derive(Debug)]
-struct Pages {
-    address: SocketAddr,
-    serving: JoinHandle<io::Result<()>>,
-}
-
-impl Pages {
-    fn open(address: SocketAddr, admin: Admin) -> Result<Self, StartError> {
-        let refused = || not_listening("admin", address);
-        let listener = bound(address)
-            .and_then(|socket| socket.listen(BACKLOG))
-            .map_err(refused())?;
-        let address = listener.local_addr().map_err(refused())?;
-        let serving = tokio::spawn(admin.serve(listener, std::future::pending()));
-        Ok(Pages { address, serving })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
-}
-
-/// Binds the address without listening. Until Keyward listens, connecting clients are refused instead of kept waiting.
-fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    // As every server does: lingering connections of a predecessor must not prevent a successor's start.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
-}
-
-fn not_listening(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> StartError {
-    move |cause| StartError::Listen {
-        setting,
-        address,
-        cause,
     }
 }

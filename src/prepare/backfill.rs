@@ -1,23 +1,22 @@
 //! Reserves the keys of existing documents.
 //!
 //! It walks the documents by their `_id`s, several batches at a time, and stores how far all of them have come. It
-//! collects every duplicate into one report. It does not change the documents.
+//! groups the documents that violate the constraint by key. It does not change the documents.
 
-use std::fmt;
 use std::time::Duration;
 
-use bson::RawDocumentBuf;
+use bson::{RawBson, RawDocumentBuf};
 use futures_util::stream::{self, TryStreamExt};
 
 use super::PrepareError;
 use super::backfill_documents::{BackfillOutcome, backfill_documents};
 use super::batches::in_order;
+use super::duplicate_groups::DuplicateGroups;
 use super::position::BackfillPosition;
+use super::report::{Report, UnindexableDocument};
 use crate::catalog::Protected;
 use crate::claims::{AttemptRegistry, Candidate};
-use crate::constraint::DuplicateKey;
-use crate::extended_json::as_json;
-use crate::namespace::Namespace;
+use crate::constraint::{DuplicateKey, Key};
 use crate::progress::Progress;
 use crate::proxy_collection::StoreError;
 use crate::raw::Doc;
@@ -30,96 +29,24 @@ const BATCH: i32 = 8_000;
 const BATCHES_AT_ONCE: usize = 3;
 /// How long the backfill waits for prepared transactions before it logs the wait.
 const QUIET: Duration = Duration::from_secs(10);
-/// How many duplicates a report names; it counts the rest.
-const NAMED_MAX: usize = 1_000;
-
-/// The documents that violate a constraint.
-#[derive(Debug, Clone)]
-pub struct Report {
-    /// The protected collection.
-    pub namespace: Namespace,
-    /// The constraint's name.
-    pub constraint: String,
-    /// How many documents hold a key that another document also holds.
-    pub count: u64,
-    /// The first of them, with the server's error text and their `_id`s.
-    pub named: Vec<String>,
-    /// The server's error for the first duplicate.
-    pub duplicate: Option<DuplicateKey>,
-}
-
 /// A document that violates a constraint.
-struct Violation {
-    /// The server's error text, and the `_id`s.
-    text: String,
-    /// The server's error, if the document is a duplicate.
+enum Violation {
+    /// Another document has the same key.
+    Duplicate {
+        key: Key,
+        id: RawBson,
+        holder: RawBson,
+        lacks_fields: bool,
+    },
+    /// It can't have a key.
+    Unindexable(UnindexableDocument),
+}
+
+/// The violations in one batch, and the server's error for the first duplicate.
+#[derive(Default)]
+struct BatchViolations {
+    found: Vec<Violation>,
     duplicate: Option<DuplicateKey>,
-}
-
-/// The reports of all violated constraints.
-#[derive(Debug, Clone)]
-pub struct Reports(pub Vec<Report>);
-
-impl Report {
-    /// Whether there is nothing to report.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    fn add(&mut self, violation: Violation) {
-        self.count += 1;
-        if self.named.len() < NAMED_MAX {
-            self.named.push(violation.text);
-        }
-        self.duplicate = self.duplicate.take().or(violation.duplicate);
-    }
-}
-
-impl Report {
-    /// The number of violating documents and their constraint, without any of their values.
-    pub fn without_values(&self) -> String {
-        let Report {
-            namespace,
-            constraint,
-            count,
-            ..
-        } = self;
-        format!(
-            "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
-        )
-    }
-}
-
-impl Reports {
-    /// The number of violating documents of each constraint, without any of their values.
-    pub fn without_values(&self) -> String {
-        let reports: Vec<String> = self.0.iter().map(Report::without_values).collect();
-        reports.join("\n")
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { count, named, .. } = self;
-        formatter.write_str(&self.without_values())?;
-        named
-            .iter()
-            .try_for_each(|duplicate| write!(formatter, "\n  {duplicate}"))?;
-        match count - named.len() as u64 {
-            0 => Ok(()),
-            more => write!(formatter, "\n  and {more} more"),
-        }
-    }
-}
-
-impl fmt::Display for Reports {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, report) in self.0.iter().enumerate() {
-            let break_before = if index == 0 { "" } else { "\n" };
-            write!(formatter, "{break_before}{report}")?;
-        }
-        Ok(())
-    }
 }
 
 /// Reserves every key of the constraint at `position`, for all documents of the collection after the position
@@ -133,13 +60,7 @@ pub(super) async fn backfill(
     let proxy = &protected.constraints[position];
     let constraint = &proxy.constraint;
     let namespace = &protected.namespace;
-    let mut report = Report {
-        namespace: namespace.clone(),
-        constraint: constraint.name().to_owned(),
-        count: 0,
-        named: Vec::new(),
-        duplicate: None,
-    };
+    let (mut groups, mut duplicate) = (DuplicateGroups::of(constraint), None);
     if reached.after.is_some() {
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }
@@ -156,24 +77,43 @@ pub(super) async fn backfill(
         Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
     });
     let batches = batches.map_ok(|(batch, last)| async move {
-        let duplicates = backfill_batch(protected, position, lease, &batch).await?;
-        Ok((batch.len() as u64, last, duplicates))
+        let violations = backfill_batch(protected, position, lease, &batch).await?;
+        Ok((batch.len() as u64, last, violations))
     });
     // In the order of reading: everything up to `last` is backfilled.
-    in_order(batches, BATCHES_AT_ONCE, async |(count, last, duplicates)| {
-        duplicates.into_iter().for_each(|violation| report.add(violation));
+    in_order(batches, BATCHES_AT_ONCE, async |(count, last, violations)| {
+        let BatchViolations {
+            found,
+            duplicate: first,
+        } = violations;
+        found.into_iter().for_each(|violation| violation.add_to(&mut groups));
+        duplicate = duplicate.take().or(first);
         done += count;
         progress.advance(count);
-        match report.is_empty() {
+        match groups.is_empty() {
             true => reached.go_on(&last, done).await,
             false => Ok(()),
         }
     })
     .await?;
-    if !report.is_empty() {
+    if !groups.is_empty() {
         reached.forget().await?;
     }
-    Ok(report)
+    Ok(groups.finish(duplicate))
+}
+
+impl Violation {
+    fn add_to(self, groups: &mut DuplicateGroups<'_>) {
+        match self {
+            Violation::Duplicate {
+                key,
+                id,
+                holder,
+                lacks_fields,
+            } => groups.add(&key, &id, &holder, lacks_fields),
+            Violation::Unindexable(document) => groups.add_unindexable(document),
+        }
+    }
 }
 
 /// Waits until all prepared transactions are decided, without a time limit.
@@ -198,13 +138,14 @@ async fn backfill_batch(
     position: usize,
     lease: Duration,
     batch: &[RawDocumentBuf],
-) -> Result<Vec<Violation>, StoreError> {
+) -> Result<BatchViolations, StoreError> {
     let guard = AttemptRegistry::default().begin();
-    let (mut wanted, mut violations) = (Vec::new(), Vec::new());
+    let constraint = &protected.constraints[position].constraint;
+    let (mut wanted, mut violations) = (Vec::new(), BatchViolations::default());
     for (index, document) in batch.iter().enumerate() {
         match candidates(protected, position, guard.id(), index, document) {
             Ok(candidates) => wanted.extend(candidates),
-            Err(text) => violations.push(Violation { text, duplicate: None }),
+            Err(document) => violations.found.push(Violation::Unindexable(document)),
         }
     }
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
@@ -216,14 +157,21 @@ async fn backfill_batch(
         }
     }
     duplicates.sort_by_key(|(candidate, _)| candidate.position);
-    for (candidate, other) in duplicates {
-        let duplicate = protected.constraints[position].duplicate(&candidate.keys[0].key).await;
-        let text = String::from_utf8_lossy(duplicate.errmsg()).into_owned();
-        violations.push(Violation {
-            text: format!("{text}: _id {} and _id {other}", candidate.owner),
-            duplicate: Some(duplicate),
-        });
+    if let Some((first, _)) = duplicates.first() {
+        let duplicate = protected.constraints[position].duplicate(&first.keys[0].key).await;
+        violations.duplicate = Some(duplicate);
     }
+    let duplicates = duplicates.into_iter().map(|(mut candidate, holder)| {
+        let document = batch.get(candidate.position).map(|document| document.as_bytes());
+        let document = document.and_then(|bytes| Doc::new(bytes).ok());
+        Violation::Duplicate {
+            key: candidate.keys.swap_remove(0).key,
+            id: candidate.owner.id,
+            holder: holder.id,
+            lacks_fields: document.is_some_and(|document| constraint.lacks_fields(document)),
+        }
+    });
+    violations.found.extend(duplicates);
     Ok(violations)
 }
 
@@ -233,16 +181,13 @@ fn candidates<'a>(
     attempt: AttemptId,
     index: usize,
     document: &'a RawDocumentBuf,
-) -> Result<Vec<Candidate<'a>>, String> {
+) -> Result<Vec<Candidate<'a>>, UnindexableDocument> {
     let token = Token {
         attempt,
         position: u32::try_from(index).unwrap_or(u32::MAX),
         retry_id: None,
     };
-    let name_it = |error: &dyn fmt::Display| match document.get("_id") {
-        Ok(Some(id)) => format!("_id {}: {error}", as_json(&id.into())),
-        _ => error.to_string(),
-    };
-    let doc = Doc::new(document.as_bytes()).map_err(|error| name_it(&error))?;
-    Candidate::one_for_each_key(protected, position, token, doc).map_err(|error| name_it(&error))
+    let doc = Doc::new(document.as_bytes()).map_err(|error| UnindexableDocument::of(document, &error))?;
+    let candidates = Candidate::one_for_each_key(protected, position, token, doc);
+    candidates.map_err(|error| UnindexableDocument::of(document, &error))
 }

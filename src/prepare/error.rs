@@ -5,6 +5,10 @@ use crate::constraint::proxy_collection;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
+/// How to get the whole report of violated constraints.
+const WHOLE_REPORT: &str = "\n`keyward backfill --dry-run --report FILE` writes the whole report to a file, with up to 1000 keys of \
+                            each constraint";
+
 /// Why a constraint can't be made to hold.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
@@ -117,7 +121,7 @@ pub enum PrepareError {
         reason: String,
     },
     /// Existing documents violate the constraint.
-    #[error("{0}")]
+    #[error("{0}{way_out}", way_out = WHOLE_REPORT)]
     Duplicates(Reports),
     /// The existing documents aren't all backfilled yet.
     #[error(

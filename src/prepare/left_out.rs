@@ -36,7 +36,7 @@ pub async fn suspend_lacking(
         let names = definitions.lacking(namespace, constraints).await?;
         tracing::warn!(
             %namespace, constraints = names.join(", "),
-            "the configuration leaves out constraints that the cluster has on a collection to which clients write here: they are \
+            "this Keyward runs without constraints that the cluster has on a collection to which clients write here: they are \
              noted as not enforced, and a Keyward that has them backfills all documents again once this Keyward has them or is gone"
         );
     }

@@ -9,12 +9,16 @@ mod backfill;
 mod backfill_claim;
 mod backfill_documents;
 mod batches;
+mod counted_keys;
 mod definition;
+mod dry_run;
+mod duplicate_groups;
 mod error;
 mod existing;
 mod left_out;
 mod position;
 pub mod privileges;
+mod report;
 mod reserving;
 mod results;
 mod sharding;
@@ -37,14 +41,15 @@ use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
-pub use backfill::{Report, Reports};
 pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
 pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
+pub use dry_run::find_duplicates;
 pub use error::PrepareError;
 pub use existing::Existing;
 pub use left_out::suspend_lacking;
+pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
 
@@ -71,7 +76,7 @@ pub async fn prepare(
             client,
             lease,
             membership,
-            (of_file, |_: &Constraint| false),
+            (of_file, |_: &Constraint| false, |_: &Constraint| true),
             IfClaimed::Wait,
         )
         .await?;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use bson::{Bson, oid::ObjectId};
 use mongodb::Client;
 
-use super::backfill::{self, Report, Reports};
+use super::backfill;
 use super::backfill_claim::BackfillClaims;
 use super::definition::{ConstraintState, Definitions, definition_id};
 use super::existing::Existing;
 use super::position::{BackfillPosition, Between};
+use super::report::{Report, Reports};
 use super::{Collection, PrepareError};
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Constraint;
@@ -82,7 +83,8 @@ impl ReservingConstraints {
 
     /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so for constraints that
     /// weren't enforced, and for those that are `anew`, which were suspended since; in both cases only for those that
-    /// `are_meant`. Returns the constraints that must wait for a Keyward which may write without reserving, and those that
+    /// `are_meant`. Of those that can't be enforced because another Keyward may write without them, it reports the violations
+    /// nonetheless, if the constraint may be left out and `are_new` here. Returns the constraints that must wait for a Keyward which may write without reserving, and those that
     /// aren't meant and not enforced.
     ///
     /// # Errors
@@ -92,7 +94,11 @@ impl ReservingConstraints {
         client: &Client,
         lease: Duration,
         membership: Option<&Membership>,
-        (are_meant, anew): (impl Fn(&Constraint) -> bool, impl Fn(&Constraint) -> bool),
+        (are_meant, anew, are_new): (
+            impl Fn(&Constraint) -> bool,
+            impl Fn(&Constraint) -> bool,
+            impl Fn(&Constraint) -> bool,
+        ),
         if_claimed: IfClaimed,
     ) -> Result<Vec<WaitingConstraint>, PrepareError> {
         let mut waiting = Vec::new();
@@ -109,7 +115,9 @@ impl ReservingConstraints {
                     let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));
-                    pending.push(Backfilling::of(client, protected, position, uuid.as_ref(), lease, guard).await?);
+                    let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), lease, guard).await?;
+                    one.may_be_left_out = are_new(&proxy.constraint) && proxy.constraint.may_be_left_out();
+                    pending.push(one);
                 }
             }
         }
@@ -143,13 +151,20 @@ async fn backfill_unclaimed<'a>(
     let (mut reports, mut backfilled, mut left) = (Vec::new(), Vec::new(), Vec::new());
     for one in pending {
         let others = one.lacking().await?;
-        if !others.is_empty() {
+        if !others.is_empty() && !one.may_be_left_out {
             waiting.push(one.waiting(others));
             continue;
         }
         if one.guard.is_some() && !claims.take(one.constraint()).await? {
             if !one.is_enforced().await? {
                 left.push(one);
+            }
+            continue;
+        }
+        if !others.is_empty() {
+            match one.report().await? {
+                report if report.is_empty() => waiting.push(one.waiting(others)),
+                report => reports.push(report),
             }
             continue;
         }
@@ -190,6 +205,9 @@ struct Backfilling<'a> {
     /// The membership that shows whether other Keywards write without the constraint, and the constraint's identity
     /// there.
     guard: Option<(&'a Membership, ObjectId)>,
+    /// Whether the constraint is left out if documents violate it. Then Keyward reads them also while others may write
+    /// without it.
+    may_be_left_out: bool,
 }
 
 /// The result for the documents of a constraint.
@@ -226,6 +244,7 @@ impl<'a> Backfilling<'a> {
                 proxy,
             },
             guard,
+            may_be_left_out: false,
         })
     }
 
@@ -256,6 +275,16 @@ impl<'a> Backfilling<'a> {
         let definitions = Definitions::of(self.client, &self.protected.namespace);
         let state = definitions.read(self.constraint(), self.protected.strategy()).await?;
         Ok(state == Some(ConstraintState::Enforced))
+    }
+
+    /// Reserves all documents, whether or not every Keyward that may write reserves, and reports those that violate the
+    /// constraint.
+    async fn report(&self) -> Result<Report, PrepareError> {
+        let namespace = &self.protected.namespace;
+        let id = definition_id(namespace, self.constraint().name());
+        let database = self.client.database(&namespace.database);
+        let reached = BackfillPosition::resume(database, id, self.between.clone(), false).await?;
+        backfill::backfill(self.protected, self.position, self.lease, &reached).await
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.

@@ -26,13 +26,14 @@ impl LastReload {
     }
 
     /// Notes that the configuration holds.
-    pub fn applied(&self, generation: i64, changes: &Changes) {
+    pub fn applied(&self, generation: i64, changes: &Changes, left_out: &[String]) {
         self.note(json!({
             "outcome": "applied",
             "generation": generation,
             "constraintsAdded": changes.added,
             "constraintsWaiting": changes.waiting,
             "constraintsRemoved": changes.removed,
+            "constraintsLeftOut": left_out,
             "needsRestart": changes.needs_restart,
         }));
     }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use bson::RawBson;
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, Key};
-use crate::extended_json::as_json;
+use crate::extended_json::{as_json, key_as_json};
 use crate::proxy_collection::Owner;
 
 /// In which way documents and reservations contradict each other.
@@ -142,14 +141,4 @@ impl fmt::Display for Finding {
             false => Ok(()),
         }
     }
-}
-
-fn key_as_json(key: &Key) -> Value {
-    let document = match key.values() {
-        Some(values) => bson::RawDocumentBuf::from_bytes(values.bytes().to_vec())
-            .ok()
-            .map(RawBson::Document),
-        None => key.reservation_id().get("k").ok().flatten().map(RawBson::from),
-    };
-    document.map_or(Value::Null, |document| as_json(&document))
 }

@@ -133,6 +133,8 @@ pub struct RawConstraint {
     pub sharding: Option<RawSharding>,
     pub strategy: Option<RawStrategy>,
     pub route: Option<bool>,
+    #[serde(rename = "on_violation")]
+    pub on_violation: Option<RawOnViolation>,
 }
 
 /// `constraints[].sharding`
@@ -151,6 +153,14 @@ pub enum RawStrategy {
     // The name of earlier versions is accepted, too.
     #[serde(rename = "strict", alias = "transaction")]
     Transaction,
+}
+
+/// `constraints[].on_violation`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RawOnViolation {
+    Stop,
+    LeaveOut,
 }
 
 /// Text that isn't a YAML document.

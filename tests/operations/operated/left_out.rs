@@ -24,7 +24,7 @@ fn settings(database: &str, constraints: &[(&str, &str)]) -> String {
 const BOTH: [(&str, &str); 2] = [("users", "email"), ("users", "phone")];
 const ONE: [(&str, &str); 1] = [("users", "email")];
 
-fn drop_database(database: &str) {
+pub(super) fn drop_database(database: &str) {
     ReplicaSet::shared().run(database, doc! { "dropDatabase": 1 }).unwrap();
 }
 
@@ -33,7 +33,7 @@ fn user(id: i32, phone: &str) -> Document {
 }
 
 /// The state that the cluster has of the constraint on a field of `users`.
-fn state(database: &str, field: &str) -> String {
+pub(super) fn state(database: &str, field: &str) -> String {
     let id = doc! { "collection": "users", "name": format!("{field}_1") };
     let find = doc! { "find": "keyward.constraints", "filter": { "_id": id } };
     let reply = ReplicaSet::shared().run(database, find).unwrap();

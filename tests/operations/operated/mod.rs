@@ -5,6 +5,7 @@
 mod backfilled_once;
 mod left_at_work;
 mod left_out;
+mod on_violation;
 mod outlasted;
 mod prepared;
 mod rejoined;

@@ -9,6 +9,7 @@ mod faults;
 mod interrupted;
 mod million;
 mod planted;
+mod reported;
 mod restored;
 mod run;
 mod shapes;

@@ -335,6 +335,7 @@ async fn enforce(
             )
             .await;
         declared.map_err(PrepareError::from)?;
+        reserving.check_unchanged(client, is_new).await?;
         // A backfill that began before now may have missed writes that were under way here.
         suspend(service, added).await?;
         // Clients' constraints are backfilled in the background.

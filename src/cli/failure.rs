@@ -3,6 +3,7 @@
 use super::Exit;
 use crate::config::Problems;
 use crate::instance::StartError;
+use crate::known_constraints::ChangeRefusal;
 use crate::prepare::PrepareError;
 use crate::telemetry::TelemetryError;
 
@@ -17,6 +18,8 @@ pub(super) enum CliFailure {
     System(#[from] std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error(transparent)]
+    Change(#[from] ChangeRefusal),
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
 }
@@ -29,11 +32,14 @@ impl CliFailure {
             CliFailure::Start(StartError::Prepare(
                 PrepareError::OtherDefinition { .. }
                 | PrepareError::SamePlace { .. }
-                | PrepareError::OtherStrategy { .. },
+                | PrepareError::OtherStrategy { .. }
+                | PrepareError::BeingRemoved { .. },
             )) => Exit::Config,
             CliFailure::Start(StartError::Tls(_)) => Exit::Config,
             CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
             CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
+            CliFailure::Change(ChangeRefusal::Store(_)) => Exit::Upstream,
+            CliFailure::Change(_) => Exit::Findings,
             CliFailure::Collection(_) => Exit::Unsure,
         }
     }

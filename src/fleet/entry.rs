@@ -42,6 +42,9 @@ pub struct RegisterEntry {
     pub is_pinned: bool,
     /// It enforces the constraints that clients make. Versions before these don't write this field.
     pub follows_clients: bool,
+    /// Before it counts on a constraint, it looks again whether somebody has removed the constraint or changed its strategy. Versions
+    /// before these don't write this field.
+    pub notices_changes: bool,
 }
 
 impl RegisterEntry {
@@ -63,6 +66,7 @@ impl RegisterEntry {
             has_left: false,
             is_pinned: false,
             follows_clients: false,
+            notices_changes: true,
         }
     }
 
@@ -90,6 +94,7 @@ impl RegisterEntry {
             "left": self.has_left,
             "pinned": self.is_pinned,
             "followsClients": self.follows_clients,
+            "noticesChanges": self.notices_changes,
         }
     }
 
@@ -130,6 +135,7 @@ impl RegisterEntry {
             has_left: flag("left")?,
             is_pinned: flag("pinned")?,
             follows_clients: flag("followsClients").unwrap_or(false),
+            notices_changes: flag("noticesChanges").unwrap_or(false),
         })
     }
 }

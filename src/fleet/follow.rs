@@ -97,13 +97,15 @@ async fn poll(
             .any(|one| one.id == own && one.constraints.contains(identity))
     };
     // All writes here reserve for these. The cluster may have lost a definition since, with a dropped database for example.
-    if standings
-        .iter()
-        .flatten()
-        .any(|standing| !is_listed(&standing.identity))
-    {
+    let doubt = membership.doubt();
+    let is_any_unlisted = || standings.iter().flatten().any(|one| !is_listed(&one.identity));
+    if doubt.is_some() || is_any_unlisted() {
         let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
         membership.declare([], &reserving.identities(|_| true)).await?;
+        reserving.check_unchanged(client, |_| true).await?;
+        if let Some(doubt) = doubt {
+            membership.confirm(doubt).await?;
+        }
     }
     let mut waiting = Vec::new();
     let (mut enforced, mut is_any_to_do) = (Vec::new(), false);

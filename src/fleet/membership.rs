@@ -1,7 +1,7 @@
 //! Holds this Keyward's own entry in the register: whether it may write, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -35,6 +35,11 @@ pub struct Membership {
     terms: EntryTerms,
     /// A constraint was to be listed in the entry, and nobody knows when that is done.
     is_listing_lost: AtomicBool,
+    /// So often its entry was gone, and it was registered anew. Meanwhile nobody knew that it counts on its constraints: they may have
+    /// been removed, or written with another strategy.
+    rejoined: AtomicU64,
+    /// After so many of these times it has seen that its constraints are as before.
+    confirmed: AtomicU64,
     watch: Mutex<EntryWatch>,
     /// Entries of its own that it doesn't go by: of one that nobody renews nobody would know whose it is.
     orphans: Mutex<Vec<ObjectId>>,
@@ -64,6 +69,8 @@ impl Membership {
             permit: Permit::withheld(),
             terms,
             is_listing_lost: AtomicBool::new(false),
+            rejoined: AtomicU64::new(0),
+            confirmed: AtomicU64::new(0),
             watch: Mutex::default(),
             orphans: Mutex::default(),
         };
@@ -96,6 +103,29 @@ impl Membership {
     /// The same for who can't ask here.
     pub fn permit(&self) -> Permit {
         self.permit.clone()
+    }
+
+    /// Names what [`Membership::confirm`] ends, if its entry was gone since its constraints were last seen as they are: until then nothing
+    /// is written.
+    pub fn doubt(&self) -> Option<u64> {
+        let rejoined = self.rejoined.load(Ordering::Acquire);
+        (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
+    }
+
+    /// Has it write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they are here.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the entry can't be renewed.
+    pub async fn confirm(&self, doubt: u64) -> Result<(), StoreError> {
+        self.confirmed.store(doubt, Ordering::Release);
+        self.renew().await
+    }
+
+    /// Has it write until then, unless its constraints may have changed.
+    fn prolong(&self, until: Instant) {
+        if self.doubt().is_none() {
+            self.permit.prolong(until);
+        }
     }
 
     /// The command that renews its entry, for its database.
@@ -266,7 +296,7 @@ impl Membership {
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
-            self.permit.prolong(sent + self.terms.lease);
+            self.prolong(sent + self.terms.lease);
             if !self.orphans().is_empty() {
                 // Not while a new entry is under way, which is one of them until it is there.
                 let _entry = self.entry.lock().await;
@@ -285,6 +315,7 @@ impl Membership {
     /// Registers it anew, under another id; what was called enforced without it isn't any more.
     async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
+        self.rejoined.fetch_add(1, Ordering::AcqRel);
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);
@@ -308,7 +339,7 @@ impl Membership {
         }
         *entry = new;
         self.is_listing_lost.store(false, Ordering::Release);
-        self.permit.prolong(sent + self.terms.lease);
+        self.prolong(sent + self.terms.lease);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod audited;
 mod authorization;
 mod chapters;
 mod check;
+mod constraints;
 mod created;
 mod demo;
 mod dependencies;

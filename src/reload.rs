@@ -23,7 +23,7 @@ use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
 use crate::traces;
-pub use last::LastReload;
+pub use last::{HoldingConfiguration, LastReload};
 
 /// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -36,7 +36,7 @@ use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, LastReload, ReloadError};
 use crate::session::{Drain, Service, Stage};
-use crate::status::About;
+use crate::status::{About, StatusBoard};
 use crate::sweep;
 use crate::telemetry::Telemetry;
 use crate::tls;
@@ -71,9 +71,9 @@ pub struct Instance {
     auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
-    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, and the one that renews the entry in
-    /// the register.
-    following: [Background; 4],
+    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, the one that counts reservations, and the
+    /// one that renews the entry in the register.
+    following: [Background; 5],
     pages: Pages,
 }
 
@@ -115,7 +115,8 @@ impl Instance {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
         let reloads = LastReload::default();
-        let pages = admin_pages(config, &metrics, &readiness, &reloads)?;
+        let board = StatusBoard::default();
+        let pages = admin_pages(config, &metrics, &readiness, &reloads, &board)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let tls = config.tls.clone().map(tls::Acceptor::new).transpose()?.map(Arc::new);
@@ -128,24 +129,18 @@ impl Instance {
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
-        let prepared = prepared_or_left(
-            &upstream,
-            config,
-            &clients,
-            (&readiness, &metrics),
-            &membership,
-            renewing,
-        )
-        .await?;
-        let (catalog, waiting, renewing) = prepared;
+        let shown = (&readiness, &metrics);
+        let prepared = prepared_or_left(&upstream, config, &clients, shown, &membership, renewing);
+        let (catalog, waiting, renewing) = board.work.showing(prepared).await?;
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
-        let service = Arc::new(service.registered(membership.clone()).following(clients.shared()));
+        let service = service.registered(membership.clone()).following(clients.shared());
+        let service = Arc::new(service.shown_on(board));
         fleet::show(&config.constraints, &waiting, &service, &readiness);
-        let [shard_keys, certificates] = following(&service);
+        let [shard_keys, certificates, counting] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -165,7 +160,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [shard_keys, certificates, renewing, reaching],
+            following: [shard_keys, certificates, counting, renewing, reaching],
             pages,
         })
     }
@@ -185,7 +180,8 @@ impl Instance {
                 let of_file = wanted.constraints.clone();
                 let wanted = self.clients.added_to(wanted);
                 let membership = &self.membership;
-                let applied = reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted).await;
+                let applied = reload::apply(&self.service, membership, &self.readiness, &mut self.config, wanted);
+                let applied = self.service.board.work.showing(applied).await;
                 applied.inspect(|_| self.of_file = of_file)
             }
             Err(problems) => Err(ReloadError::Config(problems)),
@@ -316,12 +312,14 @@ fn admin_pages(
     metrics: &Metrics,
     readiness: &Readiness,
     reloads: &LastReload,
+    board: &StatusBoard,
 ) -> Result<Pages, StartError> {
     let admin = Admin {
         metrics: metrics.clone(),
         readiness: readiness.clone(),
         about: About::new(&config.upstream),
         reloads: reloads.clone(),
+        board: board.clone(),
     };
     Pages::open(config.admin, admin)
 }
@@ -362,13 +360,14 @@ fn keeping(
         lease: config.lease,
     };
     let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());
+    let work = service.board.work.clone();
     let (stop, stopped) = oneshot::channel::<Infallible>();
     let runtime = Handle::current();
     // On a thread of its own: its future can't move between threads.
     let ended = tokio::task::spawn_blocking(move || {
         runtime.block_on(async {
             tokio::select! {
-                () = fleet::keep(service, membership, kept, readiness) => {}
+                () = work.showing(fleet::keep(service, membership, kept, readiness)) => {}
                 _ = stopped => {}
             }
         });
@@ -393,8 +392,8 @@ impl Keeping {
     }
 }
 
-/// The tasks that follow shard keys and certificates for as long as Keyward runs.
-fn following(service: &Arc<Service>) -> [Background; 2] {
+/// The tasks that follow shard keys and certificates, and the one that counts reservations, for as long as Keyward runs.
+fn following(service: &Arc<Service>) -> [Background; 3] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
         async move { service.writes.follow_shard_keys().await }
@@ -407,7 +406,11 @@ fn following(service: &Arc<Service>) -> [Background; 2] {
             }
         }
     });
-    [shard_keys, certificates].map(Background)
+    let counting = tokio::spawn({
+        let service = service.clone();
+        async move { service.board.clone().count(|| service.writes.catalog().clone()).await }
+    });
+    [shard_keys, certificates, counting].map(Background)
 }
 
 /// The task that follows whether the deployment can be reached.

@@ -21,6 +21,7 @@ mod plain_words;
 mod run;
 mod srv;
 mod status_page;
+mod status_shown;
 mod sweep;
 mod telemetry;
 mod tls;

@@ -6,6 +6,7 @@ mod audited;
 mod authorization;
 mod chapters;
 mod check;
+mod check_connected;
 mod constraints;
 mod created;
 mod demo;

@@ -135,8 +135,7 @@ impl Catalog {
     /// listed shard key isn't sharded.
     pub fn with_shard_keys(&self, asked: &Catalog, shard_keys: &HashMap<String, Vec<String>>) -> Catalog {
         let renewed = self.all().map(|protected| {
-            let Namespace { database, collection } = &protected.namespace;
-            let was_asked_for = asked.protected(database.as_bytes(), collection.as_bytes()).is_some();
+            let was_asked_for = asked.on(&protected.namespace).is_some();
             let shard_key = shard_keys
                 .get(&protected.namespace.to_string())
                 .map_or(&[][..], Vec::as_slice);
@@ -190,6 +189,11 @@ impl Catalog {
     /// Whether the protected collections are on one replica set.
     pub fn is_on_one_replica_set(&self) -> bool {
         self.all().any(|protected| protected.is_on_one_replica_set)
+    }
+
+    /// The protected collection `namespace`.
+    pub fn on(&self, namespace: &Namespace) -> Option<&Arc<Protected>> {
+        self.protected(namespace.database.as_bytes(), namespace.collection.as_bytes())
     }
 
     /// The protected collection of that name, byte for byte.

@@ -21,7 +21,7 @@ pub(super) struct ChangeReader {
     stream: ChangeStream<ChangeStreamEvent<RawDocumentBuf>>,
 }
 
-/// ChangeReader that follow each other.
+/// Changes that follow each other.
 pub(super) struct ChangeBatch {
     /// The documents that were written, as they are now.
     pub documents: Vec<RawDocumentBuf>,

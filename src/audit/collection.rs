@@ -11,11 +11,12 @@ use super::changes::{ChangeBatch, ChangeReader};
 use super::turn::AuditTurn;
 use crate::catalog::Protected;
 use crate::haste::{self, hastened};
+use crate::metrics::ConstraintMetrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::verify::{Finding, FindingKind, Tally, VerifySettings, verify, verify_documents};
 
-/// How long to leave it until the turn is tried again, or an audit that was broken off.
+/// How long to leave it until the turn, or an audit that was broken off, is tried again.
 const PAUSE: Duration = Duration::from_secs(10);
 /// How long to leave it between two renewals of the turn.
 const RENEWAL: Duration = Duration::from_secs(5);
@@ -123,9 +124,7 @@ enum Followed {
 }
 
 fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>> {
-    let Namespace { database, collection } = namespace;
-    let catalog = (auditor.current)();
-    catalog.protected(database.as_bytes(), collection.as_bytes()).cloned()
+    (auditor.current)().on(namespace).cloned()
 }
 
 /// Compares all documents with all reservations.
@@ -134,9 +133,11 @@ async fn compare_all(auditor: &Auditor, namespace: &Namespace) -> Result<(), Sto
         return Ok(());
     };
     for position in 0..protected.constraints.len() {
-        let mut report = |finding: &Finding| report(&protected, position, finding);
+        let mut report = AuditReport::of(&protected, position);
         let settings = settings(auditor.lease);
-        verify(&protected, position, settings, &mut Tally::default(), &mut report).await?;
+        let mut note = |finding: &Finding| report.note(finding);
+        verify(&protected, position, settings, &mut Tally::default(), &mut note).await?;
+        report.end()?;
     }
     Ok(())
 }
@@ -147,9 +148,11 @@ async fn audit_batch(auditor: &Auditor, protected: &Protected, batch: &ChangeBat
         return Ok(());
     }
     for position in 0..protected.constraints.len() {
-        let mut report = |finding: &Finding| report(protected, position, finding);
+        let mut report = AuditReport::of(protected, position);
         let settings = settings(auditor.lease);
-        verify_documents(protected, position, settings, &batch.documents, &mut report).await?;
+        let mut note = |finding: &Finding| report.note(finding);
+        verify_documents(protected, position, settings, &batch.documents, &mut note).await?;
+        report.end()?;
     }
     Ok(())
 }
@@ -162,19 +165,50 @@ fn settings(lease: Duration) -> VerifySettings {
     }
 }
 
-/// Counts and logs a finding.
-fn report(protected: &Protected, position: usize, finding: &Finding) {
-    let metrics = &protected.constraints[position].metrics;
-    match (finding.kind, finding.repaired) {
-        // What a delete past Keyward leaves, or a write that was cut off: nobody wrote a document. The sweeper deletes these, too.
-        (FindingKind::Abandoned, _) => {}
-        (_, true) => {
-            metrics.audit_repaired.inc();
-            tracing::warn!(%finding, "written past Keyward; repaired");
+/// Counts and logs the findings of one constraint.
+struct AuditReport<'a> {
+    metrics: &'a ConstraintMetrics,
+    /// A key couldn't be reserved, though it may be free.
+    is_any_left: bool,
+}
+
+impl AuditReport<'_> {
+    /// One of the constraint at this position, without a finding.
+    fn of(protected: &Protected, position: usize) -> AuditReport<'_> {
+        AuditReport {
+            metrics: &protected.constraints[position].metrics,
+            is_any_left: false,
         }
-        (_, false) => {
-            metrics.audit_violations.inc();
-            tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+    }
+
+    fn note(&mut self, finding: &Finding) {
+        match (finding.kind, finding.repaired) {
+            // What a delete past Keyward leaves, or a write that was cut off: nobody wrote a document. The sweeper deletes these, too.
+            (FindingKind::Abandoned, _) => {}
+            (_, true) => {
+                self.metrics.audit_repaired.inc();
+                tracing::warn!(%finding, "written past Keyward; repaired");
+            }
+            (FindingKind::Duplicate, false) => {
+                self.metrics.audit_violations.inc();
+                tracing::error!(%finding, "a document violates a constraint, written past Keyward; change or delete one of the documents");
+            }
+            (FindingKind::Unindexable, false) => {
+                self.metrics.audit_violations.inc();
+                tracing::error!(%finding, "a document has a value that no unique index can hold, written past Keyward; change or delete it");
+            }
+            (FindingKind::Missing | FindingKind::Foreign | FindingKind::Misrouted | FindingKind::Unreadable, false) => {
+                self.is_any_left |= finding.kind != FindingKind::Unreadable && finding.reason.is_some();
+                tracing::warn!(%finding, "written past Keyward; not repaired");
+            }
+        }
+    }
+
+    /// Fails if the audit has to come back to these documents: it mustn't record that it is past them.
+    fn end(self) -> Result<(), StoreError> {
+        match self.is_any_left {
+            true => Err(StoreError::Unrepaired),
+            false => Ok(()),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nobody may write to a protected collection past Keyward, but an operator's habit or a migration may. The auditor reserves the keys of
 //! such documents, and reports the ones that violate a constraint. Reservations of documents that were deleted past Keyward are left
-//! to the sweeper.
+//! to the sweeper, unless all documents are compared.
 //!
 //! One Keyward audits a collection at a time ([`turn`]), and records how far it has come. If it is killed, another one goes on from
 //! there. If there is no such record, or the servers no longer have the history since then, it also compares all documents once, as

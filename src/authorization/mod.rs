@@ -83,12 +83,23 @@ impl Rights {
         Rights(KnownRights::NoAccessControl)
     }
 
-    /// The server's present answer about them.
+    /// The server's present answer about them; unknown ones if the server refuses to answer. `has_users` is whether Keyward logs in.
     ///
     /// # Errors
-    /// [`RightsError`]: it can't be said.
-    pub async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<Self, RightsError> {
-        Ok(Rights(ask(body, upstream).await?))
+    /// The connection's, or that of a reply that isn't BSON.
+    pub async fn if_known<E>(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, E>
+    where
+        E: From<upstream::ConnectionError> + From<Malformed>,
+    {
+        if !has_users {
+            return Ok(Rights::no_less_than_keywards());
+        }
+        match ask(body, upstream).await {
+            Ok(known) => Ok(Rights(known)),
+            Err(RightsError::Unanswered { .. }) => Ok(Rights::unknown()),
+            Err(RightsError::Upstream(error)) => Err(error.into()),
+            Err(RightsError::Malformed(malformed)) => Err(malformed.into()),
+        }
     }
 
     /// Whether they seem to be enough to drop the collection. The server has the last word.

@@ -303,8 +303,7 @@ fn set_strategy(file: &ConfigFile, named: &NamedConstraint, strategy: NewStrateg
     })?;
     let (changed, strategy) = (changed.join(", "), strategy.name());
     say(&format!(
-        "{namespace}: strategy {strategy} for {changed}; write `strategy: {strategy}` for one of them in every file before you start a \
-         Keyward"
+        "{namespace}: strategy {strategy} for {changed}; now write `strategy: {strategy}` for one of them in every file"
     ));
     Ok(())
 }

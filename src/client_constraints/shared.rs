@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use bson::oid::ObjectId;
 use tokio::sync::Notify;
 
-use super::ClientConstraintStore;
+use super::{ClientConstraintStore, ClientConstraints};
 use crate::proxy_collection::StoreError;
 
 /// The list in the cluster, for a connection that changes it.
@@ -33,6 +33,31 @@ impl SharedList {
         }
     }
 
+    /// Changes the list, as [`ClientConstraintStore::change`] does, and has this Keyward read it at once.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say that the change took effect: it may have, or may yet.
+    pub async fn change<T>(
+        &self,
+        change: impl FnMut(&mut ClientConstraints) -> Option<T>,
+    ) -> Result<Option<T>, StoreError> {
+        let changed = self.store.change(change).await;
+        self.note_change();
+        changed
+    }
+
+    /// Removes these entries, as far as they are there.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn remove(&self, entries: &[ObjectId]) -> Result<(), StoreError> {
+        let removed = self.change(|list| {
+            let removed = entries.iter().filter(|id| list.remove(**id)).count();
+            (removed > 0).then_some(())
+        });
+        removed.await.map(drop)
+    }
+
     /// Has this Keyward read the list at once.
     pub fn note_change(&self) {
         self.changed.notify_one();
@@ -44,7 +69,7 @@ impl SharedList {
     }
 
     /// Notes that this Keyward applies this version from now on.
-    pub fn apply(&self, version: i64) {
+    pub fn note_applying(&self, version: i64) {
         self.basis.store(version, Ordering::Release);
     }
 

@@ -34,8 +34,8 @@ impl ClientConstraintStore {
         }
     }
 
-    /// The list of the deployment of `client` with its collection, if Keywards follow one there: not on a replica set, where the server keeps
-    /// every index unique, and not if Keyward's user may not read it.
+    /// The store of the deployment of `client`, and its list. None on a replica set, where the server keeps every index unique, and none if
+    /// Keyward's user may not read it.
     ///
     /// # Errors
     /// [`StoreError`] if a list exists that this version can't keep, or the deployment doesn't answer.

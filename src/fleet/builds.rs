@@ -49,7 +49,7 @@ impl<'a> Builds<'a> {
         };
         for constraint in constraints.iter().filter(|one| self.builder(one) == Some(self.own)) {
             if let Some(id) = constraint.client_entry().filter(|id| !list.has_begun(*id)) {
-                prepare::suspend(service.upstream.client(), constraint).await?;
+                prepare::begin_build(service.upstream.client(), constraint).await?;
                 list.begin(id);
             }
         }
@@ -71,15 +71,12 @@ impl<'a> Builds<'a> {
         if finished.is_empty() && gone.is_empty() {
             return Ok(());
         }
-        let changed = list.store.change(|list| {
+        let changed = list.change(|list| {
             let built = finished.iter().filter(|command| list.note_built(**command)).count();
             let adopted = gone.iter().filter(|builder| list.adopt(**builder, self.own)).count();
             (built + adopted > 0).then_some(())
         });
-        if changed.await?.is_some() {
-            list.note_change();
-        }
-        Ok(())
+        changed.await.map(drop)
     }
 
     /// Backfills the documents of the constraints that aren't enforced, except those that another Keyward builds. A build that meets
@@ -107,11 +104,12 @@ impl<'a> Builds<'a> {
                 Err(PrepareError::Duplicates(reports)) => {
                     tracing::warn!(%reports, "the build of a client's constraint ends");
                     if let (Some(list), Some(id)) = (&service.client_list, constraint.client_entry()) {
+                        // Before the client knows: it may change a document, and send its command again.
+                        if let Err(error) = prepare::release_claim(client, constraint).await {
+                            tracing::debug!(%error, "a claim to a backfill could not be given up");
+                        }
                         let reply = reply_of_violated(&reports);
-                        list.store
-                            .change(|list| list.end_build(id, &reply).then_some(()))
-                            .await?;
-                        list.note_change();
+                        list.change(|list| list.end_build(id, &reply).then_some(())).await?;
                     }
                 }
                 Err(error) => return Err(error),

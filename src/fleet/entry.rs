@@ -40,8 +40,9 @@ pub struct RegisterEntry {
     pub has_left: bool,
     /// A strict constraint waits for it: the passing of time proves nothing.
     pub is_pinned: bool,
-    /// It enforces the constraints that clients make. Versions before these don't write this field.
-    pub follows_clients: bool,
+    /// The version of the list of clients' constraints up to which it has ended what was taken out. None if it doesn't follow the list;
+    /// versions before the list don't write this field.
+    pub clients_version: Option<i64>,
     /// Before it counts on a constraint, it looks again whether somebody has removed the constraint or changed its strategy. Versions
     /// before these don't write this field.
     pub notices_changes: bool,
@@ -65,7 +66,7 @@ impl RegisterEntry {
             constraints: BTreeSet::new(),
             has_left: false,
             is_pinned: false,
-            follows_clients: false,
+            clients_version: None,
             notices_changes: true,
         }
     }
@@ -93,7 +94,7 @@ impl RegisterEntry {
             "constraints": self.constraints.iter().copied().collect::<Vec<_>>(),
             "left": self.has_left,
             "pinned": self.is_pinned,
-            "followsClients": self.follows_clients,
+            "clientsVersion": self.clients_version,
             "noticesChanges": self.notices_changes,
         }
     }
@@ -134,7 +135,7 @@ impl RegisterEntry {
                 .collect::<Option<_>>()?,
             has_left: flag("left")?,
             is_pinned: flag("pinned")?,
-            follows_clients: flag("followsClients").unwrap_or(false),
+            clients_version: document.get_i64("clientsVersion").ok(),
             notices_changes: flag("noticesChanges").unwrap_or(false),
         })
     }
@@ -174,6 +175,8 @@ mod tests {
         entry.collections.insert("shop.users".to_owned());
         entry.constraints.insert(ObjectId::new());
         entry.is_pinned = true;
+        assert_eq!(RegisterEntry::read(&entry.document()).unwrap(), entry);
+        entry.clients_version = Some(7);
         assert_eq!(RegisterEntry::read(&entry.document()).unwrap(), entry);
         assert!(RegisterEntry::read(&doc! { "_id": 1 }).is_err());
     }

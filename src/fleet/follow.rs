@@ -96,12 +96,12 @@ async fn poll(
     let builds = Builds::of(&kept.clients, membership.id(), &entries);
     builds.begin(service, &kept.constraints).await?;
     let standings = prepare::standings(client, &kept.constraints).await?;
-    let own = membership.id();
-    let is_listed = |identity| {
-        entries
-            .iter()
-            .any(|one| one.id == own && one.constraints.contains(identity))
-    };
+    let own = entries.iter().find(|entry| entry.id == membership.id());
+    // Everything that a newer list took out has ended here before it was applied.
+    if own.is_some_and(|own| own.clients_version.is_some_and(|noted| noted < kept.clients.version)) {
+        membership.note_clients_version(kept.clients.version).await?;
+    }
+    let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));
     // The cluster may have lost a definition since, with a dropped database for example.
     let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
     if is_any_unlisted || membership.doubt().is_some() {

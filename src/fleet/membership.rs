@@ -16,7 +16,7 @@ use crate::namespace::Namespace;
 use crate::prepare;
 use crate::proxy_collection::StoreError;
 
-/// The databases with constraints of nobody's.
+/// MongoDB's own databases, which can't have constraints.
 const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 
 /// The collections to which writes may go on, by database.
@@ -27,7 +27,7 @@ type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 pub struct Membership {
     client: Client,
     register: Register,
-    /// The entry, as it is in the register or will be at once; who changes more of it there than its beat holds it.
+    /// The entry, as it is in the register or will be at once. A task holds it while it changes anything there but the beat.
     entry: tokio::sync::Mutex<RegisterEntry>,
     id: ArcSwap<ObjectId>,
     declared: ArcSwap<Collections>,
@@ -41,7 +41,7 @@ pub struct Membership {
     /// After so many of these times it has seen that its constraints are as before.
     confirmed: AtomicU64,
     watch: Mutex<EntryWatch>,
-    /// Entries of its own that it doesn't go by: of one that nobody renews nobody would know whose it is.
+    /// Entries that this Keyward wrote and doesn't use. It removes them, because nobody renews them.
     orphans: Mutex<Vec<ObjectId>>,
 }
 
@@ -54,10 +54,10 @@ impl Membership {
         client: &Client,
         address: String,
         terms: EntryTerms,
-        follows_clients: bool,
+        clients_version: Option<i64>,
     ) -> Result<Membership, StoreError> {
         let entry = RegisterEntry {
-            follows_clients,
+            clients_version,
             ..RegisterEntry::of_this_process(address, terms)
         };
         let membership = Membership {
@@ -100,7 +100,7 @@ impl Membership {
         self.permit.holds()
     }
 
-    /// The same for who can't ask here.
+    /// A permit for a caller without the membership.
     pub fn permit(&self) -> Permit {
         self.permit.clone()
     }
@@ -210,10 +210,11 @@ impl Membership {
         let mut entry = self.entry.lock().await;
         loop {
             let (id, constraints) = (entry.id, entry.constraints.clone());
+            let follows_clients = entry.clients_version.is_some();
             // One shard that doesn't answer mustn't keep the writes to others waiting.
             drop(entry);
             for namespace in &new {
-                prepare::suspend_lacking(&self.client, namespace, &constraints).await?;
+                prepare::suspend_lacking(&self.client, namespace, &constraints, follows_clients).await?;
             }
             entry = self.entry.lock().await;
             // Another entry has come meanwhile, without these: a Keyward that polled before it was there, and after this, saw neither.
@@ -246,6 +247,15 @@ impl Membership {
             return Ok(());
         }
         self.rejoin(&mut entry).await
+    }
+
+    /// Notes that this Keyward has ended what was taken out of the list of clients' constraints up to this version.
+    pub(super) async fn note_clients_version(&self, version: i64) -> Result<(), StoreError> {
+        let mut entry = self.entry.lock().await;
+        entry.clients_version = Some(version);
+        // If the entry is gone, the next one has the version.
+        self.register.note_clients_version(entry.id, version).await?;
+        Ok(())
     }
 
     /// Those that may write to `namespace` without reserving for the constraint with this identity; this Keyward, too, if it
@@ -328,7 +338,13 @@ impl Membership {
             for collection in collections {
                 let [database, collection] = [database, collection].map(|name| String::from_utf8_lossy(name));
                 let namespace = Namespace::new(database, collection);
-                prepare::suspend_lacking(&self.client, &namespace, &new.constraints).await?;
+                prepare::suspend_lacking(
+                    &self.client,
+                    &namespace,
+                    &new.constraints,
+                    new.clients_version.is_some(),
+                )
+                .await?;
             }
         }
         self.id.store(new.id.into());
@@ -360,8 +376,8 @@ impl Membership {
         }
     }
 
-    /// Ends the membership: nothing is written any more. Where not all is known to be done that was sent, the entry stays for
-    /// as long as that may take.
+    /// Ends the membership: nothing is written any more. If a sent write may still be under way, the entry stays for as long as that may
+    /// take.
     pub async fn leave(&self, is_all_done: bool) {
         self.permit.withdraw();
         let entry = self.entry.lock().await;

@@ -1,4 +1,4 @@
-//! Registers the Keywards of a deployment in the cluster, and what each of them may write without reserving.
+//! Registers the Keywards of a deployment in the cluster, and where each of them may write.
 //!
 //! A constraint holds only if every Keyward that writes reserves for it. So each Keyward has a [`RegisterEntry`] from its start to
 //! its end. The entry lists the collections to which the Keyward forwards writes, noted before the first write. It also lists the

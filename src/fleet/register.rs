@@ -35,7 +35,7 @@ pub enum Forgotten {
     /// There is none.
     Unknown,
     /// It was renewed meanwhile.
-    Lives(RegisterEntry),
+    Lives(Box<RegisterEntry>),
 }
 
 /// The register.
@@ -109,7 +109,12 @@ impl Register {
             .await
     }
 
-    /// Has nobody take an entry away because it isn't renewed.
+    /// Notes the version of the list of clients' constraints that the Keyward has drained to; gives whether its entry is there.
+    pub(super) async fn note_clients_version(&self, id: ObjectId, version: i64) -> Result<bool, StoreError> {
+        self.update(id, doc! { "$set": { "clientsVersion": version } }).await
+    }
+
+    /// Prevents that an entry is removed because it isn't renewed.
     pub(super) async fn pin(&self, id: ObjectId) -> Result<bool, StoreError> {
         self.update(id, doc! { "$set": { "pinned": true } }).await
     }
@@ -149,14 +154,14 @@ impl Register {
             tokio::time::sleep(POLL).await;
             match find().await? {
                 None => return Ok(Forgotten::Unknown),
-                Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(entry)),
+                Some(entry) if entry.beat != first.beat => return Ok(Forgotten::Lives(Box::new(entry))),
                 Some(_) => {}
             }
         }
         let delete = self.collection.delete_one(doc! { "_id": id, "beat": first.beat });
         Ok(match answered(delete.into_future()).await?.deleted_count {
             1 => Forgotten::Gone,
-            _ => Forgotten::Lives(first),
+            _ => Forgotten::Lives(Box::new(first)),
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The proxy collections lie in the protected database, and the register in the database `keyward`. Tools that compare, migrate or
 //! mirror a database would trip over them. Keyward adds a condition to the client's command, so that the server leaves them out. A
-//! client that asks for one by its name gets it.
+//! client that asks for one by its name gets it. So does one that resumes a change stream at an event that is hidden now.
 
 mod listing;
 
@@ -34,7 +34,7 @@ pub async fn serve(
         return Ok(None);
     };
     let answer = upstream.run(&command).await?;
-    // A client resumes a stream that it opened past Keyward, or before Keyward hid anything, behind an event that is hidden now.
+    // The client resumes a stream behind an event that is hidden now: it opened the stream past Keyward, or before Keyward hid anything.
     if listing == Listing::Changes && reply::code(Doc::new(&answer)?)? == Some(code::CHANGE_STREAM_FATAL_ERROR) {
         return Ok(None);
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::create::{WantedConstraints, is_same_index};
 use super::refusal::IndexRefusal;
-use super::{Clients, PATIENCE, POLL};
+use super::{Clients, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
@@ -38,7 +38,6 @@ pub(super) async fn build(
             reply: refusal.error().body(),
             is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
         })?;
-    clients.list.note_change();
     let Err(reply) = await_built(clients, wanted, &builds, deadline).await else {
         return Ok(());
     };
@@ -48,7 +47,7 @@ pub(super) async fn build(
         .map(|build| build.id)
         .collect();
     let (mut is_built, mut is_withdrawn) = (false, false);
-    let withdrawn = clients.list.store.change(|list| {
+    let withdrawn = clients.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
         // Of a constraint of the file, the list says nothing.
         is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
@@ -58,9 +57,7 @@ pub(super) async fn build(
         is_withdrawn = !own.is_empty() && own.iter().all(|id| list.entry(*id).is_none());
         (removed > 0).then_some(())
     });
-    let withdrawn = withdrawn.await;
-    clients.list.note_change();
-    match withdrawn {
+    match withdrawn.await {
         // It came to its end just before.
         Ok(_) if is_built => Ok(()),
         Ok(_) => {
@@ -99,7 +96,7 @@ async fn publish(
     let list = clients.list.store.read().await?;
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
         if same_in(&list, entry)?.is_none() {
-            replace_ended_definition(clients, effective, deadline).await?;
+            replace_ended_definition(clients, effective, (list.version, deadline)).await?;
         }
     }
     let mut builds = Vec::new();
@@ -125,7 +122,7 @@ async fn publish(
         }
         (list.constraints.len() > before).then_some(())
     };
-    clients.list.store.change(add).await?;
+    clients.list.change(add).await?;
     conflict.map_or(Ok(builds), Err)
 }
 
@@ -143,13 +140,8 @@ async fn end_outdated(clients: &Clients<'_>, wanted: &WantedConstraints) -> Resu
         return Err(IndexRefusal::dropped(&entry.constraint));
     }
     let outdated = list.outdated(namespace, present.uuid.as_ref());
-    let remove = |list: &mut ClientConstraints| {
-        let removed = outdated.iter().filter(|id| list.remove(**id)).count();
-        (removed > 0).then_some(())
-    };
     if !outdated.is_empty() {
-        clients.list.store.change(remove).await?;
-        clients.list.note_change();
+        clients.list.remove(&outdated).await?;
     }
     Ok(())
 }
@@ -168,25 +160,24 @@ pub(super) fn same_in<'l>(
     Ok(None)
 }
 
-/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more. If one goes
-/// on to reserve, its file states a constraint of that name.
+/// Lets the constraint have another definition than an ended one of its name, once no Keyward reserves for that one any more. `version` is
+/// one of the list without it.
 async fn replace_ended_definition(
     clients: &Clients<'_>,
     wanted: &Constraint,
-    deadline: Option<Instant>,
+    (version, deadline): (i64, Option<Instant>),
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
-    let begun = Instant::now();
+    let client = clients.service.upstream.client();
     loop {
-        match prepare::replace_ended_definition(clients.service.upstream.client(), wanted).await {
-            Err(PrepareError::OtherDefinition { name, .. }) if begun.elapsed() >= PATIENCE => {
-                return Err(IndexRefusal::SameName { name });
-            }
-            Err(PrepareError::OtherDefinition { .. }) => {
+        match prepare::replace_ended_definition(client, wanted, version).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {
                 let reason = "an ended constraint of this name, with another definition, is still reserved for";
                 wait.poll(&[wanted.name()], reason).await?;
             }
-            replaced => return Ok(replaced?),
+            Err(PrepareError::OtherDefinition { name, .. }) => return Err(IndexRefusal::SameName { name }),
+            Err(error) => return Err(error.into()),
         }
     }
 }

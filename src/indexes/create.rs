@@ -1,7 +1,7 @@
 //! Carries out `createIndexes` with unique indexes that the server couldn't keep unique: makes constraints of them.
 //!
 //! 1. The server makes the indexes, without `unique`, on the client's connection. So it has checked the client's privileges and the
-//!    whole command before anything else happens.
+//!    whole command before Keyward changes anything.
 //! 2. Keyward adds the constraints to the list of clients' constraints, and waits until they hold.
 //! 3. If one can't hold, none stays, and the server drops the indexes that it made for this command.
 //!
@@ -206,7 +206,7 @@ async fn check_fleet(clients: &Clients<'_>, wanted: &[&ClientConstraint]) -> Res
     let entries = clients.membership.entries().await?;
     let others: Vec<String> = entries
         .iter()
-        .filter(|entry| !entry.follows_clients)
+        .filter(|entry| entry.clients_version.is_none())
         .map(ToString::to_string)
         .collect();
     match others.is_empty() {

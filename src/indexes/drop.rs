@@ -12,7 +12,6 @@ use super::specification::has_key;
 use super::{Clients, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
-use crate::client_constraints::ClientConstraints;
 use crate::constraint::Constraint;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
@@ -121,12 +120,7 @@ async fn without_index(
 /// Takes the constraints out of the list, and waits until no Keyward reserves for them.
 async fn end(clients: &Clients<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
     let entries: Vec<ObjectId> = dropped.iter().filter_map(|one| one.client_entry()).collect();
-    let remove = |list: &mut ClientConstraints| {
-        let removed = entries.iter().filter(|id| list.remove(**id)).count();
-        (removed > 0).then_some(())
-    };
-    clients.list.store.change(remove).await?;
-    clients.list.note_change();
+    clients.list.remove(&entries).await?;
     clients.await_ended(dropped).await?;
     Ok(())
 }

@@ -4,7 +4,8 @@
 //! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
 //! constraint with it.
 //!
-//! The server has the first word in all three: it checks the client's privileges and the form of the command.
+//! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward refuses a command
+//! itself, it does so before, if the client seems to have the right to the command.
 
 mod build;
 mod command;
@@ -39,7 +40,7 @@ use crate::server::reply;
 use crate::session::Service;
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
-use crate::write::{self, ForwardError};
+use crate::write::ForwardError;
 
 /// What a change of clients' constraints needs.
 struct Clients<'a> {
@@ -50,7 +51,8 @@ struct Clients<'a> {
     list: &'a SharedList,
 }
 
-/// How long to wait at most until all Keywards have ended a constraint. After that, one may refuse a duplicate for a while longer.
+/// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
+/// may refuse a duplicate for a while longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave it between two polls of the register.
 const POLL: Duration = Duration::from_millis(100);
@@ -58,10 +60,11 @@ const POLL: Duration = Duration::from_millis(100);
 impl Clients<'_> {
     /// The constraints on a collection by which the command was judged.
     fn constraints_on(&self, namespace: &Namespace) -> impl Iterator<Item = &Arc<Constraint>> {
-        let protected = self
+        let constraints = self
             .catalog
-            .protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
-        let constraints = protected.into_iter().flat_map(|protected| &protected.constraints);
+            .on(namespace)
+            .into_iter()
+            .flat_map(|protected| &protected.constraints);
         constraints.map(|proxy| &proxy.constraint)
     }
 
@@ -101,9 +104,8 @@ impl Clients<'_> {
 
     /// Whether this Keyward reserves for a constraint of this name now.
     fn enforces(&self, constraint: &Constraint) -> bool {
-        let namespace = constraint.namespace();
         let catalog = self.service.writes.catalog();
-        let protected = catalog.protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
+        let protected = catalog.on(constraint.namespace());
         let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
         constraints.any(|proxy| proxy.constraint.name() == constraint.name())
     }
@@ -120,30 +122,25 @@ pub async fn serve(
     catalog: &Catalog,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let protected = match command {
-        IndexCommand::Create(_) | IndexCommand::Drop(_) => None,
-        IndexCommand::List(target) => catalog.protected(target.database, target.collection),
+    if let IndexCommand::List(target) = command {
+        return match catalog.protected(target.database, target.collection) {
+            Some(protected) => Ok(Some(list::list_indexes(protected, message.body, upstream).await?)),
+            None => Ok(None),
+        };
+    }
+    let (Some(membership), Some(list)) = (&service.membership, &service.client_list) else {
+        return Ok(None);
     };
-    let clients = match (&service.membership, &service.client_list) {
-        (Some(membership), Some(list)) => Some(Clients {
-            service,
-            catalog,
-            membership,
-            list,
-        }),
-        _ => None,
+    let clients = Clients {
+        service,
+        catalog,
+        membership,
+        list,
     };
-    match (command, protected, clients) {
-        (IndexCommand::Create(target), _, Some(clients)) => {
-            create::create_indexes(&clients, message, target, upstream).await
-        }
-        (IndexCommand::Drop(target), _, Some(clients)) => {
-            drop::drop_indexes(&clients, target, message.body, upstream).await
-        }
-        (IndexCommand::List(_), Some(protected), _) => {
-            Ok(Some(list::list_indexes(protected, message.body, upstream).await?))
-        }
-        _ => Ok(None),
+    match command {
+        IndexCommand::Create(target) => create::create_indexes(&clients, message, target, upstream).await,
+        IndexCommand::Drop(target) => drop::drop_indexes(&clients, target, message.body, upstream).await,
+        IndexCommand::List(_) => Ok(None),
     }
 }
 
@@ -159,7 +156,7 @@ async fn refused(
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let has_users = clients.service.upstream.has_credential();
-    let rights = write::known_rights(has_users, body, upstream).await?;
+    let rights = Rights::if_known::<ForwardError>(has_users, body, upstream).await?;
     Ok(may(&rights, target.database, target.collection).then(|| refusal.error().body()))
 }
 
@@ -193,8 +190,10 @@ pub async fn follows_all(namespaces: &[Namespace], judged: &Catalog, service: &S
 /// Whether `catalog` has the constraint of this entry, or the configuration file's of that name in its place.
 fn reserves_for(catalog: &Catalog, entry: &ClientConstraint) -> bool {
     let (namespace, name) = (entry.constraint.namespace(), entry.constraint.name());
-    let protected = catalog.protected(namespace.database.as_bytes(), namespace.collection.as_bytes());
-    let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
+    let mut constraints = catalog
+        .on(namespace)
+        .into_iter()
+        .flat_map(|protected| &protected.constraints);
     constraints
         .any(|proxy| proxy.constraint.name() == name && proxy.constraint.client_entry().is_none_or(|id| id == entry.id))
 }
@@ -222,14 +221,9 @@ pub async fn end_constraints_of_dropped(write: &Write<'_>, answer: &[u8], servic
         return;
     }
     // An entry of a later createIndexes has another number.
-    let removed = list.store.change(|list| {
-        let removed = entries.iter().filter(|id| list.remove(**id)).count();
-        (removed > 0).then_some(())
-    });
-    if let Err(error) = removed.await {
+    if let Err(error) = list.remove(&entries).await {
         tracing::warn!(%error, "constraints of a dropped collection stay; send dropIndexes for them once it is created again");
     }
-    list.note_change();
 }
 
 /// Appends the session and the API version of the client's command `body` to a command of Keyward's.

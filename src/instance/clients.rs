@@ -45,9 +45,9 @@ impl FollowedList {
         })
     }
 
-    /// Whether this Keyward enforces clients' constraints.
-    pub(super) fn is_followed(&self) -> bool {
-        self.shared.is_some()
+    /// The version that is applied, if this Keyward enforces clients' constraints.
+    pub(super) fn followed_version(&self) -> Option<i64> {
+        self.shared.as_ref().map(|_| self.applied.version)
     }
 
     /// The list, for connections that change it.
@@ -105,9 +105,9 @@ impl FollowedList {
     }
 
     /// Notes that this Keyward is about to apply the list of this version.
-    pub(super) fn apply(&self, version: i64) {
+    pub(super) fn note_applying(&self, version: i64) {
         if let Some(shared) = &self.shared {
-            shared.apply(version);
+            shared.note_applying(version);
         }
     }
 
@@ -119,7 +119,7 @@ impl FollowedList {
 
     /// Reports that `list` couldn't be applied. It ends the new builds in it that this Keyward was to do; `own` is its entry in the register.
     pub(super) async fn refused(&mut self, list: ClientConstraints, error: &ReloadError, own: ObjectId) {
-        self.apply(self.applied.version);
+        self.note_applying(self.applied.version);
         if let ReloadError::ListChanged = error {
             return;
         }
@@ -134,14 +134,13 @@ impl FollowedList {
             return;
         };
         let reply = reply_to(error);
-        let ended = shared.store.change(|list| {
+        let ended = shared.change(|list| {
             let ended = builds.iter().filter(|id| list.end_build(**id, &reply)).count();
             (ended > 0).then_some(())
         });
         if let Err(error) = ended.await {
             tracing::warn!(%error, "the list of clients' constraints can't be changed");
         }
-        shared.note_change();
     }
 }
 

@@ -139,11 +139,11 @@ pub(super) async fn joined(
     upstream: &Upstream,
     config: &Config,
     readiness: &Readiness,
-    follows_clients: bool,
+    clients_version: Option<i64>,
 ) -> Result<Membership, StartError> {
     loop {
         let terms = EntryTerms::of(config.lease).hastened();
-        match Membership::join(upstream.client(), config.listen.to_string(), terms, follows_clients).await {
+        match Membership::join(upstream.client(), config.listen.to_string(), terms, clients_version).await {
             Ok(membership) => {
                 readiness.unblock(&Obstacle::Deployment);
                 return Ok(membership);

@@ -126,7 +126,7 @@ impl Instance {
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
         let (of_file, config) = (config.constraints.clone(), &clients.added_to(config.clone()));
-        let membership = Arc::new(joined(&upstream, config, &readiness, clients.is_followed()).await?);
+        let membership = Arc::new(joined(&upstream, config, &readiness, clients.followed_version()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
         let shown = (&readiness, &metrics);
@@ -228,7 +228,7 @@ impl Instance {
         }
         let wanted = list.with(&self.of_file);
         let (service, membership) = (&self.service, &self.membership);
-        self.clients.apply(list.version);
+        self.clients.note_applying(list.version);
         let replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted);
         match replaced.await {
             Ok((added, removed)) => {

@@ -38,7 +38,7 @@ pub struct KnownConstraint {
     pub definition: Option<Document>,
     /// Its identity in the register of Keywards.
     pub identity: Option<ObjectId>,
-    /// Whether a client made it by `createIndexes`; otherwise a configuration file did, or it is a client's that was dropped.
+    /// Whether a client made it by `createIndexes`; it may have dropped it since. Otherwise a configuration file did.
     pub is_of_client: bool,
     /// The strategy of its collection, as a configuration file names it.
     pub strategy: Option<String>,
@@ -90,7 +90,7 @@ impl KnownConstraint {
             entries.iter().filter(meant).cloned().collect()
         };
         KnownConstraint {
-            is_of_client: listed.is_some(),
+            is_of_client: listed.is_some() || definition.is_of_client,
             strategy: definition.strategy.map(strategy_in_file),
             state,
             backfill: definition.backfill,

@@ -48,11 +48,7 @@ impl BackfillClaims {
 
     /// Claims the backfill of `constraint`, unless another backfill has claimed it; returns whether it did.
     pub(super) async fn take(&self, constraint: &Constraint) -> Result<bool, StoreError> {
-        let namespace = constraint.namespace();
-        let claim = BackfillClaim {
-            definitions: self.client.database(&namespace.database).collection(DEFINITIONS),
-            id: definition_id(namespace, constraint.name()),
-        };
+        let claim = BackfillClaim::of(&self.client, constraint);
         let free = doc! { "$expr": { "$not": [is_claimed()] } };
         let is_taken = claim.update(free, self.by, term()).await?;
         if is_taken {
@@ -101,7 +97,27 @@ impl BackfillClaims {
     }
 }
 
+/// Releases the claim to the backfill of `constraint`, whoever has it: its build has ended, and the next one shall not wait.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't confirm it. The claim then expires by itself.
+pub async fn release_claim(client: &Client, constraint: &Constraint) -> Result<(), StoreError> {
+    let claim = BackfillClaim::of(client, constraint);
+    claim
+        .update(Document::new(), ObjectId::new(), Duration::ZERO)
+        .await
+        .map(drop)
+}
+
 impl BackfillClaim {
+    fn of(client: &Client, constraint: &Constraint) -> BackfillClaim {
+        let namespace = constraint.namespace();
+        BackfillClaim {
+            definitions: client.database(&namespace.database).collection(DEFINITIONS),
+            id: definition_id(namespace, constraint.name()),
+        }
+    }
+
     async fn update(&self, mut filter: Document, by: ObjectId, term: Duration) -> Result<bool, StoreError> {
         filter.insert("_id", self.id.clone());
         let set = vec![doc! { "$set": { "claim": { "by": by, "until": from_now(term) } } }];

@@ -17,7 +17,7 @@ use super::backfill_claim::is_claimed;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
 use super::removal::REMOVAL_FIELD;
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
-use crate::fleet::Register;
+use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -68,6 +68,8 @@ pub struct Standing {
 /// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
 /// enforced. Versions that know no register of Keywards don't write this field.
 pub(super) const ENFORCED_IN: &str = "enforcedIn";
+/// In the document of a constraint that a client made.
+pub(super) const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.
 const BACKFILLING: &str = "backfilling";
 
@@ -100,7 +102,7 @@ impl Definitions {
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
-            let name = document.get_document("_id").ok()?.get_str("name").ok()?.to_owned();
+            let name = name_of(document)?;
             let standing = Standing {
                 state: state_of(document)?,
                 identity: document.get_object_id("identity").ok()?,
@@ -155,25 +157,36 @@ impl Definitions {
 
     /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
     /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
-    /// start.
+    /// start. Returns whether the definition is the constraint's now. It isn't while a Keyward may still reserve for the former constraint
+    /// because it hasn't applied the `version` of the list of clients' constraints, which has no such constraint.
     ///
     /// # Errors
-    /// [`PrepareError::OtherDefinition`] if a Keyward in the register still reserves for the former constraint.
-    pub(super) async fn replace_ended(&self, constraint: &Constraint, register: &Register) -> Result<(), PrepareError> {
+    /// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states.
+    pub(super) async fn replace_ended(
+        &self,
+        constraint: &Constraint,
+        register: &Register,
+        version: i64,
+    ) -> Result<bool, PrepareError> {
         let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
-            return Ok(());
+            return Ok(true);
         };
         let Err(error) = state(constraint, &found) else {
-            return Ok(());
+            return Ok(true);
         };
         let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
             return Err(error);
         };
         // A Keyward that compared the definition before this may list the identity later. That means nothing any more: the new constraint
         // has another one.
-        let entries = register.current().await?;
-        if entries.iter().any(|entry| entry.constraints.contains(&identity)) {
-            return Err(error);
+        let mut entries = register.current().await?;
+        entries.retain(|entry| entry.constraints.contains(&identity));
+        let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
+        if !entries.is_empty() {
+            return match entries.iter().all(is_behind) {
+                true => Ok(false),
+                false => Err(error),
+            };
         }
         let mut former = id(constraint);
         former.insert("identity", identity);
@@ -182,7 +195,7 @@ impl Definitions {
             "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
         };
         answered(self.collection.replace_one(former, new).into_future()).await?;
-        Ok(())
+        Ok(true)
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
@@ -299,6 +312,29 @@ impl Definitions {
         Ok(())
     }
 
+    /// The same, for a constraint that a client made, as its build begins.
+    pub(super) async fn begin_build(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        let mut update = suspension();
+        if let Ok(set) = update.get_document_mut("$set") {
+            set.insert(OF_CLIENT, true);
+        }
+        answered(self.collection.update_one(id(constraint), update).into_future()).await?;
+        Ok(())
+    }
+
+    /// The name of an enforced constraint on a collection that a client made, and that doesn't have one of these identities.
+    pub(super) async fn lacking_of_client(
+        &self,
+        namespace: &Namespace,
+        identities: &BTreeSet<ObjectId>,
+    ) -> Result<Option<String>, StoreError> {
+        let mut enforced = others(namespace, identities);
+        enforced.insert(OF_CLIENT, true);
+        enforced.insert("state", ConstraintState::Enforced.name());
+        let found = answered(self.collection.find_one(enforced).into_future()).await?;
+        Ok(found.as_ref().and_then(name_of))
+    }
+
     /// The names of the constraints on a collection that don't have one of these identities.
     pub(super) async fn lacking(
         &self,
@@ -307,8 +343,7 @@ impl Definitions {
     ) -> Result<Vec<String>, StoreError> {
         let find = self.collection.find(others(namespace, identities));
         let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
-        let name = |document: &Document| Some(document.get_document("_id").ok()?.get_str("name").ok()?.to_owned());
-        Ok(found.iter().filter_map(name).collect())
+        Ok(found.iter().filter_map(name_of).collect())
     }
 
     /// Suspends all constraints on a collection that don't have one of these identities; returns their number.
@@ -320,6 +355,11 @@ impl Definitions {
         let update = self.collection.update_many(others(namespace, identities), suspension());
         Ok(answered(update.into_future()).await?.matched_count)
     }
+}
+
+/// The constraint's name in its document.
+fn name_of(document: &Document) -> Option<String> {
+    Some(document.get_document("_id").ok()?.get_str("name").ok()?.to_owned())
 }
 
 fn others(namespace: &Namespace, identities: &BTreeSet<ObjectId>) -> Document {

@@ -7,7 +7,7 @@ use mongodb::Client;
 use mongodb::options::ReadConcern;
 
 use super::backfill_claim::is_claimed;
-use super::definition::{DEFINITIONS, ENFORCED_IN, state_of};
+use super::definition::{DEFINITIONS, ENFORCED_IN, OF_CLIENT, state_of};
 use super::position::BACKFILL_EPOCH_FIELD;
 use super::removal::REMOVAL_FIELD;
 use super::{ConstraintState, Removal};
@@ -40,6 +40,8 @@ pub struct KnownDefinition {
     pub state: Option<ConstraintState>,
     /// Whether a Keyward reads its documents now.
     pub is_claimed: bool,
+    /// Whether a client made it; it may have dropped it since.
+    pub is_of_client: bool,
     /// The position of its backfill, if one has begun and hasn't ended.
     pub backfill: Option<BackfillProgress>,
     /// Its removal, if one has begun.
@@ -55,7 +57,7 @@ pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<Kn
     let find = definitions.find(doc! {}).sort(doc! { "_id": 1 });
     let find = find.read_concern(ReadConcern::majority()).projection(doc! {
         "definition": 1, "identity": 1, "strategy": 1, "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, "backfill": 1,
-        REMOVAL_FIELD: 1, "isClaimed": is_claimed(),
+        REMOVAL_FIELD: 1, OF_CLIENT: 1, "isClaimed": is_claimed(),
     });
     let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
     Ok(found.iter().filter_map(|one| known(database, one)).collect())
@@ -73,6 +75,7 @@ fn known(database: &str, found: &Document) -> Option<KnownDefinition> {
         strategy: found.get_str("strategy").ok().map(str::to_owned),
         state: state_of(found),
         is_claimed: found.get_bool("isClaimed").unwrap_or(false),
+        is_of_client: found.get_bool(OF_CLIENT).unwrap_or(false),
         backfill: backfill.map(|backfill| BackfillProgress {
             done: backfill.get_i64("done").unwrap_or(0),
             after: backfill.get("after").cloned(),

@@ -16,14 +16,24 @@ use crate::proxy_collection::StoreError;
 /// Notes that the collection's constraints aren't enforced, except those whose identities are in `constraints`. Before
 /// this call, the Keyward that begins to write without them must be in the register.
 ///
+/// A constraint that a client made is no operator's to leave out. A Keyward that can't follow their list doesn't write where it lacks an
+/// enforced one.
+///
 /// # Errors
-/// [`StoreError`] if the cluster doesn't confirm it.
+/// [`StoreError`] if the cluster doesn't confirm it, or clients made one of them and this Keyward doesn't follow their list.
 pub async fn suspend_lacking(
     client: &Client,
     namespace: &Namespace,
     constraints: &BTreeSet<ObjectId>,
+    follows_clients: bool,
 ) -> Result<(), StoreError> {
     let definitions = Definitions::of(client, namespace);
+    if !follows_clients && let Some(name) = definitions.lacking_of_client(namespace, constraints).await? {
+        return Err(StoreError::OfClient {
+            name,
+            namespace: namespace.clone(),
+        });
+    }
     if definitions.suspend_others(namespace, constraints).await? > 0 {
         let names = definitions.lacking(namespace, constraints).await?;
         tracing::warn!(

@@ -40,6 +40,7 @@ use crate::proxy_collection::{ProxyCollection, StoreError};
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill::{Report, Reports};
+pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
 pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
@@ -142,13 +143,20 @@ fn warn_of_routes_without_effect(protected: &Protected) {
     }
 }
 
-/// Lets `constraint` have another definition than an ended constraint of its name had.
+/// Lets `constraint` have another definition than an ended constraint of its name had. Returns whether it has; it must be tried again
+/// while a Keyward may still reserve for the former one because it hasn't applied this `version` of the list of clients' constraints.
 ///
 /// # Errors
-/// [`PrepareError`] if a Keyward still reserves for the former constraint, or the cluster doesn't carry out a command.
-pub async fn replace_ended_definition(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+/// [`PrepareError`] if a Keyward's file states the former constraint, or the cluster doesn't carry out a command.
+pub async fn replace_ended_definition(
+    client: &Client,
+    constraint: &Constraint,
+    version: i64,
+) -> Result<bool, PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace());
-    definitions.replace_ended(constraint, &Register::of(client)).await
+    definitions
+        .replace_ended(constraint, &Register::of(client), version)
+        .await
 }
 
 /// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that
@@ -159,6 +167,16 @@ pub async fn replace_ended_definition(client: &Client, constraint: &Constraint) 
 pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     Definitions::of(client, constraint.namespace())
         .suspend(constraint)
+        .await
+}
+
+/// The same as the build of a client's `constraint` begins. An earlier constraint with the same definition may have left it enforced.
+///
+/// # Errors
+/// The same.
+pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    Definitions::of(client, constraint.namespace())
+        .begin_build(constraint)
         .await
 }
 

@@ -13,7 +13,7 @@ use bson::{Document, doc};
 use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
-use super::definition::{DEFINITIONS, definition_id};
+use super::definition::{DEFINITIONS, OF_CLIENT, definition_id};
 use super::position::BACKFILL_EPOCH_FIELD;
 use super::{ConstraintState, KnownDefinition};
 use crate::namespace::Namespace;
@@ -34,6 +34,7 @@ pub struct Removal {
     /// What the definition was.
     definition: Option<Document>,
     strategy: Option<String>,
+    is_of_client: bool,
 }
 
 impl Removal {
@@ -46,6 +47,7 @@ impl Removal {
             is_decided: removal.get_bool("decided").unwrap_or(false),
             definition: removal.get_document("definition").ok().cloned(),
             strategy: removal.get_str("strategy").ok().map(str::to_owned),
+            is_of_client: removal.get_bool(OF_CLIENT).unwrap_or(false),
         })
     }
 
@@ -60,8 +62,9 @@ impl Removal {
             is_decided: false,
             definition: known.definition.clone(),
             strategy: known.strategy.clone(),
+            is_of_client: known.is_of_client,
         };
-        let mut noted = doc! { "id": removal.id, "decided": false };
+        let mut noted = doc! { "id": removal.id, "decided": false, OF_CLIENT: removal.is_of_client };
         if let Some(former) = removal.former {
             noted.insert("former", former);
         }
@@ -96,6 +99,9 @@ impl Removal {
         }
         if let Some(strategy) = &self.strategy {
             restored.insert("strategy", strategy);
+        }
+        if self.is_of_client {
+            restored.insert(OF_CLIENT, true);
         }
         let mut filter = self.filter(namespace, name);
         filter.insert("removal.decided", false);

@@ -40,6 +40,7 @@ use tokio::time::timeout;
 
 use crate::constraint::{Constraint, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
+use crate::namespace::Namespace;
 use crate::reply::Times;
 use crate::reservation::Token;
 use crate::server::driver;
@@ -112,6 +113,20 @@ pub enum StoreError {
     /// Clients have made a constraint that this Keyward doesn't reserve for.
     #[error("this Keyward hasn't applied the constraints that clients made there")]
     Unfollowed,
+    /// The keys of documents that were written past Keyward couldn't be reserved.
+    #[error("keys of documents that were written past Keyward couldn't be reserved")]
+    Unrepaired,
+    /// A client made a constraint, and this Keyward can't know of it.
+    #[error(
+        "a client made the constraint {name} on {namespace}, and Keyward's user may not read keyward.clientConstraints; grant that \
+         privilege (docs/security.md), and restart this Keyward"
+    )]
+    OfClient {
+        /// The constraint.
+        name: String,
+        /// Its collection.
+        namespace: Namespace,
+    },
     /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),

@@ -15,7 +15,6 @@ use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
 use crate::constraint::Key;
-use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::reservation::Scope;
 use turn::SweepTurn;
@@ -32,10 +31,7 @@ pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Sync, leas
     loop {
         for protected in current().all() {
             for proxy in &protected.constraints {
-                let now = || {
-                    let Namespace { database, collection } = &protected.namespace;
-                    current().protected(database.as_bytes(), collection.as_bytes()).cloned()
-                };
+                let now = || current().on(&protected.namespace).cloned();
                 if let Err(error) = sweep(&client, now, proxy, &sweeper, lease, pause).await {
                     tracing::warn!(%error, constraint = proxy.constraint.name(), "a sweep was broken off");
                 }

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use super::context::Context;
 use super::forward::ForwardError;
 use super::txn::{ErrorReply, Failure};
-use crate::authorization::{self, Rights};
+use crate::authorization::Rights;
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields};
 use crate::constraint::{Key, PROXY_PREFIX};
@@ -49,7 +49,7 @@ pub async fn drop_collection(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let rights = known_rights(context.has_users, body, upstream).await?;
+    let rights = Rights::if_known::<ForwardError>(context.has_users, body, upstream).await?;
     drop_with(context, protected, &rights, body, upstream).await
 }
 
@@ -105,7 +105,7 @@ async fn drop_all(
         .into_iter()
         .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
         .partition(|name| name.starts_with(b"system."));
-    let rights = known_rights(context.has_users, body, upstream).await?;
+    let rights = Rights::if_known::<ForwardError>(context.has_users, body, upstream).await?;
     for name in others {
         let command = drop_command(database, &name, body)?;
         let protected = context.catalog().protected(database, &name).cloned();
@@ -174,19 +174,6 @@ fn finished(mut command: Builder, database: &[u8], body: Doc<'_>) -> Result<Vec<
 
 fn times_of(reply: &[u8]) -> Times {
     RawDocument::from_bytes(reply).map(Times::of_raw).unwrap_or_default()
-}
-
-/// The client's rights, as the server reports them; none if the server doesn't report them.
-pub async fn known_rights(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Rights, ForwardError> {
-    if !has_users {
-        return Ok(Rights::no_less_than_keywards());
-    }
-    match Rights::ask(body, upstream).await {
-        Ok(rights) => Ok(rights),
-        Err(authorization::RightsError::Unanswered { .. }) => Ok(Rights::unknown()),
-        Err(authorization::RightsError::Upstream(error)) => Err(error.into()),
-        Err(authorization::RightsError::Malformed(malformed)) => Err(malformed.into()),
-    }
 }
 
 /// For each constraint, the recent reservations whose documents exist.

@@ -29,7 +29,6 @@ use crate::wire::OpMsg;
 
 pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
 pub use context::Context;
-pub use drop::known_rights;
 pub use forward::ForwardError;
 use operation::WriteOp;
 use plan::{CommandPlan, CommandWork, Plan};

@@ -81,6 +81,44 @@ fn what_was_written_past_keyward_is_reserved_or_reported() {
     });
 }
 
+/// A shard that refuses for a while makes it later, not never.
+#[test]
+fn what_could_not_be_reserved_is_tried_again() {
+    const DATABASE: &str = "audited_again";
+    let cluster = Cluster::alone().unwrap();
+    shard_on_two(
+        &cluster,
+        &format!("{DATABASE}.users"),
+        doc! { "region": 1 },
+        doc! { "region": "m" },
+    );
+    let keyward = start(&cluster.uri(), DATABASE);
+    until_auditing(&keyward, DATABASE);
+    keyward.until("the end of the changes", || {
+        cluster
+            .run(DATABASE, doc! { "count": "keyward.audits" })
+            .unwrap()
+            .get_i32("n")
+            .ok()
+            == Some(1)
+    });
+    let refused = doc! {
+        "failCommands": ["insert"], "namespace": format!("{DATABASE}.keyward.users.email_1"), "errorCode": 20,
+        "failInternalCommands": true,
+    };
+    let shards = cluster.shards().iter();
+    let refusing = shards.map(|shard| shard.fail_point("failCommand", "alwaysOn", refused.clone()).unwrap());
+    let refusing: Vec<_> = refusing.collect();
+    cluster.run(DATABASE, insert(user(1, "a", "one"))).unwrap();
+    keyward.until("a try", || keyward.log().contains("an audit was broken off"));
+    assert_eq!(metric(&keyward, DATABASE, "audit_repaired_total"), 0);
+    drop(refusing);
+    keyward.until("the reservation", || {
+        metric(&keyward, DATABASE, "audit_repaired_total") == 1
+    });
+    assert_eq!(keyward.insert(DATABASE, user(2, "z", "one")), Err(11_000));
+}
+
 #[test]
 fn another_keyward_goes_on_where_a_killed_one_stopped() {
     const DATABASE: &str = "audited_by_two";

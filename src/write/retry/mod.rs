@@ -8,7 +8,7 @@
 //! | question | asked when | called from | proof | where |
 //! | --- | --- | --- | --- | --- |
 //! | Did the server insert these documents before? | An insert in compensating mode would be refused as a duplicate. Or a reply names repeated statements. | `insert/mod.rs`, through `insert/way.rs` | The server's memory of the statements' numbers, by a majority. | [`server_memory`] |
-//! | Did the server carry out this statement before? | A statement in place would be refused. Or its document may have changed shards. | `update/in_place.rs` | The same memory; Keyward sends a form of the statement that matches nothing. | [`server_memory`] |
+//! | Did the server carry out this statement before? | A statement in place would be refused. Or its document may have changed shards. | `update/in_place.rs`, `update/sending.rs` | The same memory; Keyward sends a form of the statement that matches nothing. | [`server_memory`] |
 //! | Which documents of this slice did a transaction insert? | In each inserting transaction, and before an insert would be refused as a duplicate. | `insert/transactional/transaction.rs`, `insert/transactional/mod.rs` | The slice's record, written by the inserting transaction. | [`inserted`] |
 //! | What was the reply to this statement? | A transaction of Keyward's can't write the statement's record, is to be tried again, or would refuse the statement or wait for a key. | `update/in_transaction.rs` | The statement's record, written by its transaction. | [`results`] |
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | `claims/effects.rs` | The retry id in the reservation's token. | [`crate::reservation`] |

@@ -40,7 +40,7 @@ pub enum Evaluation {
         /// How many.
         affected: usize,
     },
-    /// The server refused to read the documents; the transaction is over.
+    /// The server refused to read the documents. The transaction may be open, and must not be committed.
     ReadRefused(ErrorReply),
 }
 

@@ -1,4 +1,4 @@
-//! Chooses in place or transaction for one statement.
+//! Carries one statement out in the way that its plan has chosen.
 
 use super::in_place::run_in_place;
 use super::result::StatementResult;

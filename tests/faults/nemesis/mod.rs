@@ -1,6 +1,6 @@
 //! Broken for real: clients with drivers that retry write through two Keywards of each mode, while Keywards, routers and
 //! shards are killed and stopped, primaries step down, chunks move, clocks leap, connections are cut and held, and a further
-//! constraint comes and goes by rolling restarts. What the clients were told is then held against what the shards' logs say
+//! constraint comes and goes by rolling restarts, and by `createIndexes` and `dropIndexes`. What the clients were told is then held against what the shards' logs say
 //! happened, and what they hold.
 //!
 //! `KEYWARD_NEMESIS_SECONDS=1800 KEYWARD_SEED=1 cargo test --test faults nemesis -- --ignored --nocapture` runs for half an hour. The seed
@@ -192,6 +192,7 @@ async fn torment(cluster: &Arc<Cluster>, sides: &[Side], faults: &Arc<Faults>, s
             cluster: cluster.clone(),
             places: side.places.clone(),
             constraints: [false, true].map(|with_phones| side.mode.constraints(&side.database, with_phones)),
+            is_for_clients: side.mode.is_for_clients,
             phones: side.phones.clone(),
             faults: faults.clone(),
         };

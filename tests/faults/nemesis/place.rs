@@ -10,8 +10,9 @@ use testkit::relay::Relay;
 use testkit::{Keyward, keyward::page_at};
 
 /// Others wait for a Keyward that was killed for 25 s: longer than what it has left open may live, and short enough for a
-/// constraint to be enforced again and again while Keywards are killed.
-const REGISTER_HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "5")];
+/// constraint to be enforced again and again while Keywards are killed. For the same reason one that applies a client's constraint waits
+/// for 32 s until older transactions are over.
+const HASTE: [(&str, &str); 2] = [("KEYWARD_REGISTER_HASTE", "5"), ("KEYWARD_TRANSACTIONS_HASTE", "3")];
 /// Keyward's exit code where the deployment doesn't do as it is asked.
 const DEPLOYMENT_REFUSES: i32 = 69;
 /// And where two documents hold one key of a constraint that is new to it.
@@ -67,7 +68,7 @@ impl Place {
         let upstream = format!("mongodb://{}/?heartbeatFrequencyMS=500", self.back.address);
         let keyward = loop {
             let constraints = self.constraints.lock().unwrap().clone();
-            match Keyward::try_start_with(&upstream, &self.lease, &constraints, &REGISTER_HASTE) {
+            match Keyward::try_start_with(&upstream, &self.lease, &constraints, &HASTE) {
                 Ok(keyward) => break keyward,
                 // A shard is away: whoever runs it starts it again.
                 Err(refused) if refused.exit == Some(DEPLOYMENT_REFUSES) => {

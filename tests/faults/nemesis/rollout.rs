@@ -1,5 +1,5 @@
-//! Rolling restarts: the Keywards of one mode are started anew, one after the other, with one constraint more, and some time
-//! later without it.
+//! One constraint more for a while. Either the Keywards of one mode are started anew with it, one after the other, and some time later
+//! without it. Or a client makes it with `createIndexes`, and drops it with `dropIndexes`, through whichever Keyward.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use futures_util::TryStreamExt;
 use keyward::fleet::{COLLECTION as REGISTER, DATABASE as REGISTER_DATABASE, Register};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use rand::Rng;
 use testbed::Cluster;
 
 use crate::nemesis::checker::COLLECTION;
@@ -31,6 +32,8 @@ pub struct Rollout {
     pub places: Vec<Arc<Place>>,
     /// The constraints without and with the one more.
     pub constraints: [String; 2],
+    /// Whether a client can make the constraint, too.
+    pub is_for_clients: bool,
     pub phones: Arc<Phones>,
     pub faults: Arc<Faults>,
 }
@@ -38,11 +41,72 @@ pub struct Rollout {
 impl Rollout {
     /// Until it is over; the constraint stays if it is there by then.
     pub fn run(&self, mut pace: Pace) {
-        while pace.goes_on() && self.add(&mut pace) && pace.goes_on() {
-            self.phones.relent();
-            self.restart_all(&self.constraints[0], &mut pace);
-            self.count("constraint taken away by a rolling restart");
+        while pace.goes_on() {
+            let goes_on = match self.is_for_clients && pace.random.random_ratio(2, 3) {
+                true => self.create(&mut pace) && pace.goes_on() && self.drop(&mut pace),
+                false => self.add(&mut pace) && pace.goes_on() && self.take_away(&mut pace),
+            };
+            if !goes_on {
+                break;
+            }
         }
+    }
+
+    fn take_away(&self, pace: &mut Pace) -> bool {
+        self.phones.relent();
+        self.restart_all(&self.constraints[0], pace);
+        self.count("constraint taken away by a rolling restart");
+        true
+    }
+
+    /// False if it is over before a Keyward has said that the constraint holds.
+    fn create(&self, pace: &mut Pace) -> bool {
+        remove_phones(&self.cluster, &self.database);
+        let key = doc! { "key": { PHONE: 1 }, "name": format!("{PHONE}_1"), "unique": true, "sparse": true };
+        let command = doc! { "createIndexes": COLLECTION, "indexes": [key] };
+        while !pace.is_over() {
+            match self.sent(&command, pace) {
+                Some(reply) if testkit::wire::is_ok(&reply) => {
+                    self.phones.demand();
+                    self.count("constraint made by a client");
+                    return true;
+                }
+                // A number came twice while nobody kept it out.
+                Some(reply) if reply.get_i32("code").ok() == Some(11_000) => {
+                    self.count("constraint that documents violated");
+                    remove_phones(&self.cluster, &self.database);
+                }
+                Some(reply) => println!("{}: no constraint: {reply}", self.mode),
+                None => {}
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        false
+    }
+
+    /// False if it is over before a Keyward has said that the constraint is gone.
+    fn drop(&self, pace: &mut Pace) -> bool {
+        self.phones.relent();
+        let command = doc! { "dropIndexes": COLLECTION, "index": format!("{PHONE}_1") };
+        while !pace.is_over() {
+            match self.sent(&command, pace) {
+                // By an earlier try, too, whose reply was lost.
+                Some(reply) if testkit::wire::is_ok(&reply) || reply.get_i32("code").ok() == Some(27) => {
+                    self.count("constraint dropped by a client");
+                    return true;
+                }
+                Some(reply) => println!("{}: not dropped: {reply}", self.mode),
+                None => {}
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        false
+    }
+
+    /// The reply of one of the Keywards, if one comes.
+    fn sent(&self, command: &Document, pace: &mut Pace) -> Option<Document> {
+        let place = &self.places[pace.random.random_range(0..self.places.len())];
+        testkit::wire::send(place.address(), &self.database, command.clone()).ok()
     }
 
     /// False if it is over before the constraint is enforced everywhere.

@@ -27,6 +27,8 @@ pub struct Mode {
     /// way: longer would be what it assumes not to happen. Strictly, ten leases.
     pub pause_ms: u64,
     strategy: &'static str,
+    /// Whether clients can make constraints beside those of this strategy.
+    pub is_for_clients: bool,
 }
 
 pub const MODES: [Mode; 2] = [
@@ -35,12 +37,14 @@ pub const MODES: [Mode; 2] = [
         lease: "3s\nsweep: 2s",
         pause_ms: 300,
         strategy: "compensating",
+        is_for_clients: true,
     },
     Mode {
         name: "strict",
         lease: "1s\nsweep: 2s",
         pause_ms: 10_000,
         strategy: "transaction",
+        is_for_clients: false,
     },
 ];
 

@@ -169,10 +169,12 @@ fn documents_of_a_collection_created_anew_are_read() {
 #[test]
 fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
     const DATABASE: &str = "created_again";
-    shard_users_of(&QUIET, DATABASE);
-    shard_users_of(&QUIET, "created_again_other");
-    let quick = start_at(&QUIET);
-    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", QUIET.uri());
+    // Another test would wait for the slow one, too.
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    shard_users_of(&cluster, "created_again_other");
+    let quick = start_at(&cluster);
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri());
     let slow = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "4")]);
     must(&reply(&quick, DATABASE, &create([unique_email()])));
     write_first(&slow, DATABASE);
@@ -186,7 +188,7 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
     std::thread::scope(|scope| {
         let dropped = scope.spawn(|| reply(&quick, DATABASE, &doc! { "dropIndexes": "users", "index": "email_1" }));
         let is_in = |database: &str| {
-            let list = QUIET.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
+            let list = cluster.run("keyward", doc! { "find": "clientConstraints" }).unwrap();
             list.to_string().contains(&format!("{database}.users"))
         };
         quick.until("the end", || !is_in(DATABASE));
@@ -243,4 +245,45 @@ fn a_constraint_of_one_keywards_file_is_waited_for() {
     assert_eq!(refused.get_i32("code").ok(), Some(50), "{refused}");
     other.stop();
     must(&reply(&of_file, DATABASE, &create([unique_email()])));
+}
+
+/// An operator may leave that privilege out. What clients made before must hold all the same.
+#[test]
+fn a_keyward_that_may_not_read_the_list_writes_nothing_past_it() {
+    const DATABASE: &str = "created_and_not_to_be_read";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let follower = start_at(&cluster);
+    write_first(&follower, DATABASE);
+    must(&reply(&follower, DATABASE, &create([unique_email()])));
+    let not_to_be_read = doc! { "failCommands": ["find"], "namespace": "keyward.clientConstraints",
+    "errorCode": 13, "failInternalCommands": true };
+    let refusing = cluster.shards().iter().map(|shard| {
+        shard
+            .fail_point("failCommand", "alwaysOn", not_to_be_read.clone())
+            .unwrap()
+    });
+    let refusing: Vec<_> = refusing.collect();
+    let other = start_at(&cluster);
+    drop(refusing);
+    let refused = reply(&other, DATABASE, &user(2, "z", "x"));
+    assert_eq!(refused.get_i32("code").ok(), Some(6), "{refused}");
+    let told = refused.get_str("errmsg").unwrap();
+    assert!(
+        told.contains("constraint email_1 on") && told.contains("keyward.clientConstraints"),
+        "{told}"
+    );
+    let elsewhere = doc! { "insert": "orders", "documents": [{ "_id": 1 }] };
+    must(&reply(&other, DATABASE, &elsewhere));
+    assert_first_is_held(&follower, DATABASE);
+    let ready = format!("keyward_constraint_ready{{constraint=\"{DATABASE}.users.email_1\"}} 1");
+    assert!(follower.metrics().contains(&ready), "{}", follower.metrics());
+
+    // Once it is dropped, nothing is left that the other could miss.
+    must(&reply(
+        &follower,
+        DATABASE,
+        &doc! { "dropIndexes": "users", "index": "email_1" },
+    ));
+    must(&reply(&other, DATABASE, &user(2, "z", "x")));
 }

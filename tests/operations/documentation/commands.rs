@@ -107,7 +107,9 @@ fn alias(command: &str) -> Option<String> {
 /// Each option is one that `program command --help` tells of.
 fn check_options(place: &str, mut program: Command, command: &str, words: &[&str]) {
     // The options of `keyward constraints` are those of the word after it.
-    let nested = words.first().filter(|word| command == "constraints" && !word.starts_with('-'));
+    let nested = words
+        .first()
+        .filter(|word| command == "constraints" && !word.starts_with('-'));
     let words_before = [command].into_iter().chain(nested.copied());
     let output = program.args(words_before).arg("-h").output().unwrap();
     assert!(output.status.success(), "{place}: {command}");

@@ -1,5 +1,5 @@
 //! Serves the admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors and load balancers.
-//! `/status` is for people, and `/reload` for operators who have changed the configuration.
+//! `/status` is for people, `/status.json` for programs, and `/reload` for operators who have changed the configuration.
 //!
 //! It only shows state and authenticates nobody: it belongs on the loopback interface or behind a network policy.
 //! `/livez` reports only that this process answers; `/readyz` covers the deployment.
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::reload::LastReload;
-use crate::status::{About, Status};
+use crate::status::{About, Status, StatusBoard};
 
 /// The data of the pages.
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub struct Admin {
     pub about: About,
     /// For `/reload`.
     pub reloads: LastReload,
+    /// For `/status`.
+    pub board: StatusBoard,
 }
 
 impl Admin {
@@ -50,6 +52,7 @@ impl Admin {
             .route("/livez", get(|| async { "alive\n" }))
             .route("/readyz", get(readyz))
             .route("/status", get(status))
+            .route("/status.json", get(status_json))
             .route("/reload", get(reload))
             .with_state(self)
     }
@@ -78,15 +81,29 @@ async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
 
 /// A page for browsers, lines for other clients. The status code reports [`Status::is_ready`], as for `/readyz`.
 async fn status(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    admin.board.refresh().await;
     let status = Status::of(&admin);
-    let code = match status.is_ready() {
-        true => StatusCode::OK,
-        false => StatusCode::SERVICE_UNAVAILABLE,
-    };
+    let code = code_of(status.is_ready());
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
     match accepted.is_some_and(|accepted| accepted.contains("text/html")) {
         true => (code, Html(status.page())).into_response(),
         false => (code, status.lines()).into_response(),
+    }
+}
+
+/// The same for programs.
+async fn status_json(State(admin): State<Admin>) -> Response {
+    admin.board.refresh().await;
+    let status = Status::json(&admin);
+    let code = code_of(status["ready"] == true);
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (code, json, format!("{status}\n")).into_response()
+}
+
+fn code_of(is_ready: bool) -> StatusCode {
+    match is_ready {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
@@ -123,6 +140,7 @@ mod tests {
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
             reloads: LastReload::default(),
+            board: StatusBoard::default(),
         }
     }
 

@@ -42,6 +42,7 @@ pub mod extended_json;
 pub mod fleet;
 pub mod hiding;
 pub mod indexes;
+pub mod known_constraints;
 pub mod prepare;
 pub mod sweep;
 pub mod verify;

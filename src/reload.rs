@@ -23,7 +23,7 @@ use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
 use crate::traces;
-pub use last::LastReload;
+pub use last::{HoldingConfiguration, LastReload};
 
 /// How long operations that were decided by the old constraints may take to end.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -335,6 +335,7 @@ async fn enforce(
             )
             .await;
         declared.map_err(PrepareError::from)?;
+        reserving.check_unchanged(client, is_new).await?;
         // A backfill that began before now may have missed writes that were under way here.
         suspend(service, added).await?;
         // Clients' constraints are backfilled in the background.

@@ -1,19 +1,34 @@
 //! Runs `keyward check`: summarises what a configuration file means, or lists everything that is wrong with it.
 //!
-//! It reads the file just as `keyward run` does, and connects to nothing.
+//! It reads the file just as `keyward run` does, and connects to nothing. With `--connect` it also looks at the deployment, as
+//! `keyward doctor` does, but creates nothing there.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
+use tokio::runtime::Runtime;
+
 use super::Exit;
+use super::failure::CliFailure;
 use crate::config::{Config, LogFormat};
 use crate::constraint::Constraint;
+use crate::doctor::{self, CheckOutcome, Worst};
+use crate::instance::StartError;
 use crate::limits::Limits;
+use crate::telemetry;
+
+#[derive(Debug, Args)]
+pub struct CheckOptions {
+    /// Also ask the deployment: versions, privileges, settings, and whether a sample of the documents has duplicates. Creates nothing
+    #[arg(long)]
+    connect: bool,
+}
 
 /// Checks `file`; the summary goes to standard output, problems go to standard error.
-pub fn run(file: &Path) -> Exit {
+pub fn run(file: &Path, options: &CheckOptions) -> Exit {
     match Config::load(file) {
         Ok(config) => {
             // A reader that has closed the pipe still gets the exit code.
@@ -23,13 +38,63 @@ pub fn run(file: &Path) -> Exit {
                 file.display(),
                 summary(&config)
             );
-            Exit::Success
+            match options.connect {
+                true => connected(&config),
+                false => Exit::Success,
+            }
         }
         Err(problems) => {
             eprintln!("{problems}");
             Exit::Config
         }
     }
+}
+
+/// Looks at the deployment of `config`, and prints a line for each check and for each constraint.
+fn connected(config: &Config) -> Exit {
+    match looked(config) {
+        Ok(exit) => exit,
+        Err(error) => {
+            error.print();
+            error.exit()
+        }
+    }
+}
+
+fn looked(config: &Config) -> Result<Exit, CliFailure> {
+    telemetry::start(&config.log, None)?;
+    Runtime::new()?.block_on(async {
+        say("");
+        let (report, upstream) = doctor::look(config, &mut |line| say(&line.text())).await;
+        let Some(upstream) = upstream else {
+            return Ok(Exit::Upstream);
+        };
+        let sampled = doctor::sample_duplicates(config, &upstream).await;
+        let sampled = sampled.map_err(StartError::from)?;
+        let (mut is_violated, mut is_unknown) = (false, false);
+        for one in sampled {
+            let name = one.name;
+            say(&match &one.outcome {
+                CheckOutcome::Failed(seen) => format!("✗ {name}: {seen}"),
+                CheckOutcome::Skipped(why) => format!("- {name}: skipped, {why}"),
+                CheckOutcome::Passed(seen) | CheckOutcome::Warned(seen) => format!("✓ {name}: {seen}"),
+            });
+            is_violated |= matches!(one.outcome, CheckOutcome::Failed(_));
+            is_unknown |= matches!(one.outcome, CheckOutcome::Skipped(_));
+        }
+        Ok(match report.worst() {
+            _ if is_violated => Exit::Duplicates,
+            Worst::Failed => Exit::Upstream,
+            Worst::Warned => Exit::Findings,
+            Worst::Passed if is_unknown => Exit::Findings,
+            Worst::Passed => Exit::Success,
+        })
+    })
+}
+
+/// A reader that has closed the pipe still gets the exit code.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 fn summary(config: &Config) -> String {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::Exit;
 use crate::config::Problems;
 use crate::instance::StartError;
+use crate::known_constraints::ChangeRefusal;
 use crate::prepare::PrepareError;
 use crate::telemetry::TelemetryError;
 
@@ -21,6 +22,8 @@ pub(super) enum CliFailure {
     Start(#[from] StartError),
     #[error("the report can't be written to {path}: {error}", path = path.display())]
     Report { path: PathBuf, error: std::io::Error },
+    #[error(transparent)]
+    Change(#[from] ChangeRefusal),
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
 }
@@ -35,11 +38,14 @@ impl CliFailure {
             CliFailure::Start(StartError::Prepare(
                 PrepareError::OtherDefinition { .. }
                 | PrepareError::SamePlace { .. }
-                | PrepareError::OtherStrategy { .. },
+                | PrepareError::OtherStrategy { .. }
+                | PrepareError::BeingRemoved { .. },
             )) => Exit::Config,
             CliFailure::Start(StartError::Tls(_)) => Exit::Config,
             CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,
             CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
+            CliFailure::Change(ChangeRefusal::Store(_)) => Exit::Upstream,
+            CliFailure::Change(_) => Exit::Findings,
             CliFailure::Collection(_) => Exit::Unsure,
         }
     }

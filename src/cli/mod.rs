@@ -4,6 +4,7 @@
 
 mod backfill;
 mod check;
+mod constraints;
 mod doctor;
 mod failure;
 mod forget;
@@ -54,8 +55,13 @@ enum CliCommand {
         #[command(flatten)]
         options: verify::VerifyOptions,
     },
-    /// Check a configuration file, and say what it would have Keyward do; connects to nothing
-    Check(ConfigFile),
+    /// Check a configuration file, and say what it would have Keyward do; connects to nothing without `--connect`
+    Check {
+        #[command(flatten)]
+        file: ConfigFile,
+        #[command(flatten)]
+        options: check::CheckOptions,
+    },
     /// Try at the real deployment what Keyward rests on, in a scratch database of its own: one line for each assumption
     Doctor {
         #[command(flatten)]
@@ -77,6 +83,9 @@ enum CliCommand {
         #[command(flatten)]
         options: forget::ForgetOptions,
     },
+    /// Show the constraints that the cluster knows, end one there, or change its strategy
+    #[command(subcommand)]
+    Constraints(constraints::ConstraintsCommand),
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -107,7 +116,7 @@ enum Exit {
     /// All is well.
     Success = 0,
     /// `verify` has found something and not repaired it. Or the Keyward that `status` asked isn't ready. Or `forget` got an id that isn't in
-    /// the register, or that of a living Keyward. Or `doctor` warns.
+    /// the register, or that of a living Keyward. Or `constraints` changed nothing. Or `doctor` or `check --connect` warns.
     Findings = 1,
     /// The command line is wrong; or `verify` or `status` can't tell; or a check of `doctor` failed.
     Unsure = 2,
@@ -124,7 +133,7 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; doctor: a warning
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; constraints: nothing changed; doctor, check: a warning
    2  the command line is wrong; verify: it could not tell; status: nobody answered; doctor: a check failed, or it was interrupted
   65  existing documents violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
@@ -137,10 +146,11 @@ pub fn main() -> ExitCode {
         CliCommand::Run(file) => run::run(&file.config),
         CliCommand::Backfill { file, only, options } => backfill::run(&file, &only, &options),
         CliCommand::Verify { file, only, options } => verify::run(&file, &only, &options),
-        CliCommand::Check(file) => check::run(&file.config),
+        CliCommand::Check { file, options } => check::run(&file.config, &options),
         CliCommand::Doctor { file, options } => doctor::run(&file, &options),
         CliCommand::Status { file, options } => status::run(&file.config, &options),
         CliCommand::Forget { file, options } => forget::run(&file.config, &options),
+        CliCommand::Constraints(command) => constraints::run(&command),
         CliCommand::Completions { shell } => shell::completions(shell),
         CliCommand::Man => shell::manual(),
     };

@@ -1,11 +1,12 @@
 //! Runs `keyward status`: shows what a running Keyward says of itself, read from its admin port.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
+
+use serde_json::Value;
 
 use super::Exit;
 use crate::config::Config;
@@ -16,24 +17,36 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where to ask.
 #[derive(Debug, Args)]
 pub struct StatusOptions {
-    /// Ask this admin port, and not the one in the configuration file
-    #[arg(long, value_name = "ADDRESS")]
-    admin: Option<SocketAddr>,
+    /// Ask this admin port, and not the one in the configuration file; the file isn't read then
+    #[arg(long, value_name = "HOST:PORT")]
+    admin: Option<String>,
+    /// As one JSON object, with everything that the lines say
+    #[arg(long)]
+    json: bool,
 }
 
 /// Prints the status of the Keyward whose configuration is `file`, or that `options` name.
 pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
-    let admin = match options.admin {
-        Some(admin) => admin,
+    let admin = match &options.admin {
+        Some(admin) => admin.clone(),
         None => match Config::load(file) {
-            Ok(config) => config.admin,
+            Ok(config) => config.admin.to_string(),
             Err(problems) => {
                 eprintln!("{problems}");
                 return Exit::Config;
             }
         },
     };
-    match ask(admin) {
+    let asked = match options.json {
+        true => ask(&admin, "/status.json", |text| {
+            serde_json::from_str::<Value>(text).ok()?["ready"].as_bool()
+        }),
+        false => ask(&admin, "/status", |text| {
+            let is_either = text.starts_with("ready") || text.starts_with("not ready");
+            is_either.then(|| text.starts_with("ready"))
+        }),
+    };
+    match asked {
         Ok((is_ready, lines)) => {
             // A reader that has closed the pipe still gets the exit code.
             let _ = write!(std::io::stdout(), "{lines}");
@@ -49,15 +62,16 @@ pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
     }
 }
 
-fn ask(admin: SocketAddr) -> Result<(bool, String), String> {
-    let (is_ready, lines) = read(admin).map_err(|error| error.to_string())?;
-    match lines.starts_with(if is_ready { "ready" } else { "not ready" }) {
-        true => Ok((is_ready, lines)),
-        false => Err("its page /status is another one".to_owned()),
+/// The page, and whether clients are welcome, as its status code says. `ready` reads the same from the text; none if it is no such page.
+fn ask(admin: &str, page: &str, ready: impl Fn(&str) -> Option<bool>) -> Result<(bool, String), String> {
+    let (is_ready, text) = read(admin, page).map_err(|error| error.to_string())?;
+    match ready(&text) == Some(is_ready) {
+        true => Ok((is_ready, text)),
+        false => Err(format!("its page {page} is another one")),
     }
 }
 
-fn read(admin: SocketAddr) -> Result<(bool, String), ureq::Error> {
+fn read(admin: &str, page: &str) -> Result<(bool, String), ureq::Error> {
     let agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
@@ -65,7 +79,7 @@ fn read(admin: SocketAddr) -> Result<(bool, String), ureq::Error> {
         .build()
         .new_agent();
     let mut reply = agent
-        .get(format!("http://{admin}/status"))
+        .get(format!("http://{admin}{page}"))
         .header("accept", "text/plain")
         .call()?;
     match reply.status().as_u16() {

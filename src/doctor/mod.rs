@@ -8,6 +8,7 @@ mod check;
 mod checks;
 mod clocks;
 mod connection;
+mod duplicates;
 mod errors;
 mod privileges;
 mod reads;
@@ -31,6 +32,7 @@ use crate::upstream::Upstream;
 
 pub use check::{Check, CheckError, CheckOutcome, Group, Needs, Running};
 pub use checks::{checks, of_connection};
+pub use duplicates::{SampledConstraint, sample_duplicates};
 pub use report::{Examination, Line, Worst};
 pub use scratch::{PREFIX, Scratch};
 
@@ -43,34 +45,16 @@ const PAUSE: Duration = Duration::from_millis(250);
 ///
 /// Once `is_interrupted` is set, no further command of a check is sent. The scratch database is dropped all the same.
 pub async fn examine(config: &Config, is_interrupted: Arc<AtomicBool>, show: &mut dyn FnMut(&Line)) -> Examination {
-    let mut report = Examination::of(config);
+    let (mut report, scratch) = answering(config, is_interrupted, show).await;
     let mut add = |line: Line| {
         show(&line);
         report.lines.push(line);
     };
-    let [answers, scratch_database] = of_connection();
-    let begun = Instant::now();
-    let upstream = match Upstream::new(config.upstream.uri()).await {
-        Ok(upstream) => upstream,
-        Err(error) => {
-            add(answers.line(CheckOutcome::Failed(error.to_string()), begun));
-            skip_all(&mut add, "the connection can't be made");
-            return report;
-        }
-    };
-    let mut scratch = Scratch::new(&upstream, config, is_interrupted);
-    let answering = upstream.reporting_silence(connection::answers(&mut scratch, &upstream));
-    let outcome = match ended(answering.await) {
-        // Nothing can be examined then.
-        CheckOutcome::Skipped(why) => CheckOutcome::Failed(why),
-        outcome => outcome,
-    };
-    let is_usable = matches!(outcome, CheckOutcome::Passed(_));
-    add(answers.line(outcome, begun));
-    if !is_usable {
+    let Some((_, mut scratch)) = scratch else {
         skip_all(&mut add, "the deployment can't be used");
         return report;
-    }
+    };
+    let [_, scratch_database] = of_connection();
     let begun = Instant::now();
     add(scratch_database.line(ended(connection::scratch_database(&mut scratch).await), begun));
     for check in checks() {
@@ -84,6 +68,54 @@ pub async fn examine(config: &Config, is_interrupted: Arc<AtomicBool>, show: &mu
         .map(|why| (scratch.name().to_owned(), why));
     report.note(&scratch);
     report
+}
+
+/// Runs those checks that create nothing and read only what the servers say of themselves. Also returns the deployment, if it answers.
+pub async fn look(config: &Config, show: &mut dyn FnMut(&Line)) -> (Examination, Option<Upstream>) {
+    let (mut report, scratch) = answering(config, Arc::default(), show).await;
+    let Some((upstream, scratch)) = scratch else {
+        return (report, None);
+    };
+    for check in checks().into_iter().filter(|check| check.needs == Needs::Deployment) {
+        let begun = Instant::now();
+        let ended = run(&check, &scratch).await;
+        let line = check.line(ended, begun);
+        show(&line);
+        report.lines.push(line);
+    }
+    (report, Some(upstream))
+}
+
+/// Runs the first check: whether the deployment answers, and can be used.
+async fn answering(
+    config: &Config,
+    is_interrupted: Arc<AtomicBool>,
+    show: &mut dyn FnMut(&Line),
+) -> (Examination, Option<(Upstream, Scratch)>) {
+    let mut report = Examination::of(config);
+    let mut add = |line: Line| {
+        show(&line);
+        report.lines.push(line);
+    };
+    let [answers, _] = of_connection();
+    let begun = Instant::now();
+    let upstream = match Upstream::new(config.upstream.uri()).await {
+        Ok(upstream) => upstream,
+        Err(error) => {
+            add(answers.line(CheckOutcome::Failed(error.to_string()), begun));
+            return (report, None);
+        }
+    };
+    let mut scratch = Scratch::new(&upstream, config, is_interrupted);
+    let answering = upstream.reporting_silence(connection::answers(&mut scratch, &upstream));
+    let outcome = match ended(answering.await) {
+        // Nothing can be examined then.
+        CheckOutcome::Skipped(why) => CheckOutcome::Failed(why),
+        outcome => outcome,
+    };
+    let is_usable = matches!(outcome, CheckOutcome::Passed(_));
+    add(answers.line(outcome, begun));
+    (report, is_usable.then_some((upstream, scratch)))
 }
 
 async fn run(check: &Check, scratch: &Scratch) -> CheckOutcome {

@@ -43,6 +43,9 @@ pub struct RegisterEntry {
     /// The version of the list of clients' constraints up to which it has ended what was taken out. None if it doesn't follow the list;
     /// versions before the list don't write this field.
     pub clients_version: Option<i64>,
+    /// Before it counts on a constraint, it looks again whether somebody has removed the constraint or changed its strategy. Versions
+    /// before these don't write this field.
+    pub notices_changes: bool,
 }
 
 impl RegisterEntry {
@@ -64,6 +67,7 @@ impl RegisterEntry {
             has_left: false,
             is_pinned: false,
             clients_version: None,
+            notices_changes: true,
         }
     }
 
@@ -91,6 +95,7 @@ impl RegisterEntry {
             "left": self.has_left,
             "pinned": self.is_pinned,
             "clientsVersion": self.clients_version,
+            "noticesChanges": self.notices_changes,
         }
     }
 
@@ -131,6 +136,7 @@ impl RegisterEntry {
             has_left: flag("left")?,
             is_pinned: flag("pinned")?,
             clients_version: document.get_i64("clientsVersion").ok(),
+            notices_changes: flag("noticesChanges").unwrap_or(false),
         })
     }
 }

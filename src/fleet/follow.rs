@@ -32,11 +32,16 @@ pub async fn renew(membership: Arc<Membership>, readiness: Readiness) {
                 POLL.min(membership.terms().renewal())
             }
         };
-        match membership.is_permitted_to_write() {
-            true => readiness.unblock(&Obstacle::Register),
-            false => readiness.block(
+        match (membership.is_permitted_to_write(), membership.doubt()) {
+            (true, _) => readiness.unblock(&Obstacle::Register),
+            (false, None) => readiness.block(
                 Obstacle::Register,
                 "this Keyward's entry couldn't be renewed in time: nothing is written until it can",
+            ),
+            (false, Some(_)) => readiness.block(
+                Obstacle::Register,
+                "this Keyward was out of the register for a while: nothing is written until it has seen that its constraints are \
+                 as before",
             ),
         }
         tokio::time::sleep(pause).await;
@@ -86,6 +91,7 @@ async fn poll(
 ) -> Result<Duration, PrepareError> {
     let (client, metrics) = (service.upstream.client(), &service.metrics);
     let entries = membership.poll().await?;
+    service.board.note_fleet(membership.id(), &entries);
     metrics.keywards.set(entries.len().try_into().unwrap_or(i64::MAX));
     let builds = Builds::of(&kept.clients, membership.id(), &entries);
     builds.begin(service, &kept.constraints).await?;
@@ -96,14 +102,10 @@ async fn poll(
         membership.note_clients_version(kept.clients.version).await?;
     }
     let is_listed = |identity| own.is_some_and(|own| own.constraints.contains(identity));
-    // All writes here reserve for these. The cluster may have lost a definition since, with a dropped database for example.
-    if standings
-        .iter()
-        .flatten()
-        .any(|standing| !is_listed(&standing.identity))
-    {
-        let reserving = prepare::make(client, &kept.constraints, kept.lease, metrics).await?;
-        membership.declare([], &reserving.identities(|_| true)).await?;
+    // The cluster may have lost a definition since, with a dropped database for example.
+    let is_any_unlisted = standings.iter().flatten().any(|one| !is_listed(&one.identity));
+    if is_any_unlisted || membership.doubt().is_some() {
+        list_as_they_are(service, membership, kept).await?;
     }
     let mut waiting = Vec::new();
     let (mut enforced, mut is_any_to_do) = (Vec::new(), false);
@@ -143,6 +145,20 @@ async fn poll(
         .collect();
     show(&kept.constraints, &waiting, service, readiness);
     Ok(POLL)
+}
+
+/// Has the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have
+/// changed.
+async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kept) -> Result<(), PrepareError> {
+    let client = service.upstream.client();
+    let doubt = membership.doubt();
+    let reserving = prepare::make(client, &kept.constraints, kept.lease, &service.metrics).await?;
+    membership.declare([], &reserving.identities(|_| true)).await?;
+    reserving.check_unchanged(client, |_| true).await?;
+    if let Some(doubt) = doubt {
+        membership.confirm(doubt).await?;
+    }
+    Ok(())
 }
 
 /// The Keywards that a constraint waits for, if one read of the register and of the constraint's document shows them: only those that a

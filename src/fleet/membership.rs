@@ -1,7 +1,7 @@
 //! Holds this Keyward's own entry in the register: whether it may write, and where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -46,6 +46,11 @@ pub struct Membership {
     is_listing_lost: AtomicBool,
     /// Clients may have made constraints that this Keyward can't know of.
     is_list_unreadable: bool,
+    /// So often its entry was gone, and it was registered anew. Meanwhile nobody knew that it counts on its constraints: they may have
+    /// been removed, or written with another strategy.
+    rejoined: AtomicU64,
+    /// After so many of these times it has seen that its constraints are as before.
+    confirmed: AtomicU64,
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because nobody renews them.
     orphans: Mutex<Vec<ObjectId>>,
@@ -76,6 +81,8 @@ impl Membership {
             terms,
             is_listing_lost: AtomicBool::new(false),
             is_list_unreadable: clients.is_unreadable,
+            rejoined: AtomicU64::new(0),
+            confirmed: AtomicU64::new(0),
             watch: Mutex::default(),
             orphans: Mutex::default(),
         };
@@ -108,6 +115,29 @@ impl Membership {
     /// A permit for a caller without the membership.
     pub fn permit(&self) -> Permit {
         self.permit.clone()
+    }
+
+    /// Names what [`Membership::confirm`] ends, if its entry was gone since its constraints were last seen as they are: until then nothing
+    /// is written.
+    pub fn doubt(&self) -> Option<u64> {
+        let rejoined = self.rejoined.load(Ordering::Acquire);
+        (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
+    }
+
+    /// Has it write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they are here.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the entry can't be renewed.
+    pub async fn confirm(&self, doubt: u64) -> Result<(), StoreError> {
+        self.confirmed.store(doubt, Ordering::Release);
+        self.renew().await
+    }
+
+    /// Has it write until then, unless its constraints may have changed.
+    fn prolong(&self, until: Instant) {
+        if self.doubt().is_none() {
+            self.permit.prolong(until);
+        }
     }
 
     /// The command that renews its entry, for its database.
@@ -143,7 +173,7 @@ impl Membership {
         declared.map(|_| ())
     }
 
-    /// The same, if `may_write` is true once the entry has `namespaces`; returns whether it was.
+    /// The same, if `may_write` is true once the entry has `namespaces`. Returns whether writes may go there; if not, ask again.
     ///
     /// # Errors
     /// The same.
@@ -185,23 +215,22 @@ impl Membership {
         if !is_there {
             self.rejoin(&mut entry).await?;
         }
+        let id = entry.id;
         drop(entry);
         if !may_write.await? {
             return Ok(false);
         }
-        let mut entry = self.entry.lock().await;
-        loop {
-            let (id, constraints) = (entry.id, entry.constraints.clone());
-            // One shard that doesn't answer mustn't keep the writes to others waiting.
-            drop(entry);
-            for namespace in &new {
-                prepare::suspend_lacking(&self.client, namespace, &constraints, self.is_list_unreadable).await?;
-            }
-            entry = self.entry.lock().await;
-            // Another entry has come meanwhile, without these: a Keyward that polled before it was there, and after this, saw neither.
-            if entry.id == id {
-                break;
-            }
+        // Not held meanwhile: one shard that doesn't answer mustn't keep the writes to others waiting.
+        let constraints = self.entry.lock().await.constraints.clone();
+        for namespace in &new {
+            prepare::suspend_lacking(&self.client, namespace, &constraints, self.is_list_unreadable).await?;
+        }
+        // Held until they are noted.
+        let entry = self.entry.lock().await;
+        if entry.id != id {
+            // Another entry has come meanwhile: a Keyward that polled before it was there, and after this, saw neither. Clients may have made
+            // constraints while there was none.
+            return Ok(false);
         }
         self.declared.rcu(|declared| {
             let mut declared = Collections::clone(declared);
@@ -287,7 +316,7 @@ impl Membership {
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
-            self.permit.prolong(sent + self.terms.lease);
+            self.prolong(sent + self.terms.lease);
             if !self.orphans().is_empty() {
                 // Not while a new entry is under way, which is one of them until it is there.
                 let _entry = self.entry.lock().await;
@@ -306,6 +335,7 @@ impl Membership {
     /// Registers it anew, under another id; what was called enforced without it isn't any more.
     async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
+        self.rejoined.fetch_add(1, Ordering::AcqRel);
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         // What earlier tries left.
         self.take_orphans_away().await;
@@ -333,7 +363,7 @@ impl Membership {
         self.is_listing_lost.store(false, Ordering::Release);
         // Clients may have made constraints meanwhile, which didn't wait for this Keyward: the next write to each collection reads their list.
         self.declared.store(Arc::default());
-        self.permit.prolong(sent + self.terms.lease);
+        self.prolong(sent + self.terms.lease);
         Ok(())
     }
 

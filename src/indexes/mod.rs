@@ -21,7 +21,6 @@ pub use refusal::IndexRefusal;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::oid::ObjectId;
 use tokio::time::Instant;
 
 use crate::authorization::Rights;
@@ -30,10 +29,9 @@ use crate::classify::{Target, Write};
 use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
-use crate::fleet::Membership;
+use crate::fleet::{Membership, RegisterEntry};
 use crate::metrics::constraint_label;
 use crate::namespace::Namespace;
-use crate::prepare;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
@@ -74,19 +72,15 @@ impl Clients<'_> {
         constraints.filter(|constraint| constraint.client_entry().is_none())
     }
 
-    /// Waits until no Keyward reserves for constraints that were taken out of the list, but no longer than [`PATIENCE`].
+    /// Waits until no Keyward enforces constraints that were taken out of the list, but no longer than [`PATIENCE`].
     async fn await_ended(&self, constraints: &[Arc<Constraint>]) -> Result<(), StoreError> {
-        let standings = prepare::standings(self.service.upstream.client(), constraints).await?;
-        let identities: Vec<ObjectId> = standings
-            .into_iter()
-            .flatten()
-            .map(|standing| standing.identity)
-            .collect();
+        let version = self.list.store.read().await?.version;
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let registered = self.membership.entries().await?;
-            let reserves = |identity| registered.iter().any(|entry| entry.constraints.contains(identity));
-            if !identities.iter().any(reserves) && !constraints.iter().any(|constraint| self.enforces(constraint)) {
+            let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
+            let is_behind = registered.iter().any(|entry| !entry.has_left && is_behind(entry));
+            if !is_behind && !constraints.iter().any(|constraint| self.enforces(constraint)) {
                 return Ok(());
             }
             tokio::time::sleep(POLL).await;

@@ -215,10 +215,18 @@ pub(super) async fn prepared(
     membership: &Membership,
 ) -> Result<ServedConstraints, StartError> {
     let mut left_out = LeftOutConstraints::default();
+    let mut is_changed = false;
     loop {
         let prepared = async {
             let client = upstream.client();
             let constraints = &left_out.taken_out_of(&config.constraints);
+            let doubt = membership.doubt();
+            if is_changed {
+                // Its entry has the collections by now, so the register must list the constraints as they are before they can be
+                // enforced. It is true: nothing is written here yet.
+                let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
+                membership.declare([], &reserving.identities(|_| true)).await?;
+            }
             let (reserving, waiting) =
                 prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
             // An enforced constraint is not left out: its documents have been changed meanwhile.
@@ -230,6 +238,10 @@ pub(super) async fn prepared(
             membership
                 .declare_if(reserving.namespaces_of_file(), &identities, clients.is_current())
                 .await?;
+            reserving.check_unchanged(client, |_| true).await?;
+            if let Some(doubt) = doubt {
+                membership.confirm(doubt).await?;
+            }
             Ok(Some((reserving.catalog(), waiting)))
         };
         match prepared.await {
@@ -244,6 +256,11 @@ pub(super) async fn prepared(
             Ok(None) => left_out = LeftOutConstraints::default(),
             Err(PrepareError::Duplicates(reports)) if left_out.add(&config.constraints, &reports) => {}
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
+            // The next try makes it anew, or says why it can't.
+            Err(PrepareError::Changed { namespace, name }) => {
+                tracing::info!(%namespace, constraint = name, "the constraint was changed in the cluster meanwhile");
+                is_changed = true;
+            }
             Err(error) => return Err(error.into()),
         }
     }

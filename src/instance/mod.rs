@@ -41,7 +41,7 @@ use crate::proxy_collection::StoreError;
 use crate::readiness::{Obstacle, Readiness};
 use crate::reload::{self, Changes, LastReload, ReloadError};
 use crate::session::{Drain, Service, Stage};
-use crate::status::About;
+use crate::status::{About, StatusBoard};
 use crate::sweep;
 use crate::telemetry::Telemetry;
 use crate::tls;
@@ -78,9 +78,9 @@ pub struct Instance {
     auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
-    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, and the one that renews the entry in
-    /// the register.
-    following: [Background; 4],
+    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, the one that counts reservations, and the
+    /// one that renews the entry in the register.
+    following: [Background; 5],
     pages: Pages,
 }
 
@@ -122,7 +122,8 @@ impl Instance {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
         let reloads = LastReload::default();
-        let pages = admin_pages(config, &metrics, &readiness, &reloads)?;
+        let board = StatusBoard::default();
+        let pages = admin_pages(config, &metrics, &readiness, &reloads, &board)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
         let tls = config.tls.clone().map(tls::Acceptor::new).transpose()?.map(Arc::new);
@@ -138,7 +139,7 @@ impl Instance {
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
         let shown = (&readiness, &metrics);
         let served = prepared_or_left(&upstream, config, &clients, shown, &membership, renewing);
-        let (served, renewing) = served.await?;
+        let (served, renewing) = board.work.showing(served).await?;
         let left_out = served.left_out;
         let (of_file, config) = (left_out.taken_out_of(of_file), &left_out.taken_out_of_config(config));
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
@@ -146,10 +147,11 @@ impl Instance {
         let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
-        let service = Arc::new(service.registered(membership.clone()).following(clients.shared()));
+        let service = service.registered(membership.clone()).following(clients.shared());
+        let service = Arc::new(service.shown_on(board));
         fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
-        let [shard_keys, certificates] = following(&service);
+        let [shard_keys, certificates, counting] = following(&service);
         let stage = watch::Sender::new(Stage::Serving);
         let serving = tokio::spawn(listener::run(listener, service.clone(), stage.subscribe()));
         readiness.unblock(&Obstacle::Startup);
@@ -170,7 +172,7 @@ impl Instance {
             reloads,
             stage,
             serving,
-            following: [shard_keys, certificates, renewing, reaching],
+            following: [shard_keys, certificates, counting, renewing, reaching],
             pages,
         })
     }
@@ -186,7 +188,10 @@ impl Instance {
             keeping.stop().await;
         }
         let applied = match wanted {
-            Ok(wanted) => self.apply(wanted).await,
+            Ok(wanted) => {
+                let board = self.service.board.clone();
+                board.work.showing(self.apply(wanted)).await
+            }
             Err(problems) => Err(ReloadError::Config(problems)),
         };
         self.keep_on();
@@ -347,12 +352,14 @@ fn admin_pages(
     metrics: &Metrics,
     readiness: &Readiness,
     reloads: &LastReload,
+    board: &StatusBoard,
 ) -> Result<Pages, StartError> {
     let admin = Admin {
         metrics: metrics.clone(),
         readiness: readiness.clone(),
         about: About::new(&config.upstream),
         reloads: reloads.clone(),
+        board: board.clone(),
     };
     Pages::open(config.admin, admin)
 }
@@ -393,13 +400,14 @@ fn keeping(
         lease: config.lease,
     };
     let (service, membership, readiness) = (service.clone(), membership.clone(), readiness.clone());
+    let work = service.board.work.clone();
     let (stop, stopped) = oneshot::channel::<Infallible>();
     let runtime = Handle::current();
     // On a thread of its own: its future can't move between threads.
     let ended = tokio::task::spawn_blocking(move || {
         runtime.block_on(async {
             tokio::select! {
-                () = fleet::keep(service, membership, kept, readiness) => {}
+                () = work.showing(fleet::keep(service, membership, kept, readiness)) => {}
                 _ = stopped => {}
             }
         });
@@ -424,8 +432,8 @@ impl Keeping {
     }
 }
 
-/// The tasks that follow shard keys and certificates for as long as Keyward runs.
-fn following(service: &Arc<Service>) -> [Background; 2] {
+/// The tasks that follow shard keys and certificates, and the one that counts reservations, for as long as Keyward runs.
+fn following(service: &Arc<Service>) -> [Background; 3] {
     let shard_keys = tokio::spawn({
         let service = service.clone();
         async move { service.writes.follow_shard_keys().await }
@@ -438,7 +446,11 @@ fn following(service: &Arc<Service>) -> [Background; 2] {
             }
         }
     });
-    [shard_keys, certificates].map(Background)
+    let counting = tokio::spawn({
+        let service = service.clone();
+        async move { service.board.clone().count(|| service.writes.catalog().clone()).await }
+    });
+    [shard_keys, certificates, counting].map(Background)
 }
 
 /// The task that follows whether the deployment can be reached.

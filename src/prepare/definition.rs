@@ -15,6 +15,7 @@ use mongodb::{Client, Collection};
 use super::PrepareError;
 use super::backfill_claim::is_claimed;
 use super::position::{BACKFILL_EPOCH_FIELD, PROXY_FIELD};
+use super::removal::REMOVAL_FIELD;
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::Namespace;
@@ -32,7 +33,8 @@ pub enum ConstraintState {
 }
 
 impl ConstraintState {
-    fn name(self) -> &'static str {
+    /// Its name in the cluster.
+    pub fn name(self) -> &'static str {
         match self {
             ConstraintState::Reserving => "reserving",
             ConstraintState::Backfilled => "backfilled",
@@ -65,14 +67,14 @@ pub struct Standing {
 
 /// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
 /// enforced. Versions that know no register of Keywards don't write this field.
-const ENFORCED_IN: &str = "enforcedIn";
-/// How long the server may take to prove that a read is current.
-const READ_MAX: Duration = Duration::from_secs(10);
-
-/// In the document of a constraint that a client made: its entry in the list of clients' constraints.
-const OF_CLIENT: &str = "ofClient";
+pub(super) const ENFORCED_IN: &str = "enforcedIn";
+/// In the document of a constraint that a client made: its entry in the list of clients' constraints, or `true` once it has ended.
+pub(super) const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.
 const BACKFILLING: &str = "backfilling";
+
+/// How long the server may take to prove that a read is current.
+const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The definitions of one database.
 pub(super) struct Definitions {
@@ -216,6 +218,21 @@ impl Definitions {
         Ok(Some(state))
     }
 
+    /// Checks that the constraint still has this identity: nobody has removed it or changed its strategy. A primary that has been
+    /// replaced can't answer this.
+    pub(super) async fn check_identity(&self, constraint: &Constraint, identity: ObjectId) -> Result<(), PrepareError> {
+        let find = self.collection.find_one(id(constraint));
+        let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
+        let found = answered(find.into_future()).await?;
+        match found.is_some_and(|found| found.get("identity") == Some(&Bson::ObjectId(identity))) {
+            true => Ok(()),
+            false => Err(PrepareError::Changed {
+                namespace: constraint.namespace().clone(),
+                name: constraint.name().to_owned(),
+            }),
+        }
+    }
+
     /// Checks that no other constraint has its reservations in the same collection.
     async fn check_place(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let others = self
@@ -312,7 +329,7 @@ impl Definitions {
     pub(super) async fn end_of_client(&self, constraint: &Constraint, entry: ObjectId) -> Result<(), PrepareError> {
         let mut ended = id(constraint);
         ended.insert(OF_CLIENT, entry);
-        let update = self.collection.update_one(ended, doc! { "$unset": { OF_CLIENT: 1 } });
+        let update = self.collection.update_one(ended, doc! { "$set": { OF_CLIENT: true } });
         answered(update.into_future()).await?;
         Ok(())
     }
@@ -325,7 +342,7 @@ impl Definitions {
         identities: &BTreeSet<ObjectId>,
     ) -> Result<Option<String>, StoreError> {
         let mut of_client = others(namespace, identities);
-        of_client.insert(OF_CLIENT, doc! { "$exists": true });
+        of_client.insert(OF_CLIENT, doc! { "$type": "objectId" });
         let find = self.collection.find_one(of_client);
         let find = find.read_concern(ReadConcern::linearizable()).max_time(READ_MAX);
         let found = answered(find.into_future()).await?;
@@ -353,7 +370,7 @@ impl Definitions {
     ) -> Result<u64, StoreError> {
         let mut others = others(namespace, identities);
         if are_clients_kept {
-            others.insert(OF_CLIENT, doc! { "$exists": false });
+            others.insert(OF_CLIENT, doc! { "$not": { "$type": "objectId" } });
         }
         let update = self.collection.update_many(others, suspension());
         Ok(answered(update.into_future()).await?.matched_count)
@@ -378,7 +395,7 @@ fn suspension() -> Document {
 }
 
 /// The state in a constraint's document, if this version knows it.
-fn state_of(found: &Document) -> Option<ConstraintState> {
+pub(super) fn state_of(found: &Document) -> Option<ConstraintState> {
     let is_of_epoch = found.get(ENFORCED_IN).is_some() && found.get(ENFORCED_IN) == found.get(BACKFILL_EPOCH_FIELD);
     match found.get_str("state").ok()? {
         name if name == ConstraintState::Enforced.name() && is_of_epoch => Some(ConstraintState::Enforced),
@@ -391,6 +408,12 @@ fn state_of(found: &Document) -> Option<ConstraintState> {
 
 /// The state in a constraint's document, if its definition is the same as here.
 fn state(constraint: &Constraint, found: &Document) -> Result<ConstraintState, PrepareError> {
+    if found.contains_key(REMOVAL_FIELD) {
+        return Err(PrepareError::BeingRemoved {
+            namespace: constraint.namespace().clone(),
+            name: constraint.name().to_owned(),
+        });
+    }
     let definition = constraint.definition();
     let there = found
         .get_document("definition")

@@ -18,7 +18,7 @@ pub enum PrepareError {
     /// The cluster has another definition of the same constraint.
     #[error(
         "unique constraint {name} on {namespace} is defined otherwise in the cluster: here {here}, there {there}; give the \
-         changed constraint another name, or drop the old one"
+         changed constraint another name, or end the old one with `keyward constraints remove`"
     )]
     OtherDefinition {
         /// The protected collection.
@@ -29,6 +29,28 @@ pub enum PrepareError {
         here: String,
         /// The definition in the cluster.
         there: String,
+    },
+    /// Somebody removes the constraint from the cluster just now.
+    #[error(
+        "unique constraint {name} on {namespace} is being removed from the cluster; take it out of the file, or, to make it anew, run \
+         `keyward constraints remove {namespace} {name}` to the end first"
+    )]
+    BeingRemoved {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
+    },
+    /// The constraint has changed in the cluster while it was made to hold.
+    #[error(
+        "unique constraint {name} on {namespace} was removed from the cluster, or its strategy was changed, while Keyward made it \
+         hold; load the configuration again"
+    )]
+    Changed {
+        /// The protected collection.
+        namespace: Namespace,
+        /// The constraint's name.
+        name: String,
     },
     /// Another constraint has its reservations in this one's proxy collection.
     #[error(
@@ -48,9 +70,8 @@ pub enum PrepareError {
     #[error(
         "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
          `strategy: strict` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
-         that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, unset \
-         `strategy` of {{_id: {{collection: \"{}\", name: \"{name}\"}}}} in {}.keyward.constraints with the shell, and start",
-        namespace.collection, namespace.database
+         that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, run \
+         `keyward constraints strategy {namespace} {name} {here}`, and start"
     )]
     OtherStrategy {
         /// The protected collection.

@@ -10,6 +10,7 @@ use mongodb::Client;
 use super::{DEFINITIONS, PrepareError};
 use crate::constraint::Constraint;
 use crate::fleet;
+use crate::namespace::Namespace;
 
 /// Actions on the documents of a protected database, and on Keyward's collections in it. A takeover writes a
 /// placeholder into the protected collection and bypasses its validator.
@@ -71,38 +72,17 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
 /// # Errors
 /// [`PrepareError::Store`] if the deployment doesn't answer.
 pub async fn missing(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<String>, PrepareError> {
-    let admin = client.database("admin");
-    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-    let status = admin.run_command(status).await?;
-    let documents = |field: &str| -> Vec<Document> {
-        let info = status.get_document("authInfo").ok();
-        let array = info.and_then(|info| info.get_array(field).ok());
-        array
-            .into_iter()
-            .flatten()
-            .filter_map(|document| document.as_document().cloned())
-            .collect()
-    };
-    if documents("authenticatedUsers").is_empty() {
+    let Some(there) = of_user(client).await? else {
         return Ok(Vec::new());
-    }
-    let there = documents("authenticatedUserPrivileges");
-    let hello = admin.run_command(doc! { "hello": 1 }).await?;
+    };
+    let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
     let is_sharded = hello.get_str("msg").ok() == Some("isdbgrid");
     let mut missing = Vec::new();
     for privilege in needed(constraints, is_sharded) {
         let Ok(resource) = privilege.get_document("resource") else {
             continue;
         };
-        let have: BTreeSet<String> = there
-            .iter()
-            .filter(|other| {
-                other
-                    .get_document("resource")
-                    .is_ok_and(|other| covers(other, resource))
-            })
-            .flat_map(actions)
-            .collect();
+        let have = actions_on(&there, resource);
         let lacking: Vec<String> = actions(&privilege)
             .into_iter()
             .filter(|action| !have.contains(action))
@@ -112,6 +92,43 @@ pub async fn missing(client: &Client, constraints: &[Arc<Constraint>]) -> Result
         }
     }
     Ok(missing)
+}
+
+/// Whether the user has the privilege for `action` on a collection, as far as can be seen; true if the deployment requires no login.
+///
+/// # Errors
+/// The same.
+pub async fn may(client: &Client, namespace: &Namespace, action: &str) -> Result<bool, PrepareError> {
+    let resource = doc! { "db": &namespace.database, "collection": &namespace.collection };
+    let there = of_user(client).await?;
+    Ok(there.is_none_or(|there| actions_on(&there, &resource).contains(action)))
+}
+
+/// The user's privileges; none if the deployment requires no login.
+async fn of_user(client: &Client) -> Result<Option<Vec<Document>>, PrepareError> {
+    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+    let status = client.database("admin").run_command(status).await?;
+    let documents = |field: &str| -> Vec<Document> {
+        let info = status.get_document("authInfo").ok();
+        let array = info.and_then(|info| info.get_array(field).ok());
+        array
+            .into_iter()
+            .flatten()
+            .filter_map(|document| document.as_document().cloned())
+            .collect()
+    };
+    let is_logged_in = !documents("authenticatedUsers").is_empty();
+    Ok(is_logged_in.then(|| documents("authenticatedUserPrivileges")))
+}
+
+/// The actions that `privileges` give on a resource.
+fn actions_on(privileges: &[Document], resource: &Document) -> BTreeSet<String> {
+    let covering = privileges.iter().filter(|other| {
+        other
+            .get_document("resource")
+            .is_ok_and(|other| covers(other, resource))
+    });
+    covering.flat_map(actions).collect()
 }
 
 fn actions(privilege: &Document) -> Vec<String> {

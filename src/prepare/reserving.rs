@@ -68,6 +68,24 @@ impl ReservingConstraints {
         meant.map(|(_, identity)| *identity).collect()
     }
 
+    /// Checks that those of the constraints that `are_meant` still are as they were read here. The register must list their identities by
+    /// now: whoever removes a constraint, or changes its strategy, changes its definition first, and then reads the register. So one of
+    /// the two notices the other.
+    ///
+    /// # Errors
+    /// [`PrepareError::Changed`]: this Keyward must not count on the constraint.
+    pub async fn check_unchanged(
+        &self,
+        client: &Client,
+        are_meant: impl Fn(&Constraint) -> bool,
+    ) -> Result<(), PrepareError> {
+        for (constraint, identity) in self.identities.iter().filter(|(constraint, _)| are_meant(constraint)) {
+            let definitions = Definitions::of(client, constraint.namespace());
+            definitions.check_identity(constraint, *identity).await?;
+        }
+        Ok(())
+    }
+
     /// The collections that the configuration file protects. Keyward declares the others when clients write there: a Keyward may not
     /// have all the constraints there, and declaring the collection revokes `enforced` from those that it lacks.
     pub fn namespaces_of_file(&self) -> impl Iterator<Item = Namespace> {

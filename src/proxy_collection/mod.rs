@@ -18,6 +18,7 @@ mod recent;
 mod recent_owners;
 mod reservation;
 mod reserving;
+mod sample;
 mod sessions;
 mod snapshot;
 mod sort_keys;

@@ -95,6 +95,14 @@ impl ProxyCollection {
         let reservations = answered(self.reservations.estimated_document_count().into_future()).await?;
         Ok((documents, reservations))
     }
+
+    /// About how many reservations there are, from the collection's metadata.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't answer.
+    pub async fn count_reservations(&self) -> Result<u64, StoreError> {
+        answered(self.reservations.estimated_document_count().into_future()).await
+    }
 }
 
 /// The `_id` of a stored document.

@@ -1,33 +1,81 @@
-//! Keeps the outcome of the last reload, for the admin pages.
+//! Keeps which configuration holds, and the outcome of the last reload, for the admin pages.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
 use super::{Changes, ReloadError};
 use crate::prepare::PrepareError;
 
-/// The outcome of the last reload, which can be read at any time; clones share it.
+/// The configuration that holds, and the outcome of the last reload; both can be read at any time, and clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct LastReload {
-    last: Arc<Mutex<Option<Value>>>,
+    shared: Arc<Mutex<Outcomes>>,
+}
+
+#[derive(Debug)]
+struct Outcomes {
+    last: Option<Value>,
+    holding: HoldingConfiguration,
+}
+
+/// What is known of the configuration that holds.
+#[derive(Debug, Clone)]
+pub struct HoldingConfiguration {
+    /// When it was loaded.
+    pub loaded_at: SystemTime,
+    /// When a later one was refused, and why.
+    pub refused: Option<(SystemTime, String)>,
+    /// The settings that differ in the file, but stay unchanged until the next start.
+    pub needs_restart: Vec<&'static str>,
+}
+
+impl Default for Outcomes {
+    fn default() -> Outcomes {
+        Outcomes {
+            last: None,
+            holding: HoldingConfiguration {
+                loaded_at: SystemTime::now(),
+                refused: None,
+                needs_restart: Vec::new(),
+            },
+        }
+    }
 }
 
 impl LastReload {
     /// The outcome as JSON.
     pub fn last(&self) -> Value {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.clone().unwrap_or_else(|| json!({ "outcome": "none" }))
+        let last = self.with(|outcomes| outcomes.last.clone());
+        last.unwrap_or_else(|| json!({ "outcome": "none" }))
+    }
+
+    /// The configuration that holds.
+    pub fn holding(&self) -> HoldingConfiguration {
+        self.with(|outcomes| outcomes.holding.clone())
+    }
+
+    /// The same as JSON.
+    pub fn configuration(&self) -> Value {
+        let holding = self.holding();
+        let at = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+        let refused = holding.refused;
+        json!({
+            "loadedAt": at(holding.loaded_at),
+            "refused": refused.map(|(time, error)| json!({ "at": at(time), "error": error })),
+            "needsRestart": holding.needs_restart,
+        })
     }
 
     /// Notes that a reload has begun.
     pub fn begin(&self) {
-        self.note(json!({ "outcome": "under way" }));
+        self.with(|outcomes| outcomes.last = Some(json!({ "outcome": "under way" })));
     }
 
     /// Notes that the configuration holds.
     pub fn applied(&self, generation: i64, changes: &Changes, left_out: &[String]) {
-        self.note(json!({
+        let outcome = json!({
             "outcome": "applied",
             "generation": generation,
             "constraintsAdded": changes.added,
@@ -35,7 +83,15 @@ impl LastReload {
             "constraintsRemoved": changes.removed,
             "constraintsLeftOut": left_out,
             "needsRestart": changes.needs_restart,
-        }));
+        });
+        self.with(|outcomes| {
+            outcomes.last = Some(outcome);
+            outcomes.holding = HoldingConfiguration {
+                loaded_at: SystemTime::now(),
+                refused: None,
+                needs_restart: changes.needs_restart.clone(),
+            };
+        });
     }
 
     /// Notes that the configuration was refused. The log has the documents' values, but not everybody who can reach the
@@ -45,10 +101,14 @@ impl LastReload {
             ReloadError::Prepare(PrepareError::Duplicates(reports)) => reports.without_values(),
             error => error.to_string(),
         };
-        self.note(json!({ "outcome": "refused", "generation": generation, "error": error }));
+        let outcome = json!({ "outcome": "refused", "generation": generation, "error": error });
+        self.with(|outcomes| {
+            outcomes.last = Some(outcome);
+            outcomes.holding.refused = Some((SystemTime::now(), error));
+        });
     }
 
-    fn note(&self, outcome: Value) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    fn with<T>(&self, change: impl FnOnce(&mut Outcomes) -> T) -> T {
+        change(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -114,6 +114,8 @@ pub const API_STRICT_ERROR: i32 = 323;
 pub const API_DEPRECATION_ERROR: i32 = 324;
 /// `UnsupportedOpQueryCommand`
 pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
+/// `CollectionUUIDMismatch`
+pub const COLLECTION_UUID_MISMATCH: i32 = 361;
 /// `SocketException`
 pub const SOCKET_EXCEPTION: i32 = 9001;
 /// `LegacyNotPrimary`

@@ -44,6 +44,7 @@ use crate::constraint::Constraint;
 use crate::fleet::{Enforced, Membership};
 use crate::limits::{Limits, Memory, Share};
 use crate::metrics::Metrics;
+use crate::status::StatusBoard;
 use crate::stream::{Incoming, Outgoing};
 use crate::tls;
 use crate::traces::CommandSpan;
@@ -85,6 +86,8 @@ pub struct Service {
     pub membership: Option<Arc<Membership>>,
     /// The list of clients' constraints, if this Keyward follows it.
     pub client_list: Option<Arc<SharedList>>,
+    /// The notes for `/status`.
+    pub board: StatusBoard,
 }
 
 impl Service {
@@ -102,6 +105,7 @@ impl Service {
             tls: None,
             membership: None,
             client_list: None,
+            board: StatusBoard::default(),
         };
         service.limit(limits);
         service
@@ -123,6 +127,11 @@ impl Service {
     /// Follows the list of clients' constraints, if there is one.
     pub fn following(self, client_list: Option<Arc<SharedList>>) -> Service {
         Service { client_list, ..self }
+    }
+
+    /// Notes on `board` what `/status` shows.
+    pub fn shown_on(self, board: StatusBoard) -> Service {
+        Service { board, ..self }
     }
 
     /// Whether the register permits this Keyward to write.

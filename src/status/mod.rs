@@ -1,10 +1,15 @@
 //! Shows the state of a running Keyward to an operator: the page `/status`, and the output of `keyward status`.
 
+mod board;
+mod json;
+
 use std::time::{Duration, Instant};
 
 use maud::{DOCTYPE, PreEscaped, html};
 
 use crate::admin::Admin;
+use crate::fleet::RegisterEntry;
+pub use board::{ReservationCounts, SeenFleet, StatusBoard};
 
 /// The properties of a Keyward that don't change from its start to its end.
 #[derive(Debug, Clone)]
@@ -37,10 +42,12 @@ pub struct Status {
     constraints: Vec<[String; COLUMNS.len()]>,
 }
 
-/// The columns for each constraint, counted since the start; the metrics `keyward_constraint_*` have the same numbers.
-const COLUMNS: [&str; 9] = [
+/// The columns for each constraint. From `reserved` on they count since the start; the metrics `keyward_constraint_*` have the same
+/// numbers.
+const COLUMNS: [&str; 10] = [
     "constraint",
     "enforced",
+    "reservations",
     "reserved",
     "duplicates",
     "waits",
@@ -65,7 +72,7 @@ impl Status {
         };
         let (is_reached, since) = admin.metrics.upstream.reachable();
         let reached = if is_reached { "yes" } else { "no" };
-        let facts = vec![
+        let mut facts = vec![
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("up for", humantime::format_duration(up).to_string()),
             ("upstream", admin.about.upstream.clone()),
@@ -86,11 +93,18 @@ impl Status {
             ("their time", mean(&commands.protected_seconds)),
             ("of it own", mean(&commands.protected_proxy_seconds)),
         ];
+        facts.extend(of_configuration(admin));
+        facts.extend(of_fleet(admin));
+        facts.extend(of_work(admin));
+        let counts = admin.board.counts();
+        facts.push(("counted", counted(counts.as_ref())));
         let row = |(name, is_enforced, metrics): (String, bool, crate::metrics::ConstraintMetrics)| {
             let counted = |counter: &prometheus::IntCounter| counter.get().to_string();
+            let reservations = counts.as_ref().and_then(|counts| counts.by_constraint.get(&name));
             [
                 name,
                 if is_enforced { "yes" } else { "no" }.to_owned(),
+                reservations.map_or_else(|| "?".to_owned(), u64::to_string),
                 counted(&metrics.reservations),
                 counted(&metrics.duplicates),
                 counted(&metrics.conflicts_waited),
@@ -125,7 +139,7 @@ impl Status {
         }
         lines += "\n";
         for (name, value) in &self.facts {
-            lines += &format!("{name:<13}{value}\n");
+            lines += &format!("{name:<15}{value}\n");
         }
         if self.constraints.is_empty() {
             return lines + "\nno constraints\n";
@@ -181,6 +195,55 @@ impl Status {
     }
 }
 
+/// Which configuration holds, and what of the file doesn't.
+fn of_configuration(admin: &Admin) -> Vec<(&'static str, String)> {
+    let holding = admin.reloads.holding();
+    let at = humantime::format_rfc3339_seconds;
+    let mut facts = vec![("configuration", format!("loaded at {}", at(holding.loaded_at)))];
+    if let Some((time, why)) = holding.refused {
+        facts.push(("refused file", format!("at {}: {why}", at(time))));
+    }
+    if !holding.needs_restart.is_empty() {
+        facts.push(("needs restart", holding.needs_restart.join(", ")));
+    }
+    facts
+}
+
+/// The Keywards of the register.
+fn of_fleet(admin: &Admin) -> Option<(&'static str, String)> {
+    let seen = admin.board.fleet()?;
+    let named = |entry: &RegisterEntry| {
+        let RegisterEntry { host, pid, version, .. } = entry;
+        let of_it = match (entry.id == seen.own, entry.has_left) {
+            (true, _) => ", this one",
+            (false, true) => ", ended",
+            (false, false) => "",
+        };
+        format!("{host} process {pid} (version {version}{of_it})")
+    };
+    let keywards: Vec<String> = seen.entries.iter().map(named).collect();
+    Some(("fleet", keywards.join(", ")))
+}
+
+/// Long work under way.
+fn of_work(admin: &Admin) -> Vec<(&'static str, String)> {
+    let work = admin.board.work.all().into_iter();
+    let shown = work.map(|item| {
+        let text = format!("{}: {} of about {} documents", item.what, item.done, item.of);
+        (item.doing, text)
+    });
+    shown.collect()
+}
+
+/// What the numbers of each constraint mean.
+fn counted(counts: Option<&ReservationCounts>) -> String {
+    let reservations = match counts {
+        Some(counts) => format!("reservations, about, {} s ago", counts.at.elapsed().as_secs()),
+        None => "no reservations yet".to_owned(),
+    };
+    format!("{reservations}; in the columns after them, since the start")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +257,7 @@ mod tests {
             readiness: Readiness::starting(),
             about: About::new("mongodb://a/"),
             reloads: crate::reload::LastReload::default(),
+            board: StatusBoard::default(),
         };
         admin.readiness.block(Obstacle::Upstream, "<b>gone</b>");
         let status = Status::of(&admin);

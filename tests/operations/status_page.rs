@@ -13,7 +13,7 @@ use keyward::config::Config;
 use keyward::metrics::Metrics;
 use keyward::readiness::{Obstacle, Readiness};
 use keyward::reload::LastReload;
-use keyward::status::About;
+use keyward::status::{About, StatusBoard};
 use serde::Deserialize;
 use testkit::scripts::output;
 use tokio::net::TcpListener;
@@ -66,6 +66,7 @@ async fn pages() -> (String, Admin) {
         readiness,
         about: About::new(&config.upstream),
         reloads: LastReload::default(),
+        board: StatusBoard::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -150,7 +150,11 @@ async fn the_status_says_what_has_happened() {
             .unwrap_or_else(|| panic!("{lines}"));
         line.split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(row(&lines, "status.users.email_1")[1..4], ["yes", "2", "1"], "{lines}");
+    assert_eq!(
+        row(&lines, "status.users.email_1")[1..5],
+        ["yes", "2", "2", "1"],
+        "{lines}"
+    );
     assert_eq!(row(&lines, "protected"), ["protected", "3", "writes"], "{lines}");
     let metrics = keyward.metrics();
     assert!(

@@ -106,7 +106,12 @@ fn alias(command: &str) -> Option<String> {
 
 /// Each option is one that `program command --help` tells of.
 fn check_options(place: &str, mut program: Command, command: &str, words: &[&str]) {
-    let output = program.args([command, "-h"]).output().unwrap();
+    // The options of `keyward constraints` are those of the word after it.
+    let nested = words
+        .first()
+        .filter(|word| command == "constraints" && !word.starts_with('-'));
+    let words_before = [command].into_iter().chain(nested.copied());
+    let output = program.args(words_before).arg("-h").output().unwrap();
     assert!(output.status.success(), "{place}: {command}");
     let help = String::from_utf8(output.stdout).unwrap();
     for word in words.iter().filter(|word| word.starts_with("--")) {

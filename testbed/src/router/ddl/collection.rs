@@ -37,7 +37,11 @@ pub async fn drop(operation: &Operation) -> Result<Vec<u8>, Failure> {
             "Cannot run 'drop' in a multi-document transaction.",
         );
     }
-    let body = body_of(&doc! { "_shardsvrDropCollection": collection_name(&namespace) });
+    let mut command = doc! { "_shardsvrDropCollection": collection_name(&namespace) };
+    if let Some(uuid) = field(operation, "collectionUUID") {
+        command.insert("collectionUUID", uuid);
+    }
+    let body = body_of(&command);
     let reply = on_primary_shard(operation, &operation.command.db, &body).await;
     operation.router.catalog.invalidate(&namespace);
     Ok(reply?.public())

@@ -1,0 +1,194 @@
+//! Shows the constraints that the cluster knows, ends them, and changes their strategy, for `keyward constraints`.
+//!
+//! It needs no configuration: it reads the definitions of every database, the list of clients' constraints, and the register of Keywards.
+//! It changes a constraint only while no Keyward in the register counts on it.
+
+mod refusal;
+mod remove;
+mod strategy;
+
+use std::collections::BTreeSet;
+
+use bson::Document;
+use bson::oid::ObjectId;
+use mongodb::Client;
+
+use crate::client_constraints::{BuildState, ClientConstraintStore, ClientConstraints};
+use crate::constraint::{Strategy, proxy_collection};
+use crate::fleet::{Register, RegisterEntry};
+use crate::namespace::Namespace;
+use crate::prepare::{self, BackfillProgress, KnownDefinition};
+use crate::proxy_collection::{StoreError, answered};
+
+pub use refusal::ChangeRefusal;
+pub use remove::{Removed, remove};
+pub use strategy::set_strategy;
+
+/// The databases that can't have constraints.
+const OF_MONGODB: [&str; 3] = ["admin", "config", "local"];
+
+/// A constraint that the cluster knows.
+#[derive(Debug, Clone)]
+pub struct KnownConstraint {
+    /// The protected collection.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: String,
+    /// Its definition: the key and the options.
+    pub definition: Option<Document>,
+    /// Its identity in the register of Keywards.
+    pub identity: Option<ObjectId>,
+    /// Whether a client made it by `createIndexes`; it may have dropped it since. Otherwise a configuration file did.
+    pub is_of_client: bool,
+    /// The strategy of its collection, as a configuration file names it.
+    pub strategy: Option<String>,
+    /// How far it has come, in a word or two.
+    pub state: &'static str,
+    /// The position of a backfill that has begun.
+    pub backfill: Option<BackfillProgress>,
+    /// The Keywards that count on it.
+    pub counted_on_by: Vec<RegisterEntry>,
+    /// The Keywards that may write to its collection without it.
+    pub lacked_by: Vec<RegisterEntry>,
+}
+
+impl KnownConstraint {
+    /// The collection with its reservations.
+    pub fn proxy_collection(&self) -> Namespace {
+        proxy_collection(&self.namespace, &self.name)
+    }
+
+    /// Its key pattern.
+    pub fn key(&self) -> Option<&Document> {
+        self.definition.as_ref()?.get_document("key").ok()
+    }
+
+    /// About how many reservations it has, by the server's own count. That may include some that a move of a chunk left behind.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't answer.
+    pub async fn count_reservations(&self, client: &Client) -> Result<u64, StoreError> {
+        let Namespace { database, collection } = self.proxy_collection();
+        let proxy = client.database(&database).collection::<Document>(&collection);
+        answered(proxy.estimated_document_count().into_future()).await
+    }
+
+    fn of(definition: KnownDefinition, list: &ClientConstraints, entries: &[RegisterEntry]) -> KnownConstraint {
+        let identity = definition.identity;
+        let listed = list.constraints.iter().find(|entry| {
+            entry.constraint.namespace() == &definition.namespace && entry.constraint.name() == definition.name
+        });
+        let state = match (&definition.removal, definition.state, listed.map(|entry| entry.state)) {
+            (Some(_), _, _) => "being removed",
+            (None, Some(prepare::ConstraintState::Reserving), _) if definition.is_claimed => "backfilling",
+            (None, Some(prepare::ConstraintState::Reserving), Some(BuildState::Building(_))) => "being built",
+            (None, Some(state), _) => state.name(),
+            (None, None, _) => "unknown",
+        };
+        let of = |is_meant: &dyn Fn(&RegisterEntry, ObjectId) -> bool| -> Vec<RegisterEntry> {
+            let meant = |entry: &&RegisterEntry| identity.is_some_and(|identity| is_meant(entry, identity));
+            entries.iter().filter(meant).cloned().collect()
+        };
+        KnownConstraint {
+            is_of_client: listed.is_some() || definition.of_client.is_some(),
+            strategy: definition.strategy.map(strategy_in_file),
+            state,
+            backfill: definition.backfill,
+            counted_on_by: of(&|entry, identity| entry.constraints.contains(&identity)),
+            lacked_by: of(&|entry, identity| entry.lacks(&definition.namespace, identity)),
+            namespace: definition.namespace,
+            name: definition.name,
+            definition: definition.definition,
+            identity,
+        }
+    }
+}
+
+/// A strategy's name in a configuration file, from that in the cluster. One of a later version stays as it is.
+fn strategy_in_file(stored: String) -> String {
+    let known = [Strategy::Compensating, Strategy::Transaction];
+    let named = known.into_iter().find(|strategy| strategy.stored_name() == stored);
+    named.map_or(stored, |strategy| strategy.name().to_owned())
+}
+
+/// All constraints that the deployment of `client` knows, by collection and name: those with a definition, and those of clients that no
+/// Keyward has defined yet.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn known_constraints(client: &Client) -> Result<Vec<KnownConstraint>, StoreError> {
+    let list = clients_list(client).await?;
+    let entries = Register::of(client).recent().await?;
+    // Also without the privilege to list all databases: then the server names those that the user has privileges on.
+    let names = answered(client.list_database_names().into_future()).await?;
+    let mut databases: BTreeSet<String> = names.into_iter().collect();
+    databases.retain(|name| !OF_MONGODB.contains(&name.as_str()));
+    let of_clients = list.constraints.iter();
+    databases.extend(of_clients.map(|entry| entry.constraint.namespace().database.clone()));
+    let mut known = Vec::new();
+    for database in databases {
+        let definitions = prepare::known_definitions(client, &database).await?;
+        known.extend(
+            definitions
+                .into_iter()
+                .map(|one| KnownConstraint::of(one, &list, &entries)),
+        );
+    }
+    for entry in &list.constraints {
+        let constraint = &entry.constraint;
+        let is_it = |one: &KnownConstraint| one.namespace == *constraint.namespace() && one.name == constraint.name();
+        if !known.iter().any(is_it) {
+            known.push(KnownConstraint {
+                namespace: constraint.namespace().clone(),
+                name: constraint.name().to_owned(),
+                definition: Some(constraint.definition()),
+                identity: None,
+                is_of_client: true,
+                strategy: None,
+                state: "not made yet",
+                backfill: None,
+                counted_on_by: Vec::new(),
+                lacked_by: Vec::new(),
+            });
+        }
+    }
+    known.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    Ok(known)
+}
+
+/// The list of clients' constraints; empty where Keywards follow none.
+async fn clients_list(client: &Client) -> Result<ClientConstraints, StoreError> {
+    Ok(ClientConstraintStore::of_deployment(client).await?.into_parts().1)
+}
+
+/// The Keywards that are in the way of a change to the constraints with these identities.
+async fn check_unused(client: &Client, identities: &[ObjectId]) -> Result<(), ChangeRefusal> {
+    let entries = Register::of(client).current().await?;
+    let counts = |entry: &&RegisterEntry| identities.iter().any(|identity| entry.constraints.contains(identity));
+    let counting: Vec<RegisterEntry> = entries.iter().filter(counts).cloned().collect();
+    if !counting.is_empty() {
+        return Err(ChangeRefusal::InUse(counting));
+    }
+    // One that starts now, with the constraint as it was before, wouldn't notice.
+    let unnoticing = entries
+        .into_iter()
+        .filter(|entry| !entry.notices_changes && !entry.has_left);
+    let unnoticing: Vec<RegisterEntry> = unnoticing.collect();
+    match unnoticing.is_empty() {
+        true => Ok(()),
+        false => Err(ChangeRefusal::Unnoticing(unnoticing)),
+    }
+}
+
+/// The constraint of this name in the cluster.
+async fn definition_of(client: &Client, namespace: &Namespace, name: &str) -> Result<KnownDefinition, ChangeRefusal> {
+    let definitions = prepare::known_definitions(client, &namespace.database).await?;
+    let is_it = |one: &KnownDefinition| one.namespace == *namespace && one.name == name;
+    definitions
+        .into_iter()
+        .find(is_it)
+        .ok_or_else(|| ChangeRefusal::Unknown {
+            namespace: namespace.clone(),
+            name: name.to_owned(),
+        })
+}

@@ -1,0 +1,112 @@
+//! Collects what parts of a running Keyward note for its status: the register, the counts of reservations, the work under way.
+//!
+//! Reservations are counted only when somebody looks, and at most once in [`FRESH`] whoever looks how often. The server answers from
+//! the collections' metadata.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bson::oid::ObjectId;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use crate::catalog::Catalog;
+use crate::fleet::RegisterEntry;
+use crate::metrics::constraint_label;
+use crate::progress::WorkUnderWay;
+
+/// How long a count is shown before another look has it made anew.
+const FRESH: Duration = Duration::from_secs(15);
+/// How long a look waits for a new count. After that it shows the old one.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The number of reservations of each constraint, by its label.
+#[derive(Debug, Clone)]
+pub struct ReservationCounts {
+    /// When they were counted.
+    pub at: Instant,
+    /// By the constraint's label; one that couldn't be counted is missing.
+    pub by_constraint: HashMap<String, u64>,
+}
+
+/// The Keywards of the register, as they were seen last.
+#[derive(Debug, Clone)]
+pub struct SeenFleet {
+    /// When that was.
+    pub at: Instant,
+    /// This Keyward's entry.
+    pub own: ObjectId,
+    /// All entries.
+    pub entries: Vec<RegisterEntry>,
+}
+
+/// The notes; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct StatusBoard {
+    /// Long work under way.
+    pub work: WorkUnderWay,
+    fleet: Arc<Mutex<Option<SeenFleet>>>,
+    counts: Arc<watch::Sender<Option<ReservationCounts>>>,
+    wanted: Arc<Notify>,
+}
+
+impl StatusBoard {
+    /// Notes the entries of the register, of which `own` is this Keyward's.
+    pub fn note_fleet(&self, own: ObjectId, entries: &[RegisterEntry]) {
+        let seen = SeenFleet {
+            at: Instant::now(),
+            own,
+            entries: entries.to_vec(),
+        };
+        *self.fleet.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+    }
+
+    /// The register as it was seen last, if it was.
+    pub fn fleet(&self) -> Option<SeenFleet> {
+        self.fleet.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The last count of reservations, if there is one.
+    pub fn counts(&self) -> Option<ReservationCounts> {
+        self.counts.borrow().clone()
+    }
+
+    /// Has reservations counted if the last count is old, and waits for that a little. Without [`StatusBoard::count`] nothing is counted.
+    pub async fn refresh(&self) {
+        let is_fresh = |counts: &ReservationCounts| counts.at.elapsed() < FRESH;
+        // The task that counts holds a receiver for as long as it runs.
+        if self.counts.receiver_count() == 0 || self.counts.borrow().as_ref().is_some_and(is_fresh) {
+            return;
+        }
+        let mut counted = self.counts.subscribe();
+        self.wanted.notify_one();
+        // If it takes longer, the next look has it.
+        let _ = timeout(PATIENCE, counted.changed()).await;
+    }
+
+    /// Counts the reservations of the catalog that `current` gives whenever somebody wants to know; ends only when it is dropped.
+    pub async fn count(self, current: impl Fn() -> Arc<Catalog>) {
+        let _counting = self.counts.subscribe();
+        loop {
+            self.wanted.notified().await;
+            let mut by_constraint = HashMap::new();
+            for proxy in current().all().flat_map(|protected| &protected.constraints) {
+                match proxy.count_reservations().await {
+                    Ok(count) => {
+                        by_constraint.insert(constraint_label(&proxy.constraint), count);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "reservations could not be counted");
+                        // Each of the others would wait as long.
+                        break;
+                    }
+                }
+            }
+            self.counts.send_replace(Some(ReservationCounts {
+                at: Instant::now(),
+                by_constraint,
+            }));
+        }
+    }
+}

@@ -302,6 +302,8 @@ async fn enforce(
     added: &[Arc<Constraint>],
 ) -> Result<Vec<WaitingConstraint>, ReloadError> {
     let client = service.upstream.client();
+    // What an earlier configuration couldn't give up mustn't be counted on once this one writes without it.
+    membership.settle().await.map_err(PrepareError::from)?;
     added
         .iter()
         .for_each(|constraint| service.note_enforced(constraint, false));

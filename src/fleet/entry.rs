@@ -73,8 +73,12 @@ impl RegisterEntry {
 
     /// Whether it may forward writes to `namespace` that reserve nothing for the constraint with this identity.
     pub fn lacks(&self, namespace: &Namespace, identity: ObjectId) -> bool {
-        let writes = self.is_everywhere || self.collections.contains(&namespace.to_string());
-        writes && !self.constraints.contains(&identity)
+        self.may_write_to(namespace) && !self.constraints.contains(&identity)
+    }
+
+    /// Whether it may forward writes to `namespace`.
+    pub fn may_write_to(&self, namespace: &Namespace) -> bool {
+        self.is_everywhere || self.collections.contains(&namespace.to_string())
     }
 
     /// The document in the register.

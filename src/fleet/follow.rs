@@ -63,7 +63,12 @@ pub struct Kept {
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
     let mut waited_for = HashSet::new();
     loop {
-        let pause = match poll(&service, &membership, &kept, &mut waited_for, &readiness).await {
+        // Nothing is written here until the next poll: it mustn't wait for the end of a backfill.
+        let polled = tokio::select! {
+            polled = poll(&service, &membership, &kept, &mut waited_for, &readiness) => polled,
+            () = membership.doubt_arisen() => continue,
+        };
+        let pause = match polled {
             Ok(pause) => pause,
             Err(PrepareError::Duplicates(reports)) => {
                 tracing::error!(%reports, "constraints aren't enforced");
@@ -78,7 +83,10 @@ pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept
                 POLL
             }
         };
-        tokio::time::sleep(pause).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = membership.doubt_arisen() => {}
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use bson::oid::ObjectId;
 use bson::{Document, doc};
 use mongodb::Client;
+use tokio::sync::Notify;
 
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
@@ -51,6 +52,7 @@ pub struct Membership {
     rejoined: AtomicU64,
     /// After so many of these times it has seen that its constraints are as before.
     confirmed: AtomicU64,
+    in_doubt: Notify,
     watch: Mutex<EntryWatch>,
     /// Entries that this Keyward wrote and doesn't use. It removes them, because nobody renews them.
     orphans: Mutex<Vec<ObjectId>>,
@@ -83,6 +85,7 @@ impl Membership {
             is_list_unreadable: clients.is_unreadable,
             rejoined: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
+            in_doubt: Notify::new(),
             watch: Mutex::default(),
             orphans: Mutex::default(),
         };
@@ -122,6 +125,13 @@ impl Membership {
     pub fn doubt(&self) -> Option<u64> {
         let rejoined = self.rejoined.load(Ordering::Acquire);
         (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
+    }
+
+    /// Waits until there is such a doubt that nobody has waited for yet.
+    ///
+    /// - Cancel: at any time.
+    pub(super) async fn doubt_arisen(&self) {
+        self.in_doubt.notified().await;
     }
 
     /// Has it write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they are here.
@@ -196,7 +206,7 @@ impl Membership {
         let mut wanted = entry.clone();
         wanted.constraints.extend(&constraints);
         let names: BTreeSet<String> = new.iter().map(ToString::to_string).collect();
-        wanted.is_everywhere |= wanted.collections.len() + names.len() > COLLECTIONS_MAX;
+        wanted.is_everywhere |= wanted.collections.union(&names).count() > COLLECTIONS_MAX;
         let names = match wanted.is_everywhere {
             true => BTreeSet::new(),
             false => names,
@@ -252,11 +262,23 @@ impl Membership {
         let mut entry = self.entry.lock().await;
         entry.constraints.retain(|one| !constraints.contains(one));
         // A write that was to list one of them may arrive after this: then in an entry that no Keyward uses.
-        let is_lost = self.is_listing_lost.load(Ordering::Acquire);
+        let is_lost = self.is_listing_lost.swap(true, Ordering::AcqRel);
         if !is_lost && self.register.take_out(entry.id, constraints).await? {
+            self.is_listing_lost.store(false, Ordering::Release);
             return Ok(());
         }
         self.rejoin(&mut entry).await
+    }
+
+    /// Replaces the entry if it may list, now or later, what this Keyward has given up.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn settle(&self) -> Result<(), StoreError> {
+        match self.is_listing_lost.load(Ordering::Acquire) {
+            true => self.give_up(&[]).await,
+            false => Ok(()),
+        }
     }
 
     /// Notes that this Keyward has ended what was taken out of the list of clients' constraints up to this version.
@@ -336,6 +358,7 @@ impl Membership {
     async fn rejoin(&self, entry: &mut RegisterEntry) -> Result<(), StoreError> {
         self.permit.withdraw();
         self.rejoined.fetch_add(1, Ordering::AcqRel);
+        self.in_doubt.notify_one();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
         // What earlier tries left.
         self.take_orphans_away().await;

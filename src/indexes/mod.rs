@@ -78,8 +78,12 @@ impl Clients<'_> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let registered = self.membership.entries().await?;
-            let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
-            let is_behind = registered.iter().any(|entry| !entry.has_left && is_behind(entry));
+            let is_behind = |entry: &&RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
+            let refuses = |entry: &RegisterEntry| {
+                let mut namespaces = constraints.iter().map(|constraint| constraint.namespace());
+                !entry.has_left && namespaces.any(|namespace| entry.may_write_to(namespace))
+            };
+            let is_behind = registered.iter().filter(is_behind).any(refuses);
             if !is_behind && !constraints.iter().any(|constraint| self.enforces(constraint)) {
                 return Ok(());
             }

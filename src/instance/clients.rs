@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use crate::client_constraints::{
     BuildState, ClientConstraintStore, ClientConstraints, FoundList, SharedList, reply_of_violated,
 };
-use crate::config::Config;
 use crate::fleet::ClientsView;
 use crate::indexes::IndexRefusal;
 use crate::prepare::PrepareError;
@@ -68,14 +67,6 @@ impl FollowedList {
     /// The list that is applied.
     pub(super) fn list(&self) -> &ClientConstraints {
         &self.applied
-    }
-
-    /// The configuration with the constraints of the list that is applied.
-    pub(super) fn added_to(&self, config: Config) -> Config {
-        Config {
-            constraints: self.applied.with(&config.constraints),
-            ..config
-        }
     }
 
     /// Waits until the list has changed, and returns the new one.

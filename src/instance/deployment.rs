@@ -205,8 +205,8 @@ pub(super) struct ServedConstraints {
     pub left_out: LeftOutConstraints,
 }
 
-/// Makes all constraints hold, except those that may be left out and are violated. A broken connection or a shard without a primary may interrupt this; a later try
-/// finishes every step that has begun.
+/// Makes all constraints hold, those of the file's configuration and those of clients, except those that may be left out and are violated.
+/// A broken connection or a shard without a primary may interrupt this; a later try finishes every step that has begun.
 pub(super) async fn prepared(
     upstream: &Upstream,
     config: &Config,
@@ -219,7 +219,8 @@ pub(super) async fn prepared(
     loop {
         let prepared = async {
             let client = upstream.client();
-            let constraints = &left_out.taken_out_of(&config.constraints);
+            let constraints = &left_out.serving(&config.constraints, clients.list());
+            left_out.give_up(client, membership).await?;
             let doubt = membership.doubt();
             if is_changed {
                 // Its entry has the collections by now, so the register must list the constraints as they are before they can be

@@ -1,16 +1,17 @@
 //! Keeps the constraints that this Keyward serves clients without, because existing documents violate them.
 //!
-//! Such a constraint is as if the configuration did not name it. The register lists its collection without it, so no
-//! Keyward calls it enforced. A reload or a start tries it again. A constraint that is enforced is never left out.
+//! Such a constraint is as if the configuration did not name it. Once this Keyward writes to its collection, the register lists the
+//! collection without it, so no Keyward calls it enforced. A reload or a start tries it again.
 
 use std::sync::Arc;
 
 use mongodb::Client;
 
-use crate::config::Config;
+use crate::client_constraints::ClientConstraints;
 use crate::constraint::{Constraint, Strategy};
+use crate::fleet::Membership;
 use crate::metrics::constraint_label;
-use crate::prepare::{self, ConstraintState, Reports};
+use crate::prepare::{self, ConstraintState, PrepareError, Reports};
 use crate::proxy_collection::StoreError;
 use crate::readiness::Readiness;
 use crate::session::Service;
@@ -48,26 +49,44 @@ impl LeftOutConstraints {
     /// `constraints` without those left out. Where one of these is strict, the other constraints of its collection
     /// stay strict: the cluster has recorded that strategy for them.
     pub(super) fn taken_out_of(&self, constraints: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
+        self.kept_strict(constraints.iter().filter(|constraint| !self.has(constraint)))
+    }
+
+    fn kept_strict<'c>(&self, constraints: impl Iterator<Item = &'c Arc<Constraint>>) -> Vec<Arc<Constraint>> {
         let is_strict = |constraint: &&Arc<Constraint>| {
             let mut strict = self.0.iter().map(|(left_out, _)| left_out);
             strict.any(|left_out| {
                 left_out.namespace() == constraint.namespace() && left_out.strategy() == Some(Strategy::Transaction)
             })
         };
-        let kept = constraints.iter().filter(|constraint| !self.has(constraint));
-        let kept = kept.map(|constraint| match is_strict(&constraint) {
+        let kept = constraints.map(|constraint| match is_strict(&constraint) {
             true => Arc::new(constraint.strict()),
             false => constraint.clone(),
         });
         kept.collect()
     }
 
-    /// `config` without the constraints left out.
-    pub(super) fn taken_out_of_config(&self, config: &Config) -> Config {
-        Config {
-            constraints: self.taken_out_of(&config.constraints),
-            ..config.clone()
+    /// The constraints of the file without those left out, and those of clients.
+    pub(super) fn serving(&self, of_file: &[Arc<Constraint>], clients: &ClientConstraints) -> Vec<Arc<Constraint>> {
+        let of_file = self.taken_out_of(of_file);
+        self.kept_strict(clients.with(&of_file).iter())
+    }
+
+    /// Sees to it that no Keyward counts on this one for them: it may have listed them before it knew of the violation. Nothing may be
+    /// written here yet.
+    ///
+    /// # Errors
+    /// [`PrepareError`] if the cluster doesn't confirm it.
+    pub(super) async fn give_up(&self, client: &Client, membership: &Membership) -> Result<(), PrepareError> {
+        let constraints = self.constraints();
+        let standings = prepare::standings(client, &constraints).await?;
+        let identities: Vec<_> = standings.into_iter().flatten().map(|one| one.identity).collect();
+        membership.give_up(&identities).await?;
+        // One that read the register before can't call them enforced any more.
+        for constraint in &constraints {
+            prepare::suspend_unless_enforced(client, constraint).await?;
         }
+        Ok(())
     }
 
     /// Whether another Keyward has made one of them enforced.
@@ -75,8 +94,7 @@ impl LeftOutConstraints {
     /// # Errors
     /// [`StoreError`] if the cluster doesn't answer.
     pub(super) async fn is_any_enforced(&self, client: &Client) -> Result<bool, StoreError> {
-        let constraints: Vec<Arc<Constraint>> = self.0.iter().map(|(constraint, _)| constraint.clone()).collect();
-        let standings = prepare::standings(client, &constraints).await?;
+        let standings = prepare::standings(client, &self.constraints()).await?;
         let mut standings = standings.into_iter().flatten();
         Ok(standings.any(|standing| standing.state == ConstraintState::Enforced))
     }
@@ -115,6 +133,10 @@ impl LeftOutConstraints {
         }
     }
 
+    fn constraints(&self) -> Vec<Arc<Constraint>> {
+        self.0.iter().map(|(constraint, _)| constraint.clone()).collect()
+    }
+
     fn has(&self, constraint: &Constraint) -> bool {
         self.0.iter().any(|(left_out, _)| is_named(left_out, constraint))
     }
@@ -127,8 +149,10 @@ fn is_named(one: &Constraint, other: &Constraint) -> bool {
 #[cfg(test)]
 mod tests {
     use bson::doc;
+    use bson::oid::ObjectId;
 
     use super::*;
+    use crate::client_constraints::{BuildState, ClientConstraint};
     use crate::constraint::{IndexSpec, OnViolation};
     use crate::namespace::Namespace;
     use crate::prepare::Report;
@@ -162,6 +186,41 @@ mod tests {
         assert_eq!(left_out.names(), ["shop.users.email_1"]);
         let kept = left_out.taken_out_of(&all);
         assert_eq!(kept.iter().map(|one| one.name()).collect::<Vec<_>>(), ["phone_1"]);
+    }
+
+    /// A client's index of the name is no part of the file.
+    #[test]
+    fn a_clients_constraint_of_the_name_is_served_in_its_place() {
+        let may = IndexSpec {
+            on_violation: OnViolation::LeaveOut,
+            strategy: Some(Strategy::Transaction),
+            ..IndexSpec::default()
+        };
+        let email = constraint("users", "email", may);
+        let of_client = IndexSpec {
+            client_entry: Some(ObjectId::new()),
+            ..IndexSpec::default()
+        };
+        let list = ClientConstraints {
+            constraints: vec![ClientConstraint {
+                id: ObjectId::new(),
+                command: ObjectId::new(),
+                constraint: constraint("users", "email", of_client),
+                collection_uuid: None,
+                state: BuildState::Built,
+            }],
+            ..ClientConstraints::default()
+        };
+        let mut left_out = LeftOutConstraints::default();
+        let report = Report {
+            count: 1,
+            ..Report::of(&email)
+        };
+        assert!(left_out.add(&[email.clone()], &Reports(vec![report])));
+        let serving = left_out.serving(&[email], &list);
+        let [served] = &serving[..] else { panic!("{serving:?}") };
+        assert!(served.client_entry().is_some());
+        assert_eq!(served.strategy(), Some(Strategy::Transaction));
     }
 
     /// The cluster has recorded the strategy for the whole collection. Without this, the other constraints couldn't start.

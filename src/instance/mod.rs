@@ -132,8 +132,6 @@ impl Instance {
         await_answer(&upstream, config, &readiness).await?;
         await_privileges(&upstream, config, &readiness).await?;
         let clients = followed(&upstream, config, &readiness).await?;
-        let of_file = &config.constraints;
-        let config = &clients.added_to(config.clone());
         let membership = Arc::new(joined(&upstream, config, &readiness, clients.view()).await?);
         // From here on: a backfill can take longer than the entry vouches for this Keyward.
         let renewing = Background(tokio::spawn(fleet::renew(membership.clone(), readiness.clone())));
@@ -141,7 +139,12 @@ impl Instance {
         let served = prepared_or_left(&upstream, config, &clients, shown, &membership, renewing);
         let (served, renewing) = board.work.showing(served).await?;
         let left_out = served.left_out;
-        let (of_file, config) = (left_out.taken_out_of(of_file), &left_out.taken_out_of_config(config));
+        let of_file = left_out.taken_out_of(&config.constraints);
+        let constraints = left_out.serving(&config.constraints, clients.list());
+        let config = &Config {
+            constraints,
+            ..config.clone()
+        };
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
         let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
@@ -229,10 +232,10 @@ impl Instance {
         let new: Vec<Arc<Constraint>> = wanted.constraints.iter().filter(is_new).cloned().collect();
         let applied = loop {
             let of_file = left_out.taken_out_of(&wanted.constraints);
-            let wanted = self.clients.added_to(Config {
-                constraints: of_file.clone(),
+            let wanted = Config {
+                constraints: left_out.serving(&wanted.constraints, self.clients.list()),
                 ..wanted.clone()
-            });
+            };
             let (service, membership) = (&self.service, &self.membership);
             match reload::apply(service, membership, &self.readiness, &mut self.config, wanted).await {
                 Err(ReloadError::Prepare(PrepareError::Duplicates(reports))) if left_out.add(&new, &reports) => {}
@@ -266,7 +269,7 @@ impl Instance {
         if let Some(keeping) = self.keeping.take() {
             keeping.stop().await;
         }
-        let wanted = list.with(&self.of_file);
+        let wanted = self.left_out.serving(&self.of_file, &list);
         let (service, membership) = (&self.service, &self.membership);
         self.clients.note_applying(list.version);
         let replaced = reload::replace_constraints(service, membership, &self.readiness, &mut self.config, wanted);

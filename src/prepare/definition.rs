@@ -315,6 +315,16 @@ impl Definitions {
         Ok(())
     }
 
+    /// The same, unless the constraint is enforced.
+    pub(super) async fn suspend_unless_enforced(&self, constraint: &Constraint) -> Result<(), PrepareError> {
+        let is_of_epoch = doc! { "$eq": [format!("${ENFORCED_IN}"), format!("${BACKFILL_EPOCH_FIELD}")] };
+        let enforced = doc! { "state": ConstraintState::Enforced.name(), "$expr": is_of_epoch };
+        let mut other = id(constraint);
+        other.insert("$nor", vec![enforced]);
+        answered(self.collection.update_one(other, suspension()).into_future()).await?;
+        Ok(())
+    }
+
     /// The same, for a constraint that a client made, as its build begins.
     pub(super) async fn begin_build(&self, constraint: &Constraint) -> Result<(), PrepareError> {
         let mut update = suspension();

@@ -23,6 +23,18 @@ pub struct BackfillProgress {
     pub after: Option<Bson>,
 }
 
+/// The field in a constraint's document with what it was before its strategy began to change.
+pub const CHANGING_FIELD: &str = "changing";
+
+/// A constraint before its strategy began to change.
+#[derive(Debug, Clone)]
+pub struct FormerStrategy {
+    /// The strategy, by its name in the cluster.
+    pub strategy: Option<String>,
+    /// The identity in the register of Keywards.
+    pub identity: Option<ObjectId>,
+}
+
 /// A constraint, as its document in the cluster shows it.
 #[derive(Debug, Clone)]
 pub struct KnownDefinition {
@@ -46,6 +58,8 @@ pub struct KnownDefinition {
     pub backfill: Option<BackfillProgress>,
     /// Its removal, if one has begun.
     pub removal: Option<Removal>,
+    /// What it was before its strategy began to change.
+    pub changing: Option<FormerStrategy>,
 }
 
 /// The constraints of a database that the cluster knows.
@@ -57,7 +71,7 @@ pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<Kn
     let find = definitions.find(doc! {}).sort(doc! { "_id": 1 });
     let find = find.read_concern(ReadConcern::majority()).projection(doc! {
         "definition": 1, "identity": 1, "strategy": 1, "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, "backfill": 1,
-        REMOVAL_FIELD: 1, OF_CLIENT: 1, "isClaimed": is_claimed(),
+        REMOVAL_FIELD: 1, CHANGING_FIELD: 1, OF_CLIENT: 1, "isClaimed": is_claimed(),
     });
     let found: Vec<Document> = answered(answered(find.into_future()).await?.try_collect()).await?;
     Ok(found.iter().filter_map(|one| known(database, one)).collect())
@@ -81,5 +95,9 @@ fn known(database: &str, found: &Document) -> Option<KnownDefinition> {
             after: backfill.get("after").cloned(),
         }),
         removal: Removal::of(found),
+        changing: found.get_document(CHANGING_FIELD).ok().map(|former| FormerStrategy {
+            strategy: former.get_str("strategy").ok().map(str::to_owned),
+            identity: former.get_object_id("identity").ok(),
+        }),
     })
 }

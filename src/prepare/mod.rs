@@ -50,7 +50,7 @@ pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
 pub use dry_run::find_duplicates;
 pub use error::PrepareError;
 pub use existing::Existing;
-pub use known::{BackfillProgress, KnownDefinition, known_definitions};
+pub use known::{BackfillProgress, CHANGING_FIELD, FormerStrategy, KnownDefinition, known_definitions};
 pub use left_out::suspend_lacking;
 pub use removal::Removal;
 pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};
@@ -176,7 +176,16 @@ pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), Pre
         .await
 }
 
-/// The same, and that a client's constraint has ended.
+/// The same, unless the constraint is enforced.
+///
+/// # Errors
+/// The same.
+pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace());
+    definitions.suspend_unless_enforced(constraint).await
+}
+
+/// The same as [`suspend`], and that a client's constraint has ended.
 ///
 /// # Errors
 /// The same.

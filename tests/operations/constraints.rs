@@ -333,6 +333,58 @@ fn a_keyward_that_starts_while_its_strategy_changes_refuses_to_serve() {
     );
 }
 
+/// The other way round: it starts behind the reading of the register.
+#[test]
+fn a_keyward_that_starts_in_the_middle_of_a_change_of_strategy_refuses_to_serve() {
+    let (database, upstream) = ("known_strategy_midway", CLUSTER.uri());
+    shard(database);
+    Keyward::of(&with(&upstream, database)).stop();
+    let relay = Relay::start(CLUSTER.router_address());
+    let reading = relay.hold(b"keywards");
+    let constraint = "  - { collection: known_strategy_midway.users, key: { email: 1 } }\n";
+    std::thread::scope(|scope| {
+        let change = ["strategy", "known_strategy_midway.users", "email_1", "strict"];
+        let uri = relay.uri();
+        let changed = scope.spawn(move || run(&uri, &change));
+        reading.wait();
+        let refused = Keyward::try_start(&upstream, "10s", constraint).unwrap_err();
+        assert_eq!(refused.exit, Some(78), "{}", refused.errors);
+        assert!(
+            refused.errors.contains("has strategy being changed"),
+            "{}",
+            refused.errors
+        );
+        drop(reading);
+        let (code, changed) = changed.join().unwrap();
+        assert_eq!(code, Some(0), "{changed}");
+    });
+    let strict = "  - { collection: known_strategy_midway.users, key: { email: 1 }, strategy: strict }\n";
+    Keyward::start(&upstream, strict).stop();
+}
+
+/// A change that finds a Keyward leaves everything as it was.
+#[test]
+fn a_refused_change_of_strategy_changes_nothing() {
+    let (database, upstream) = ("known_strategy_refused", CLUSTER.uri());
+    shard(database);
+    let keyward = Keyward::of(&with(&upstream, database));
+    let before = CLUSTER.run(database, doc! { "find": "keyward.constraints" }).unwrap();
+    let of = |found: &Document| found.get_document("cursor").unwrap().get_array("firstBatch").unwrap()[0].clone();
+    let (code, refused) = run(
+        &upstream,
+        &["strategy", "known_strategy_refused.users", "email_1", "strict"],
+    );
+    assert_eq!(code, Some(1), "{refused}");
+    let after = CLUSTER.run(database, doc! { "find": "keyward.constraints" }).unwrap();
+    for field in ["identity", "strategy", "changing"] {
+        let field = |found: &Document| of(found).as_document().unwrap().get(field).cloned();
+        assert_eq!(field(&after), field(&before));
+    }
+    keyward
+        .insert(database, doc! { "_id": 1, "region": "a", "email": "x" })
+        .unwrap();
+}
+
 #[test]
 fn the_role_of_a_serving_keyward_shows_constraints_and_is_told_what_it_lacks_to_remove_one() {
     let (database, set) = (

@@ -216,7 +216,7 @@ mod tests {
             count: 1,
             ..Report::of(&email)
         };
-        assert!(left_out.add(&[email.clone()], &Reports(vec![report])));
+        assert!(left_out.add(std::slice::from_ref(&email), &Reports(vec![report])));
         let serving = left_out.serving(&[email], &list);
         let [served] = &serving[..] else { panic!("{serving:?}") };
         assert!(served.client_entry().is_some());

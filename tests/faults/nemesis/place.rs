@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use testbed::Cluster;
 
+use crate::nemesis::checker::COLLECTION;
 use crate::nemesis::rollout::remove_phones;
 use testkit::relay::Relay;
 use testkit::{Keyward, keyward::page_at};
@@ -92,8 +93,12 @@ impl Place {
         let metrics = admin
             .and_then(|admin| page_at(&admin, "/metrics").ok())
             .unwrap_or_default();
-        let is_it =
-            |line: &str| line.starts_with("keyward_constraint_ready{") && line.contains(name) && line.ends_with(" 1");
+        // It follows the constraints that clients make in the other mode's database, too.
+        let ready = format!(
+            "keyward_constraint_ready{{constraint=\"{}.{COLLECTION}.{name}\"}} 1",
+            self.database
+        );
+        let is_it = |line: &str| line == ready;
         metrics.lines().any(is_it)
     }
 

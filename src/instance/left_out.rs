@@ -78,6 +78,9 @@ impl LeftOutConstraints {
     /// # Errors
     /// [`PrepareError`] if the cluster doesn't confirm it.
     pub(super) async fn give_up(&self, client: &Client, membership: &Membership) -> Result<(), PrepareError> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
         let constraints = self.constraints();
         let standings = prepare::standings(client, &constraints).await?;
         let identities: Vec<_> = standings.into_iter().flatten().map(|one| one.identity).collect();

@@ -78,8 +78,8 @@ pub struct Instance {
     auditing: Option<Background>,
     /// The task that checks the privileges of Keyward's own user.
     privileges: Background,
-    /// The tasks that follow shard keys, certificates and whether the deployment can be reached, the one that counts reservations, and the
-    /// one that renews the entry in the register.
+    /// Tasks of the whole process. They follow shard keys, certificates and whether the deployment can be reached, count reservations, and
+    /// renew the entry in the register.
     following: [Background; 5],
     pages: Pages,
 }

@@ -158,8 +158,7 @@ impl Definitions {
     /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
     /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
     /// start. Returns none if the definition is the constraint's now. Otherwise it must be tried again: the Keywards that it returns may still
-    /// reserve for the former constraint, because they haven't applied the `version` of the list of clients' constraints, which has no such
-    /// constraint.
+    /// reserve for the former constraint. They haven't applied this `version` of the list of clients' constraints, which lacks it.
     ///
     /// # Errors
     /// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states.

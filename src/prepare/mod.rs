@@ -149,8 +149,8 @@ fn warn_of_routes_without_effect(protected: &Protected) {
 }
 
 /// Lets `constraint` have another definition than an ended constraint of its name had. Returns none if it has. Otherwise it must be tried
-/// again: the Keywards that it returns may still reserve for the former one, because they haven't applied this `version` of the list of
-/// clients' constraints.
+/// again: the Keywards that it returns may still reserve for the former one. They haven't applied this `version` of the list of clients'
+/// constraints.
 ///
 /// # Errors
 /// [`PrepareError`] if a Keyward's file states the former constraint, or the cluster doesn't carry out a command.

@@ -102,8 +102,8 @@ impl ReservingConstraints {
     /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so for constraints that
     /// weren't enforced, and for those that are `anew`, which were suspended since; in both cases only for those that
     /// `are_meant`. Of those that can't be enforced because another Keyward may write without them, it reports the violations
-    /// nonetheless, if the constraint may be left out and `are_new` here. Returns the constraints that must wait for a Keyward which may write without reserving, and those that
-    /// aren't meant and not enforced.
+    /// nonetheless, if the constraint may be left out and `are_new` here. Returns the constraints that must wait for a Keyward which may
+    /// write without reserving, and those that aren't meant and not enforced.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.

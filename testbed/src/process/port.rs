@@ -13,7 +13,8 @@ use rand::Rng;
 use super::ProcessError;
 use crate::fetch::cache;
 
-const FIRST: u16 = 16_000;
+/// Above the default ports of MongoDB and of Keyward: a configuration that states no address listens on those.
+const FIRST: u16 = 28_000;
 /// Linux's default start of the range for outgoing connections.
 const END: u16 = 32_768;
 const ATTEMPTS: usize = 1_000;

@@ -121,6 +121,10 @@ impl Protection for Guarded {
         self.protects(database, collection)
     }
 
+    fn strict(&self, _database: &[u8], _collection: &[u8]) -> Option<String> {
+        None
+    }
+
     fn protects_any_in(&self, database: &[u8]) -> bool {
         database == GUARDED
     }

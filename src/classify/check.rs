@@ -146,7 +146,15 @@ fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection)
     if command.message.body.get("timeseries")?.is_some() {
         return Ok(refuse_known(targets(), command, protection));
     }
-    Ok(match Target::find(targets(), protection) {
+    let found = Target::find(targets(), protection);
+    let resharded = found.filter(|_| command.name == b"reshardCollection");
+    let strict =
+        resharded.and_then(|(target, _)| Some((target, protection.strict(target.database, target.collection)?)));
+    if let Some((target, constraint)) = strict {
+        let namespace = target.display();
+        return Ok(Verdict::Refuse(CommandRefusal::StrictReshard { namespace, constraint }));
+    }
+    Ok(match found {
         Some((_, TargetKind::Protected)) => Verdict::Write(Write::ShardKeyChange),
         _ => refuse_known(targets(), command, protection),
     })

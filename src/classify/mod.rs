@@ -28,6 +28,8 @@ pub trait Protection {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The same, asked for a command that writes nothing there.
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool;
+    /// The name of a constraint in strict mode on this collection, if there is one.
+    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String>;
     /// Whether a constraint holds on any collection of this database.
     fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is the register, a proxy collection, or a name reserved for one.

@@ -73,6 +73,18 @@ pub enum CommandRefusal {
         /// The former collation, and the constraint that depends on it.
         other: OtherCollation,
     },
+    /// A collection with constraints in strict mode would be resharded.
+    #[error(
+        "reshardCollection can't be used on {namespace} through Keyward, because unique constraint {constraint} on it is strict: \
+         Keyward couldn't prove any more that a document that is gone never comes; take the constraint out of Keyward's \
+         configuration first, or change its strategy to compensating"
+    )]
+    StrictReshard {
+        /// The protected collection.
+        namespace: String,
+        /// The name of a constraint on it.
+        constraint: String,
+    },
     /// A field that a constraint reads would be encrypted.
     #[error(
         "{command} can't encrypt field {field} of {namespace} through Keyward, because unique constraint {constraint} on it \

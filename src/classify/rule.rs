@@ -85,12 +85,14 @@ impl Rule {
             b"collMod" | b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => {
                 Rule::Definition
             }
-            b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" => Rule::ShardKeyChange,
+            b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" | b"reshardCollection" => {
+                Rule::ShardKeyChange
+            }
             b"convertToCapped"
             | b"cloneCollectionAsCapped"
             | b"compactStructuredEncryptionData"
             | b"cleanupStructuredEncryptionData" => Rule::Rewrite,
-            b"renameCollection" | b"reshardCollection" | b"unshardCollection" => Rule::RewriteOfWhole,
+            b"renameCollection" | b"unshardCollection" => Rule::RewriteOfWhole,
             b"applyOps"
             | b"doTxn"
             | b"eval"

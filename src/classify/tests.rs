@@ -7,16 +7,21 @@ use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::wire::{Draft, OpMsg, OutSequence};
 
-/// `shop.users` is protected, `shop.keyward.*` are proxy collections.
+/// `shop.users` and `shop.ledger` are protected, `shop.keyward.*` are proxy collections.
 struct Shop;
 
 impl Protection for Shop {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
-        database == b"shop" && collection == b"users"
+        database == b"shop" && [b"users".as_slice(), b"ledger"].contains(&collection)
     }
 
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool {
         self.protects(database, collection)
+    }
+
+    /// `ledger` is in strict mode.
+    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String> {
+        (database == b"shop" && collection == b"ledger").then(|| "number_1".to_owned())
     }
 
     fn protects_any_in(&self, database: &[u8]) -> bool {
@@ -277,10 +282,16 @@ fn what_cannot_be_protected_is_refused() {
             doc! { "renameCollection": "shop.keyward.users.a", "to": "shop.y" },
             KeywardsOwn,
         ),
+        ("admin", doc! { "unshardCollection": "shop.users" }, Unprotectable),
         (
             "admin",
-            doc! { "reshardCollection": "shop.users", "key": {} },
-            Unprotectable,
+            doc! { "reshardCollection": "shop.ledger", "key": {} },
+            OtherRefusal,
+        ),
+        (
+            "admin",
+            doc! { "reshardCollection": "shop.keyward.users.a", "key": {} },
+            KeywardsOwn,
         ),
         ("admin", doc! { "shardCollection": "shop.keyward.users.a" }, KeywardsOwn),
         ("shop", doc! { "convertToCapped": "users" }, Unprotectable),

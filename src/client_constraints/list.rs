@@ -71,13 +71,22 @@ impl ClientConstraints {
     }
 
     /// The entries for former collections of this name; `uuid` is the identity of the present one.
-    pub fn outdated(&self, namespace: &Namespace, uuid: Option<&Bson>) -> Vec<ObjectId> {
+    pub fn outdated(&self, namespace: &Namespace, uuid: Option<&Bson>) -> Vec<&ClientConstraint> {
         let of_name = self
             .constraints
             .iter()
             .filter(|entry| entry.constraint.namespace() == namespace);
-        let outdated = of_name.filter(|entry| entry.collection_uuid.as_ref() != uuid);
-        outdated.map(|entry| entry.id).collect()
+        of_name.filter(|entry| entry.collection_uuid.as_ref() != uuid).collect()
+    }
+
+    /// Notes that these entries are for the collection with the identity `uuid` from now on; gives whether one wasn't.
+    pub fn note_collection(&mut self, ids: &[ObjectId], uuid: Option<&Bson>) -> bool {
+        let mut is_any_changed = false;
+        for entry in self.constraints.iter_mut().filter(|entry| ids.contains(&entry.id)) {
+            is_any_changed |= entry.collection_uuid.as_ref() != uuid;
+            entry.collection_uuid = uuid.cloned();
+        }
+        is_any_changed
     }
 
     /// Removes the entry with this number, and all others of its command, and notes why. Gives whether it did: not if the client knows
@@ -266,8 +275,17 @@ mod tests {
             ..ClientConstraints::default()
         };
         let users = Namespace::new("shop", "users");
-        assert_eq!(list.outdated(&users, Some(&"former".into())), []);
-        assert_eq!(list.outdated(&users, Some(&"present".into())), [list.constraints[0].id]);
+        let outdated = |list: &ClientConstraints, uuid: &str| -> Vec<ObjectId> {
+            let outdated = list.outdated(&users, Some(&uuid.into()));
+            outdated.iter().map(|entry| entry.id).collect()
+        };
+        assert_eq!(outdated(&list, "former"), []);
+        let former = [list.constraints[0].id];
+        assert_eq!(outdated(&list, "present"), former);
+        let mut list = list;
+        assert!(list.note_collection(&former, Some(&"present".into())));
+        assert_eq!(outdated(&list, "present"), []);
+        assert!(!list.note_collection(&former, Some(&"present".into())));
     }
 
     #[test]

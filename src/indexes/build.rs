@@ -26,13 +26,14 @@ pub(super) struct FailedBuild {
     pub(super) is_withdrawn: bool,
 }
 
-/// Has the constraints built, and waits until they hold.
+/// Has the constraints built, and waits until they hold. The collection had these `indexes` before, if that is known.
 pub(super) async fn build(
     clients: &Clients<'_>,
     wanted: &WantedConstraints,
+    indexes: Option<&[String]>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let builds = publish(clients, wanted, deadline)
+    let builds = publish(clients, wanted, indexes, deadline)
         .await
         .map_err(|refusal| FailedBuild {
             reply: refusal.error().body(),
@@ -90,9 +91,10 @@ struct AwaitedBuild {
 async fn publish(
     clients: &Clients<'_>,
     wanted: &WantedConstraints,
+    indexes: Option<&[String]>,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
-    end_outdated(clients, wanted).await?;
+    settle_outdated(clients, wanted, indexes).await?;
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
         replace_ended_definition(clients, entry, effective, deadline).await?;
     }
@@ -123,22 +125,51 @@ async fn publish(
     conflict.map_or(Ok(builds), Err)
 }
 
-/// Ends the constraints of former collections of this name: they were dropped past Keyward, or it was killed after it had dropped them.
+/// Brings the list up to date with a collection that has another identity than before.
+///
+/// If it still has a constraint's index, it was resharded or moved, and the constraint stays: nothing may be written without it meanwhile.
+/// Its documents are read again, because the collection may also have been restored past Keyward. If it doesn't have the index, it was
+/// dropped past Keyward, or Keyward was killed after it had dropped it: then the constraint ends.
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
-async fn end_outdated(clients: &Clients<'_>, wanted: &WantedConstraints) -> Result<(), IndexRefusal> {
+async fn settle_outdated(
+    clients: &Clients<'_>,
+    wanted: &WantedConstraints,
+    indexes: Option<&[String]>,
+) -> Result<(), IndexRefusal> {
     let Some(entry) = wanted.entries.first() else {
         return Ok(());
     };
     let namespace = entry.constraint.namespace();
     let list = clients.list.store.read().await?;
-    let present = Existing::read(clients.service.upstream.client(), namespace).await?;
+    let client = clients.service.upstream.client();
+    let present = Existing::read(client, namespace).await?;
     if present.uuid != entry.collection_uuid {
         return Err(IndexRefusal::dropped(&entry.constraint));
     }
-    let outdated = list.outdated(namespace, present.uuid.as_ref());
-    if !outdated.is_empty() {
-        clients.list.remove(&outdated).await?;
+    let (mut stay, mut end) = (Vec::new(), Vec::new());
+    for outdated in list.outdated(namespace, present.uuid.as_ref()) {
+        let has_index = indexes.is_none_or(|names| names.iter().any(|name| name == outdated.constraint.name()));
+        let collated = outdated.constraint.inheriting(present.collation.as_ref());
+        let stays = match collated.map_err(IndexRefusal::Specification)? {
+            _ if !has_index => false,
+            Some(collated) => prepare::suspend_same(client, &collated).await?,
+            None => prepare::suspend_same(client, &outdated.constraint).await?,
+        };
+        match stays {
+            true => stay.push(outdated.id),
+            false => end.push(outdated.id),
+        }
+    }
+    if !stay.is_empty() {
+        let uuid = present.uuid.as_ref();
+        let noted = clients
+            .list
+            .change(|list| list.note_collection(&stay, uuid).then_some(()));
+        noted.await?;
+    }
+    if !end.is_empty() {
+        clients.list.remove(&end).await?;
     }
     Ok(())
 }

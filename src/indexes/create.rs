@@ -85,7 +85,7 @@ pub async fn create_indexes(
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
-    let failed = match build(clients, &wanted, deadline).await {
+    let failed = match build(clients, &wanted, before.as_deref(), deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
     };

@@ -176,6 +176,24 @@ pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), Pre
         .await
 }
 
+/// The same, if the cluster has the constraint with this definition. Returns whether it has.
+///
+/// # Errors
+/// The same.
+pub async fn suspend_same(client: &Client, constraint: &Constraint) -> Result<bool, PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace());
+    match definitions
+        .read(constraint, crate::constraint::Strategy::Compensating)
+        .await
+    {
+        Ok(None) | Err(PrepareError::OtherDefinition { .. }) => return Ok(false),
+        Ok(Some(_)) | Err(PrepareError::OtherStrategy { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    definitions.suspend(constraint).await?;
+    Ok(true)
+}
+
 /// The same, unless the constraint is enforced.
 ///
 /// # Errors

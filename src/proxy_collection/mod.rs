@@ -16,6 +16,7 @@ mod queue;
 mod reading;
 mod recent;
 mod recent_owners;
+mod reroute;
 mod reservation;
 mod reserving;
 mod sample;

@@ -5,9 +5,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
+use bson::{Bson, Document, RawArrayBuf, RawBson, RawDocument, RawDocumentBuf, cstr, rawdoc};
 
 use super::decided::ALL_AT_ONCE;
+use super::time_out::within;
 use super::walk::id_of;
 use super::{KEYS_MAX, Owner, ProxyCollection, Reservation, StoreError};
 use crate::constraint::{Key, id_identity, root_of};
@@ -51,7 +52,38 @@ impl ProxyCollection {
             };
             held.extend(pairs.iter().map(is_held));
         }
+        if scope == Scope::Linearizable {
+            self.confirm_unheld(pairs, &mut held).await?;
+        }
         Ok(held)
+    }
+
+    /// Reads anew, as of one moment, the owners that a linearizable read has missed.
+    ///
+    /// That read asks one shard after the other. A document that moves meanwhile, because another Keyward doesn't know yet that an
+    /// updated field belongs to the shard key, may be missed on both. The moment is later than that read: the router has seen the cluster times of all
+    /// shards by then.
+    async fn confirm_unheld(&self, pairs: &[(&Key, &Owner)], held: &mut [bool]) -> Result<(), StoreError> {
+        let missed: Vec<usize> = (0..pairs.len()).filter(|position| !held[*position]).collect();
+        // One shard has all documents of a collection that isn't sharded.
+        if missed.is_empty() || self.sharding().await?.key.is_empty() {
+            return Ok(());
+        }
+        for positions in missed.chunks(KEYS_MAX) {
+            let pairs: Vec<_> = positions.iter().map(|position| pairs[*position]).collect();
+            let by_id = |document: Doc<'_>| {
+                let id = id_of(RawDocument::from_bytes(document.bytes()).ok()?).ok()?;
+                Some(Owner { id, route: None })
+            };
+            let moments = self.at_one_moment(&pairs, &[], by_id);
+            let moments = within(self.limit, moments);
+            let moments = asking(ProxyRequest::LookForOwner, &self.constraint, pairs.len(), moments).await?;
+            for ((position, (_, owner)), moment) in positions.iter().zip(pairs).zip(moments) {
+                let is_it = |found: &Owner| id_identity(&found.id) == id_identity(&owner.id);
+                held[*position] = moment.owners.iter().any(is_it);
+            }
+        }
+        Ok(())
     }
 
     /// Reads the documents with the `_id`s of these owners, within `scope`.

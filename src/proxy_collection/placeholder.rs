@@ -114,7 +114,7 @@ impl ProxyCollection {
     }
 
     /// How the protected collection is sharded now.
-    async fn sharding(&self) -> Result<CollectionSharding, StoreError> {
+    pub(super) async fn sharding(&self) -> Result<CollectionSharding, StoreError> {
         Ok(CollectionSharding::of(&self.client, self.constraint.namespace()).await?)
     }
 

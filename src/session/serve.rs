@@ -218,7 +218,16 @@ impl MessageHandler<'_> {
                     Ok(message) => message,
                     Err(rejection) => return reply_to.turn_down(&rejection),
                 };
-                match self.protected_write(write, judged.affects_no_key, &message).await? {
+                // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.
+                let needs_epoch = *write != Write::ShardKeyChange;
+                if !needs_epoch {
+                    self.leave_epoch().await?;
+                }
+                let served = self.protected_write(write, judged.affects_no_key, &message).await?;
+                if !needs_epoch {
+                    self.enter_epoch();
+                }
+                match served {
                     Served::Reply(body) => reply_to.answer(&body),
                     Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
@@ -260,10 +269,7 @@ impl MessageHandler<'_> {
             Ok(message) => message,
             Err(rejection) => return reply_to.turn_down(&rejection),
         };
-        if std::mem::take(self.is_unanswered) {
-            closing::confirm_unanswered(self.upstream).await?;
-        }
-        *self.epoch = CatalogEpoch::none();
+        self.leave_epoch().await?;
         let served: BoxFuture<'_, _> = Box::pin(indexes::serve(
             command,
             &message,
@@ -272,11 +278,25 @@ impl MessageHandler<'_> {
             self.upstream,
         ));
         let served = served.await?;
-        *self.epoch = self.service.writes.epochs().borrow().clone();
+        self.enter_epoch();
         match served {
             Some(body) => reply_to.answer(&body),
             None => Ok(Action::Forward(judged.pending())),
         }
+    }
+
+    /// Gives up the constraints that this connection's operations were decided by: none is under way.
+    async fn leave_epoch(&mut self) -> Result<(), End> {
+        if std::mem::take(self.is_unanswered) {
+            closing::confirm_unanswered(self.upstream).await?;
+        }
+        *self.epoch = CatalogEpoch::none();
+        Ok(())
+    }
+
+    /// Holds the constraints of now for this connection's next operations.
+    fn enter_epoch(&mut self) {
+        *self.epoch = self.service.writes.epochs().borrow().clone();
     }
 
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.

@@ -1,5 +1,5 @@
 //! Settles abandoned reservations that no write conflicts with. They remain after a crash, after a delete that bypassed Keyward, or
-//! after a backfill of a document that had just lost its key.
+//! after a backfill of a document that had just lost its key. It also renews reservations that name a former shard key.
 //!
 //! It walks each proxy collection slowly, key by key, and checks the reservations that this process knows to be past their
 //! lease. It reads the owner with a read that a deposed primary can't answer. If the owner doesn't hold the key, it deletes the
@@ -14,8 +14,10 @@ use std::time::Duration;
 use mongodb::Client;
 
 use crate::catalog::{Catalog, Protected};
+use crate::claims::owner_of;
 use crate::constraint::Key;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
+use crate::raw::Doc;
 use crate::reservation::Scope;
 use turn::SweepTurn;
 
@@ -79,7 +81,7 @@ async fn sweep(
     }
 }
 
-/// Deletes those of a page that are past their lease and nobody's.
+/// Deletes those of a page that are past their lease and nobody's, and brings the others up to date with the shard key.
 async fn settle(
     protected: &Protected,
     proxy: &ProxyCollection,
@@ -87,8 +89,8 @@ async fn settle(
     lease: Duration,
 ) -> Result<(), StoreError> {
     let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation, lease));
-    let old = old.map(|(key, reservation)| (key, reservation)).collect();
-    let suspects = proxy.unheld(old, Scope::Route).await?;
+    let old: Vec<_> = old.map(|(key, reservation)| (key, reservation)).collect();
+    let suspects = proxy.unheld(old.clone(), Scope::Route).await?;
     let count = proxy.sweep(protected.strategy(), suspects).await?;
     if count > 0 {
         proxy.metrics.swept.inc_by(count);
@@ -96,6 +98,15 @@ async fn settle(
             constraint = proxy.constraint.name(),
             count,
             "reservations without owner deleted"
+        );
+    }
+    let route_of = |document: Doc<'_>| owner_of(protected, document).ok();
+    let renewed = proxy.renew_routes(&old, &protected.shard_key, route_of).await?;
+    if renewed > 0 {
+        tracing::info!(
+            constraint = proxy.constraint.name(),
+            count = renewed,
+            "reservations name the present shard key"
         );
     }
     Ok(())

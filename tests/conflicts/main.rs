@@ -6,6 +6,7 @@
 mod both;
 mod compensating;
 mod native_index;
+mod resharded;
 mod strategy;
 mod strict;
 mod trial;

@@ -212,6 +212,8 @@ impl ReplicaSetBuilder {
             ("enableTestCommands", "1"),
             // Chunks may move back to where they came from at once.
             ("orphanCleanupDelaySecs", "0"),
+            // Else a reshardCollection waits for five minutes, so that slow requests by the former shard key come to an end.
+            ("reshardingMinimumOperationDurationMillis", "0"),
         ];
         let asked = self
             .parameters

@@ -229,3 +229,34 @@ async fn chunks_can_be_read_from_the_config_database() {
         .unwrap();
     assert_eq!(chunks.try_collect::<Vec<_>>().await.unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn a_collection_is_resharded_and_its_shard_key_refined() {
+    let collection = by_k("resharded");
+    let documents = (0..100).map(|k| doc! { "_id": k, "k": k, "n": 100 - k, "more": k % 3 });
+    collection.insert_many(documents).await.unwrap();
+    let admin = collection.client().database("admin");
+    let reshard = doc! { "reshardCollection": "resharded.c", "key": { "n": 1 }, "numInitialChunks": 1 };
+    admin.run_command(reshard).await.unwrap();
+    assert_eq!(collection.count_documents(doc! {}).await.unwrap(), 100);
+    assert_eq!(collection.count_documents(doc! { "n": 7 }).await.unwrap(), 1);
+    let index = IndexModel::builder().keys(doc! { "n": 1, "more": 1 }).build();
+    collection.create_index(index).await.unwrap();
+    let refine = doc! { "refineCollectionShardKey": "resharded.c", "key": { "n": 1, "more": 1 } };
+    admin.run_command(refine).await.unwrap();
+    let collections = collection
+        .client()
+        .database("config")
+        .collection::<Document>("collections");
+    let entry = collections
+        .find_one(doc! { "_id": "resharded.c" })
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(entry.get_document("key").unwrap(), &doc! { "n": 1, "more": 1 });
+    collection
+        .insert_one(doc! { "_id": 100, "n": 7, "more": 9 })
+        .await
+        .unwrap();
+    assert_eq!(collection.count_documents(doc! { "n": 7 }).await.unwrap(), 2);
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::{RawBson, doc, rawdoc};
+use bson::{Binary, RawBson, doc, rawdoc, spec::BinarySubtype};
 use keyward::proxy_collection::{Owner, ReservationVersion, Reserved, TakenOver};
 use keyward::reservation::{AttemptId, Scope, Token};
 
@@ -87,6 +87,61 @@ async fn a_look_along_the_route_reads_the_owners_shard_only() {
         .unwrap();
     assert_eq!(proxy.look_up(&pairs, Scope::Route).await.unwrap(), [false]);
     assert!(proxy.look_up(&pairs, Scope::Everywhere).await.is_err());
+}
+
+/// Another Keyward may not know yet that a field belongs to the shard key, and forward a change of it. The document then goes from the one
+/// shard, which the read of all shards asks last, to the other, which it has asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_moves_while_it_is_looked_up_is_found() {
+    let database = "moves_meanwhile";
+    let alone = Cluster::alone().unwrap();
+    let cluster = users_on(&alone, database);
+    let _keyward = keyward(cluster, database, "60s", &[EMAIL]);
+    let (proxy, key) = store_of_email(cluster, database);
+    let user = insert(vec![doc! { "_id": 1, "region": "a", "email": "a@x" }], true);
+    cluster.run(database, user).unwrap();
+    let documents = on_each_shard(cluster.shards(), database, "users").await;
+    let [source, target] = [1, 0].map(|count| {
+        let position = documents.iter().position(|here| here.len() == count).unwrap();
+        &cluster.shards()[position]
+    });
+    target.run(database, doc! { "profile": 2 }).unwrap();
+    let held_up = doc! { "nss": format!("{database}.users"), "shouldCheckForInterrupt": true };
+    let held_up = source
+        .fail_point("waitInFindBeforeMakingBatch", "alwaysOn", held_up)
+        .unwrap();
+    let owner = owner(1);
+    let looked_up = async { proxy.look_up(&[(&key, &owner)], Scope::Linearizable).await.unwrap() };
+    let moves = async {
+        let is_asked = || {
+            let seen =
+                doc! { "find": "system.profile", "filter": { "ns": format!("{database}.users"), "op": "query" } };
+            let seen = target.run(database, seen).unwrap();
+            !seen
+                .get_document("cursor")
+                .unwrap()
+                .get_array("firstBatch")
+                .unwrap()
+                .is_empty()
+        };
+        let patience = std::time::Instant::now() + Duration::from_secs(60);
+        while !is_asked() {
+            assert!(
+                std::time::Instant::now() < patience,
+                "the shard without the document isn't asked"
+            );
+            tokio::task::yield_now().await;
+        }
+        let to_the_other = doc! { "q": { "_id": 1, "region": "a" }, "u": { "$set": { "region": "z" } } };
+        let bytes = rand::random::<[u8; 16]>().to_vec();
+        let session = doc! { "id": Binary { subtype: BinarySubtype::Uuid, bytes } };
+        let update = doc! { "update": "users", "updates": [to_the_other], "lsid": session, "txnNumber": 1_i64 };
+        let reply = cluster.run(database, update).unwrap();
+        assert_eq!(reply.get_i32("nModified").ok(), Some(1), "{reply}");
+        drop(held_up);
+    };
+    let (held, ()) = tokio::join!(looked_up, moves);
+    assert_eq!(held, [true]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ mod builders;
 mod drivers;
 mod live;
 mod refused;
+mod resharded;
 mod stale;
 
 use std::sync::LazyLock;

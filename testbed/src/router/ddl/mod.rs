@@ -36,6 +36,8 @@ pub async fn run(operation: &Operation, name: &str) -> Option<Result<Vec<u8>, Fa
         "listCollections" => list::collections(operation).await,
         "enableSharding" | "enablesharding" => sharding::enable(operation).await,
         "shardCollection" | "shardcollection" => sharding::shard(operation).await,
+        "refineCollectionShardKey" => sharding::refine(operation).await,
+        "reshardCollection" => sharding::reshard(operation).await,
         "split" => sharding::split(operation).await,
         "moveChunk" | "movechunk" | "moveRange" => sharding::move_chunk(operation).await,
         "listShards" | "listshards" => sharding::list(operation).await,

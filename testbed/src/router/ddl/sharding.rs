@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bson::{Bson, Document, Timestamp, doc};
 
 use super::collection::{collection_name, in_database};
-use super::{create_database, database_for_write, decode, field, on_config};
+use super::{body_of, create_database, database_for_write, decode, field, on_config, on_primary_shard};
 use crate::router::error::{Failure, code, is_stale, refuse};
 use crate::router::operation::{Access, Operation, ShardCommand};
 use crate::router::raw::Doc;
@@ -55,6 +55,49 @@ pub async fn shard(operation: &Operation) -> Result<Vec<u8>, Failure> {
         answer.insert("collectionUUID", uuid);
     }
     Ok(reply::from_document(answer))
+}
+
+/// `refineCollectionShardKey`: the database's primary shard does it.
+pub async fn refine(operation: &Operation) -> Result<Vec<u8>, Failure> {
+    let (namespace, key) = namespace_and_key(operation).await?;
+    let (db, name) = namespace.split_once('.').unwrap_or_default();
+    let request = doc! { "_shardsvrRefineCollectionShardKey": name, "newShardKey": key };
+    let refined = in_database(operation, db, &request).await;
+    operation.router.catalog.invalidate(&namespace);
+    refined.map(|_| reply::ok())
+}
+
+/// `reshardCollection`: the database's primary shard has the config server do it, which has all documents copied.
+pub async fn reshard(operation: &Operation) -> Result<Vec<u8>, Failure> {
+    let (namespace, key) = namespace_and_key(operation).await?;
+    let db = namespace.split_once('.').map_or("", |(db, _)| db);
+    let mut request = doc! { "_shardsvrReshardCollection": &namespace, "key": key };
+    for option in ["unique", "collation", "zones", "numInitialChunks"] {
+        if let Some(value) = field(operation, option) {
+            request.insert(option, value);
+        }
+    }
+    // It stands alone among the shards' commands: sent to the primary shard of the database, but in `admin`.
+    let mut in_admin = operation.own();
+    in_admin.command.db = "admin".to_owned();
+    in_admin.command.txn_number = None;
+    let resharded = on_primary_shard(&in_admin, db, &body_of(&request)).await;
+    operation.router.catalog.invalidate(&namespace);
+    resharded.map(|_| reply::ok())
+}
+
+/// The sharded collection that the command names, and its `key`.
+async fn namespace_and_key(operation: &Operation) -> Result<(String, Document), Failure> {
+    let namespace = operation.command.full_namespace()?;
+    let Some(key) = operation.command.nested("key") else {
+        let text = format!(
+            "BSON field '{}.key' is missing but a required field",
+            operation.command.name
+        );
+        return refuse(40414, text);
+    };
+    sharded(operation, &namespace).await?;
+    Ok((namespace, decode(key)))
 }
 
 /// `split` at a middle key, or the middle of the chunk that `find` or `bounds` names.
@@ -239,7 +282,7 @@ async fn call_admin(operation: &Operation, shard: &str, command: &Document) -> R
     let command = ShardCommand {
         shard: shard.to_owned(),
         version: Version::Unchecked,
-        body: super::body_of(command),
+        body: body_of(command),
         sequence: None,
         access: Access::Plain,
     };

@@ -1,0 +1,59 @@
+//! Gives reservations the places of their owners by the present shard key.
+//!
+//! A reservation from before a change of the shard key names the former one. Keyward then looks its owner up on all shards, and in
+//! strict mode it can't prove an absent owner gone.
+
+use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};
+
+use super::writing::{PATIENCE_MS, write};
+use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
+use crate::constraint::{Key, id_identity};
+use crate::raw::Doc;
+
+impl ProxyCollection {
+    /// Renews the route of those of these reservations that name another shard key than `shard_key`, and whose owner is the only
+    /// document that holds the key. Returns how many it renewed. `owner_of` returns the `_id` and the route of a document.
+    ///
+    /// Token and time stay: to whoever saw such a reservation before, it is the same.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer. Then some may be renewed.
+    pub async fn renew_routes(
+        &self,
+        seen: &[(&Key, &Reservation)],
+        shard_key: &[String],
+        owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
+    ) -> Result<u64, StoreError> {
+        let misrouted = seen.iter().filter(|(_, seen)| !seen.owner.has_route_by(shard_key));
+        let misrouted: Vec<_> = misrouted.copied().collect();
+        if misrouted.is_empty() {
+            return Ok(0);
+        }
+        let pairs: Vec<_> = misrouted.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
+        let moments = self.at_one_moment(&pairs, shard_key, owner_of).await?;
+        let mut updates = RawArrayBuf::new();
+        for ((key, seen), moment) in misrouted.iter().zip(moments) {
+            if let [owner] = moment.owners.as_slice()
+                && id_identity(&owner.id) == id_identity(&seen.owner.id)
+            {
+                updates.push(rawdoc! { "q": seen_filter(key, seen), "u": routing(owner) });
+            }
+        }
+        if updates.is_empty() {
+            return Ok(0);
+        }
+        let command = rawdoc! {
+            "update": self.reservations.name(), "updates": updates, "ordered": false,
+            "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
+        };
+        let renewed = write(&self.sessions, &self.database, command, self.limit).await?;
+        Ok(u64::try_from(renewed).unwrap_or_default())
+    }
+}
+
+fn routing(owner: &Owner) -> RawDocumentBuf {
+    match &owner.route {
+        Some(route) => rawdoc! { "$set": { "route": RawBson::Document(route.clone()) } },
+        None => rawdoc! { "$unset": { "route": 1 } },
+    }
+}

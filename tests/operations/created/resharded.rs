@@ -1,0 +1,46 @@
+//! Constraints that clients made on a collection that is resharded, which gives it another identity.
+
+use super::*;
+
+/// The entries of a database in the list, each with its number and its collection's identity.
+fn entries(cluster: &Cluster, database: &str) -> Vec<(bson::Bson, bson::Bson)> {
+    let list = first_of(cluster, "keyward", doc! { "find": "clientConstraints" });
+    let entries = list.get_array("constraints").unwrap().iter();
+    let entries = entries.map(|entry| entry.as_document().unwrap());
+    let here = entries.filter(|entry| entry.get_str("collection").unwrap() == format!("{database}.users"));
+    here.map(|entry| (entry.get("id").unwrap().clone(), entry.get("uuid").unwrap().clone()))
+        .collect()
+}
+
+#[test]
+fn a_constraint_stays_where_its_collection_is_resharded() {
+    const DATABASE: &str = "created_and_resharded";
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, DATABASE);
+    let keyward = start_at(&cluster);
+    let unique_name = doc! { "key": { "name": 1 }, "name": "name_1", "unique": true };
+    must(&reply(&keyward, DATABASE, &create([unique_email(), unique_name])));
+    let user = doc! { "_id": 1, "region": "a", "town": 1, "email": "x", "name": "x" };
+    keyward.insert(DATABASE, user).unwrap();
+    let before = entries(&cluster, DATABASE);
+    let reshard =
+        doc! { "reshardCollection": format!("{DATABASE}.users"), "key": { "town": 1 }, "numInitialChunks": 1 };
+    must(&reply(&keyward, "admin", &reshard));
+    // As an application does when it starts: only one of the indexes, the other one is another application's.
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    let after = entries(&cluster, DATABASE);
+    assert_eq!(before.len(), 2);
+    for ((id, former), (same_id, uuid)) in before.iter().zip(&after) {
+        assert_eq!(id, same_id);
+        assert_ne!(former, uuid);
+    }
+    assert_eq!(before.len(), after.len());
+    assert_eq!(unique_indexes(&keyward, DATABASE), ["email_1", "name_1"]);
+    for (id, email, name) in [(2, "x", "new"), (3, "new", "x")] {
+        let other = doc! { "_id": id, "region": "z", "town": 100, "email": email, "name": name };
+        assert_eq!(keyward.insert(DATABASE, other), Err(11_000), "{email} {name}");
+    }
+    // Nothing is left to do for the next one.
+    must(&reply(&keyward, DATABASE, &create([unique_email()])));
+    assert_eq!(entries(&cluster, DATABASE), after);
+}

@@ -80,7 +80,6 @@ fn is_on_id(index: Doc<'_>) -> Result<bool, Malformed> {
 
 /// The index with `unique` where the server puts it: behind the name.
 fn with_unique(index: Doc<'_>) -> Result<Vec<u8>, Malformed> {
-    // Where the server has it.
     let is_before = |field: &Element<'_>| matches!(field.name, b"v" | b"key" | b"name" | b"background");
     let mut shown = Builder::new();
     shown.elements_where(index, is_before)?.boolean("unique", true);

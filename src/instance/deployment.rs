@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, WaitingConstraint};
 use crate::proxy_collection::{StoreError, answered};
 use crate::readiness::{Obstacle, Readiness};
-use crate::server::{certain, code, driver};
+use crate::server::{code, definite, driver};
 use crate::session::Service;
 use crate::upstream::{SetupError, Upstream, reports_retries};
 
@@ -301,7 +301,7 @@ fn may_pass(error: &StoreError) -> bool {
     };
     match &*error.kind {
         ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
-        ErrorKind::Command(refused) => certain::may_pass(refused.code),
+        ErrorKind::Command(refused) => definite::may_pass(refused.code),
         _ => error.contains_label(RETRYABLE_WRITE_ERROR),
     }
 }

@@ -15,7 +15,7 @@ use crate::command::batch::{BatchCommand, must_be_stated};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
 use crate::wire::{Draft, OutSequence};

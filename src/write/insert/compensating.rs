@@ -7,7 +7,7 @@ use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::{Draft, OutSequence};
 use crate::write::forward::ForwardError;

@@ -274,10 +274,7 @@ impl<'a> Insert<'a> {
                 self.release_moved_keys(pending, &body).await
             }
             Err(error) => {
-                ready.for_each(|candidate| {
-                    candidate.step(&Event::InDoubt);
-                    self.op.note_in_doubt(candidate);
-                });
+                ready.for_each(|candidate| self.op.note_in_doubt(candidate));
                 Err(error)
             }
         }
@@ -301,20 +298,17 @@ impl<'a> Insert<'a> {
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
-            let (event, error) = match outcome {
-                Some(Outcome::Applied) => (Event::Applied, None),
-                Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
-                Some(Outcome::InDoubt(error)) => (Event::InDoubt, error),
-                Some(Outcome::Superseded) => (Event::Superseded, None),
-                None => continue,
-            };
-            candidate.step(&event);
-            match event {
-                Event::InDoubt => self.op.note_in_doubt(candidate),
-                Event::Superseded => candidate.since = None,
-                _ => {}
+            match &outcome {
+                Some(Outcome::Applied) => candidate.step(&Event::Applied),
+                Some(Outcome::NotApplied(_)) => candidate.step(&Event::NotApplied),
+                Some(Outcome::InDoubt(_)) => self.op.note_in_doubt(candidate),
+                Some(Outcome::Superseded) => {
+                    candidate.step(&Event::Superseded);
+                    candidate.since = None;
+                }
+                None => {}
             }
-            if let Some(error) = error {
+            if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
                 self.error(candidate.position, error);
             }
         }

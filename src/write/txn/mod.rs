@@ -17,7 +17,7 @@ use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::certain::{of_another_primary, refused_before_execution};
+use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
 use crate::server::reply;
 use crate::upstream::{self, Connection};

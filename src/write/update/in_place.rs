@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentAsRead, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
+use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
@@ -185,7 +185,7 @@ async fn write(
     };
     let sent = as_upsert(run, sent)
         .await
-        .inspect_err(|_| note_in_doubt(run, candidate))?;
+        .inspect_err(|_| run.op.note_in_doubt(candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
@@ -198,7 +198,7 @@ async fn write(
             return Ok(InPlaceOutcome::Missed(seen.document.clone()));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
+        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
     }
     Ok(InPlaceOutcome::Ran(sent.into()))
 }

@@ -251,7 +251,7 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn pass_through_clients_transaction(
+    pub async fn forward_in_clients_transaction(
         &mut self,
         transaction: &mut Transaction,
     ) -> Result<StatementResult, ForwardError> {

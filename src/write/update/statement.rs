@@ -14,6 +14,6 @@ pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<
     match way {
         Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
         Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
-        Way::InTransaction | Way::PassThrough => run.run_in_own_transaction().await,
+        Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
     }
 }

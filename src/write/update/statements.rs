@@ -59,14 +59,11 @@ pub async fn modify<'a>(
 impl<'a> Modify<'_, 'a> {
     /// Runs the statements outside any client transaction.
     async fn by_themselves(&mut self) -> Result<(), ForwardError> {
-        let passes_through = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
+        let is_forwarded = |plan: &&StatementPlan<'_>| matches!(plan.way, Way::Forward);
         let plans = self.plans;
         let mut next = 0;
         while next < plans.len() && !self.is_over() {
-            let forwarded = self.plans[next..]
-                .iter()
-                .take_while(|plan| passes_through(plan))
-                .count();
+            let forwarded = plans[next..].iter().take_while(is_forwarded).count();
             if forwarded > 0 {
                 self.forward(next..next + forwarded).await?;
                 next += forwarded;
@@ -91,7 +88,7 @@ impl<'a> Modify<'_, 'a> {
             while self.failed.is_none() && !self.reply.has_errors() {
                 let mut run = self.run(index);
                 let result = match plan.way {
-                    Way::PassThrough => run.pass_through_clients_transaction(&mut transaction).await?,
+                    Way::Forward => run.forward_in_clients_transaction(&mut transaction).await?,
                     Way::InPlace(_) | Way::Upsert(_) | Way::InTransaction => {
                         run.run_in_clients_transaction(&mut transaction).await?
                     }

@@ -9,7 +9,7 @@
 
 use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
+use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
@@ -79,7 +79,7 @@ async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) ->
             return Ok(Inserted::Refused);
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
+        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
     }
     Ok(Inserted::Ended(InPlaceOutcome::Ran(sent.into())))
 }

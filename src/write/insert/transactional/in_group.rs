@@ -42,7 +42,7 @@ impl Transactional {
                 }
                 let together = self.try_together(op, load, &members, reservations);
                 let done = lead.during(reply_within(TIME_MAX, together)).await;
-                let done = done.inspect_err(|_| lead.note_in_doubt())?;
+                let done = done.inspect_err(|_| lead.note_lost())?;
                 lead.note(&done, 1 + members.len());
                 others.resolve(&done);
                 done

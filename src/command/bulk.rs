@@ -247,10 +247,8 @@ fn delete(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
 }
 
 fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, WriteRefusal> {
-    let document = field.as_document_or_array().map_err(malformed)?;
-    document
-        .filter(|_| field.kind == ElementType::EmbeddedDocument)
-        .ok_or(WriteRefusal::Bulk(BulkFault::WrongType(path)))
+    let document = field.as_document().map_err(malformed)?;
+    document.ok_or(WriteRefusal::WrongType(path))
 }
 
 fn unknown(of: &str, name: &[u8]) -> WriteRefusal {

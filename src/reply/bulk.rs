@@ -248,9 +248,7 @@ impl BulkReply {
             .int32("nUpserted", self.upserted)
             .int32("nDeleted", self.deleted);
         if !self.passed_on.is_empty() {
-            for element in Doc::new(&self.passed_on)?.elements() {
-                reply.element(&element?);
-            }
+            reply.elements(Doc::new(&self.passed_on)?)?;
         }
         if !self.retried.is_empty() {
             reply.int32s("retriedStmtIds", self.retried.iter().copied());

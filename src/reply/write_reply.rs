@@ -185,9 +185,7 @@ impl WriteReply {
             for (position, (index, id)) in self.upserted.iter().enumerate() {
                 reply.open(ElementType::EmbeddedDocument, position.to_string().as_bytes());
                 reply.int32("index", i32::try_from(*index).unwrap_or(i32::MAX));
-                for element in Doc::new(id)?.elements() {
-                    reply.element(&element?);
-                }
+                reply.elements(Doc::new(id)?)?;
                 reply.close();
             }
             reply.close();
@@ -208,9 +206,7 @@ impl WriteReply {
 
     fn append_rest(&self, mut reply: Builder) -> Result<Vec<u8>, Malformed> {
         if !self.passed_on.is_empty() {
-            for element in Doc::new(&self.passed_on)?.elements() {
-                reply.element(&element?);
-            }
+            reply.elements(Doc::new(&self.passed_on)?)?;
         }
         self.append_errors(&mut reply)?;
         if let Some(error) = &self.write_concern_error {

@@ -134,8 +134,7 @@ impl ReadKind {
                 stage.flatten().map(|stage| stage.get("$match")).transpose()?.flatten()
             }
         };
-        let query = query.filter(|query| query.kind == ElementType::EmbeddedDocument);
-        query.map(|query| Doc::new(query.value)).transpose()
+        Ok(query.map(|query| query.as_document()).transpose()?.flatten())
     }
 }
 
@@ -320,13 +319,8 @@ fn is_plain_cursor(field: &Element<'_>) -> Result<bool, Malformed> {
 
 /// Whether the field is a document all of whose parts pass.
 fn all_of(field: &Element<'_>, passes: impl Fn(&Element<'_>) -> bool) -> Result<bool, Malformed> {
-    if field.kind != ElementType::EmbeddedDocument {
-        return Ok(false);
+    match field.as_document()? {
+        Some(document) => document.all(|part| Ok(passes(part))),
+        None => Ok(false),
     }
-    for part in Doc::new(field.value)?.elements() {
-        if !passes(&part?) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

@@ -17,8 +17,8 @@ use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
+use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::reply;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
@@ -292,12 +292,12 @@ impl Transaction {
         mut command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
-        append_all(&mut command, &self.fields)?;
+        command.elements(Doc::new(&self.fields)?)?;
         if let Some(session) = self.session {
             upstream.note_open_transaction(session);
         }
         if let Some(opening) = self.opening.take() {
-            append_all(&mut command, &opening)?;
+            command.elements(Doc::new(&opening)?)?;
         }
         if let Some(time) = self.time.take() {
             time.append_cluster_to(&mut command);
@@ -439,11 +439,4 @@ fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
         Some(_) => session_of(body),
         None => Ok(None),
     }
-}
-
-fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
-    for element in Doc::new(document)?.elements() {
-        builder.element(&element?);
-    }
-    Ok(())
 }

@@ -61,11 +61,8 @@ pub struct Constraint {
     name: String,
     key_pattern: RawDocumentBuf,
     fields: Vec<KeyField>,
-    sparse: bool,
     filter: Option<Filter>,
     collation: Collation,
-    sharding: Sharding,
-    strategy: Option<Strategy>,
     definition: Document,
     spec: IndexSpec,
 }
@@ -134,11 +131,8 @@ impl Constraint {
             name,
             key_pattern,
             fields,
-            sparse: spec.sparse,
             filter,
             collation,
-            sharding: spec.sharding,
-            strategy: spec.strategy,
             definition,
             spec,
         };
@@ -178,19 +172,18 @@ impl Constraint {
 
     /// How the proxy collection is spread.
     pub fn sharding(&self) -> Sharding {
-        self.sharding
+        self.spec.sharding
     }
 
     /// How a write is made consistent with its reservations, if the operator chose.
     pub fn strategy(&self) -> Option<Strategy> {
-        self.strategy
+        self.spec.strategy
     }
 
     /// The same constraint with `strategy: strict`.
     pub fn strict(&self) -> Constraint {
         let mut strict = self.clone();
-        strict.strategy = Some(Strategy::Transaction);
-        strict.spec.strategy = strict.strategy;
+        strict.spec.strategy = Some(Strategy::Transaction);
         strict
     }
 
@@ -234,7 +227,7 @@ impl Constraint {
         }
         let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
-        extract::extract(paths, self.sparse, document, &mut |values| {
+        extract::extract(paths, self.spec.sparse, document, &mut |values| {
             let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
             if drafts.len() >= FEW {
                 draft.shrink();
@@ -435,16 +428,12 @@ pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
 /// # Errors
 /// [`Malformed`] if `document` is.
 pub fn fills_in<'p>(document: Doc<'_>, paths: impl Iterator<Item = &'p str> + Clone) -> Result<bool, Malformed> {
-    for element in document.elements() {
-        let element = element?;
+    document.any(|element| {
         let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
         // A path with a dot leads into a document, never to a field with a dot in its name.
         let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
-        if is_zero && may_decide && paths.clone().any(|path| path.as_bytes() == element.name) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        Ok(is_zero && may_decide && paths.clone().any(|path| path.as_bytes() == element.name))
+    })
 }
 
 fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {

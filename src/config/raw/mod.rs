@@ -15,7 +15,10 @@ use bson::Document;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_yaml::Value;
 
+use super::LogFormat;
 use super::problem::{FilePosition, PathStep, SettingPath};
+use crate::constraint::{OnViolation, Sharding, Strategy};
+use crate::tls::ClientCertificate;
 
 /// The top of the file.
 #[derive(Debug, Default, Deserialize)]
@@ -55,7 +58,7 @@ pub struct RawTls {
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub client_ca: Option<PathBuf>,
-    pub client_certificate: Option<RawClientCertificate>,
+    pub client_certificate: Option<ClientCertificate>,
 }
 
 /// `tls.mode`
@@ -67,28 +70,12 @@ pub enum RawTlsMode {
     Off,
 }
 
-/// `tls.client_certificate`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawClientCertificate {
-    Required,
-    Optional,
-}
-
 /// `log`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLog {
-    pub format: Option<RawLogFormat>,
+    pub format: Option<LogFormat>,
     pub level: Option<String>,
-}
-
-/// `log.format`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawLogFormat {
-    Text,
-    Json,
 }
 
 /// `traces`
@@ -130,37 +117,11 @@ pub struct RawConstraint {
     pub partial_filter_expression: Option<Document>,
     #[serde(default, deserialize_with = "document::deserialize")]
     pub collation: Option<Document>,
-    pub sharding: Option<RawSharding>,
-    pub strategy: Option<RawStrategy>,
+    pub sharding: Option<Sharding>,
+    pub strategy: Option<Strategy>,
     pub route: Option<bool>,
     #[serde(rename = "on_violation")]
-    pub on_violation: Option<RawOnViolation>,
-}
-
-/// `constraints[].sharding`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawSharding {
-    Hashed,
-    Ranged,
-}
-
-/// `constraints[].strategy`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawStrategy {
-    Compensating,
-    // The name of earlier versions is accepted, too.
-    #[serde(rename = "strict", alias = "transaction")]
-    Transaction,
-}
-
-/// `constraints[].on_violation`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RawOnViolation {
-    Stop,
-    LeaveOut,
+    pub on_violation: Option<OnViolation>,
 }
 
 /// Text that isn't a YAML document.
@@ -170,7 +131,8 @@ pub struct SyntaxError {
     pub reason: String,
 }
 
-/// Reads `text`; returns the settings that could be read, and the problems of the others.
+/// Reads `text`; returns the settings that could be read, and the problems of the others. If a setting has several problems, later ones
+/// may be consequences of the first.
 ///
 /// # Errors
 /// [`SyntaxError`] if `text` is not one YAML document without duplicate fields.
@@ -185,20 +147,15 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
                 let path = setting_path(error.path());
                 let set_aside = set_aside(&mut value, path.steps());
                 let reason = reason::in_words(&without_secrets(&error.into_inner().to_string()));
-                add_once(&mut problems, path, reason);
+                problems.push((path, reason));
                 if !set_aside {
                     break None;
                 }
             }
         }
     };
-    for path in empty {
-        add_once(
-            &mut problems,
-            path,
-            "has no value: give one, or leave the setting out".to_owned(),
-        );
-    }
+    let no_value = || "has no value: give one, or leave the setting out".to_owned();
+    problems.extend(empty.into_iter().map(|path| (path, no_value())));
     Ok((raw.unwrap_or_default(), problems))
 }
 
@@ -209,13 +166,6 @@ pub(super) fn without_secrets(reason: &str) -> String {
             format!("{}\"…\"{}", &reason[..first], &reason[last + 1..])
         }
         _ => reason.to_owned(),
-    }
-}
-
-/// Adds a problem, unless its setting already has one: a consequence of the first problem would only confuse.
-fn add_once(problems: &mut Vec<(SettingPath, String)>, path: SettingPath, reason: String) {
-    if !problems.iter().any(|(known, _)| *known == path) {
-        problems.push((path, reason));
     }
 }
 

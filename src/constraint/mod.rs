@@ -12,6 +12,7 @@ mod duplicate;
 mod extract;
 mod filter;
 mod key;
+mod name;
 mod number;
 mod rewrite;
 mod routing;
@@ -26,7 +27,7 @@ use self::canonical::Uncomparable;
 use self::collation::{Collation, SORT_KEYS};
 use self::filter::Filter;
 use self::key::KeyDraft;
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, OF_MONGODB};
 use crate::raw::{Doc, Malformed};
 
 pub use self::canonical::{compare, id_identity};
@@ -34,6 +35,7 @@ pub use self::collation::{Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
 pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
+pub use self::name::ConstraintName;
 pub(crate) use self::text::bytes_of_hex;
 
 pub use self::routing::{root_of, values_asked_for};
@@ -273,8 +275,7 @@ impl Constraint {
     /// Whether both are the same constraint, including the order of their fields; the strategy doesn't matter.
     pub fn is_equivalent(&self, other: &Constraint) -> bool {
         let definitions = (self.definition.to_vec(), other.definition.to_vec());
-        self.namespace == other.namespace
-            && self.name == other.name
+        self.has_name_of(other)
             && self.states_collation() == other.states_collation()
             && matches!(definitions, (Ok(one), Ok(other)) if one == other)
     }
@@ -438,7 +439,7 @@ pub fn fills_in<'p>(document: Doc<'_>, paths: impl Iterator<Item = &'p str> + Cl
 
 fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {
     namespace.check()?;
-    let reserved = matches!(namespace.database.as_str(), "admin" | "config" | "local")
+    let reserved = OF_MONGODB.contains(&namespace.database.as_str())
         || namespace.collection.starts_with("system.")
         || namespace.collection.starts_with(PROXY_PREFIX);
     match reserved {

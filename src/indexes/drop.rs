@@ -92,12 +92,7 @@ fn dropped(
         };
         match (is_dropped && !constraint.is_on_id(), constraint.client_entry()) {
             (true, Some(_)) => of_clients.push(constraint.clone()),
-            (true, None) => {
-                return Ok(Err(IndexRefusal::InFile {
-                    name: constraint.name().to_owned(),
-                    namespace: constraint.namespace().clone(),
-                }));
-            }
+            (true, None) => return Ok(Err(IndexRefusal::InFile(constraint.full_name()))),
             (false, _) => {}
         }
     }

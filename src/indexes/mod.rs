@@ -30,7 +30,7 @@ use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
-use crate::metrics::constraint_label;
+use crate::metrics::constraint_labels;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
@@ -89,10 +89,7 @@ impl Clients<'_> {
             }
             tokio::time::sleep(POLL).await;
         }
-        let names: Vec<String> = constraints
-            .iter()
-            .map(|constraint| constraint_label(constraint))
-            .collect();
+        let names = constraint_labels(constraints);
         tracing::warn!(
             ?names,
             "another Keyward still enforces constraints that were ended; it ends them once it reads the list"

@@ -60,8 +60,8 @@ impl FollowedList {
     }
 
     /// The list, for connections that change it.
-    pub(super) fn shared(&self) -> Option<Arc<SharedList>> {
-        self.shared.clone()
+    pub(super) fn shared(&self) -> Option<&Arc<SharedList>> {
+        self.shared.as_ref()
     }
 
     /// The list that is applied.
@@ -92,17 +92,6 @@ impl FollowedList {
     fn was_refused_lately(&self, list: &ClientConstraints) -> bool {
         self.refused
             .is_some_and(|(version, at)| version == list.version && at.elapsed() < AFTER_REFUSAL)
-    }
-
-    /// Whether the list that is applied is the newest.
-    ///
-    /// # Errors
-    /// [`StoreError`] if that can't be known.
-    pub(super) async fn is_current(&self) -> Result<bool, StoreError> {
-        match &self.shared {
-            Some(shared) => shared.is_current().await,
-            None => Ok(true),
-        }
     }
 
     /// Notes that this Keyward is about to apply the list of this version.

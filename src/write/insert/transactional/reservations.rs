@@ -9,6 +9,7 @@ use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::timestamp_of;
+use crate::reservation::Token;
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::append_read_concern;
 use crate::write::txn::pipeline::PipelinedCommand;
@@ -24,8 +25,8 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let keys = chunk.iter().map(|(_, key)| *key);
-        let tokens = chunk.iter().map(|(candidate, _)| candidate.attempt.token());
-        let mut command = find_reservations(&collection.collection, keys, Some(tokens));
+        let tokens: Vec<Token> = chunk.iter().map(|(candidate, _)| candidate.attempt.token()).collect();
+        let mut command = find_reservations(&collection.collection, keys, &tokens);
         command
             .open(ElementType::EmbeddedDocument, b"projection")
             .int32("_id", 0)

@@ -60,8 +60,8 @@ impl FollowedList {
     }
 
     /// The list, for connections that change it.
-    pub(super) fn shared(&self) -> Option<&Arc<SharedList>> {
-        self.shared.as_ref()
+    pub(super) fn shared(&self) -> Option<Arc<SharedList>> {
+        self.shared.clone()
     }
 
     /// The list that is applied.

@@ -241,7 +241,7 @@ pub(super) async fn prepared(
                 .declare_if(
                     reserving.namespaces_of_file(),
                     &identities,
-                    is_current(clients.shared()),
+                    is_current(clients.shared().as_ref()),
                 )
                 .await?;
             reserving.check_unchanged(client, |_| true).await?;

@@ -150,9 +150,7 @@ impl Instance {
         let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
         let writes = writes.requiring_login(upstream.has_credential());
         let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
-        let service = service
-            .registered(membership.clone())
-            .following(clients.shared().cloned());
+        let service = service.registered(membership.clone()).following(clients.shared());
         let service = Arc::new(service.shown_on(board));
         fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);

@@ -250,6 +250,15 @@ pub fn decimal_coefficient(bits: u128) -> Option<u128> {
     }
 }
 
+/// The finite `double`, which isn't negative, is the first of these times two to the power of the second.
+pub fn mantissa_and_exponent(double: f64) -> (u64, i32) {
+    let bits = double.to_bits();
+    match (bits >> 52) as i32 {
+        0 => (bits, -1074),
+        biased => (bits & ((1 << 52) - 1) | 1 << 52, biased - 1075),
+    }
+}
+
 /// The int32 length field for `size` bytes. A size of 2 GiB is a bug: messages end at 48 MB.
 pub fn length_field(size: usize) -> [u8; 4] {
     i32::try_from(size)

@@ -8,6 +8,7 @@ use bson::spec::ElementType;
 
 use super::{AskedFor, pinned};
 use crate::catalog::Protected;
+use crate::classify::Target;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::wire::OpMsg;
@@ -53,15 +54,6 @@ enum ReadKind {
     Aggregate,
 }
 
-/// The collection that a command reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReadTarget<'a> {
-    /// The database.
-    pub database: &'a [u8],
-    /// The collection.
-    pub collection: &'a [u8],
-}
-
 /// A command that reads the document of one key.
 #[derive(Debug)]
 pub struct ReadByKey<'m> {
@@ -76,17 +68,15 @@ pub struct ReadByKey<'m> {
     query: Doc<'m>,
 }
 
-impl<'m> ReadTarget<'m> {
-    /// The collection that a command with this first field reads, if it may be routed.
-    pub fn of(database: &'m [u8], first: &Element<'m>) -> Option<ReadTarget<'m>> {
-        let named = match first.name {
-            b"explain" => first.as_document_or_array().ok()??.elements().next()?.ok()?,
-            _ => *first,
-        };
-        ReadKind::of(named.name)?;
-        let collection = named.as_string_bytes().filter(|_| named.kind == ElementType::String)?;
-        Some(ReadTarget { database, collection })
-    }
+/// The collection that a command with this first field reads, if it may be routed.
+pub fn read_target<'m>(database: &'m [u8], first: &Element<'m>) -> Option<Target<'m>> {
+    let named = match first.name {
+        b"explain" => first.as_document_or_array().ok()??.elements().next()?.ok()?,
+        _ => *first,
+    };
+    ReadKind::of(named.name)?;
+    let collection = named.as_string_bytes().filter(|_| named.kind == ElementType::String)?;
+    Some(Target { database, collection })
 }
 
 impl ReadKind {

@@ -2,8 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::context::Context;
-use super::context::TIME_MAX;
+use super::context::{Context, TIME_MAX};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};

@@ -17,12 +17,11 @@ use std::ops::Range;
 use tokio::time::Instant;
 
 use super::back_off::BackOff;
-use super::forward::ForwardError;
+use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
-use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
-use crate::constraint::KeyError;
+use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
@@ -331,7 +330,10 @@ impl<'a> Insert<'a> {
                     let error = match is_same_document {
                         true => {
                             proxy.metrics.duplicates.inc();
-                            WriteError::duplicate_id(&self.op.protected.namespace, &candidate.owner.id)
+                            WriteError::duplicate(&DuplicateKey::of_id(
+                                &self.op.protected.namespace,
+                                &candidate.owner.id,
+                            ))
                         }
                         false => WriteError::duplicate(&proxy.refuse(key).await),
                     };

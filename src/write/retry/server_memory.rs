@@ -19,9 +19,8 @@ use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
 use crate::server::reply::{self, retried_statements};
-use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
+use crate::write::forward::{self, Acknowledged, ForwardError, Outcome, UnappliedReason};
 use crate::write::operation::WriteOp;
-use crate::write::outcome::Outcome;
 use crate::write::update::result::StatementResult;
 use crate::write::update::statement_run::StatementRun;
 

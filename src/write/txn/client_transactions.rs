@@ -270,8 +270,8 @@ pub async fn commit_unseen(
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
-    Ok(match reply::code(Doc::new(&answer)?)? {
-        Some(code) if !NOT_OPEN.contains(&code) => Some(in_doubt_reply(answer)),
+    let code = reply::code(Doc::new(&answer)?)?.filter(|code| NOT_OPEN.contains(code));
+    Ok(match code {
         None => Some(in_doubt_reply(answer)),
         Some(code) if DECIDED.contains(&code) => None,
         Some(_) if is_on_one_replica_set => {

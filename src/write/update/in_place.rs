@@ -37,8 +37,8 @@ use crate::reservation::Event;
 use crate::server::reply::{documents_affected, is_from_memory};
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, Sent, UnappliedReason};
-use crate::write::outcome::Outcome;
+use crate::write::forward::{ForwardError, Outcome, Sent, UnappliedReason};
+use crate::write::plan::Way;
 use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
@@ -51,12 +51,21 @@ const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 /// expression: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
-/// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
-/// `new_document`, of which these are the fields that keys are made of.
+/// Carries out the statement in its planned way, outside any client's transaction.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn run_in_place(
+pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<StatementResult, ForwardError> {
+    match way {
+        Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
+        Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
+        Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
+    }
+}
+
+/// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
+/// `new_document`, of which these are the fields that keys are made of.
+async fn run_in_place(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
@@ -131,10 +140,7 @@ async fn try_once(
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
-        ReserveOutcome::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
-            run.op.unsure(candidate.keys[key].constraint),
-        ))),
-        ReserveOutcome::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
+        ReserveOutcome::Refused(refusal) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(refusal))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried

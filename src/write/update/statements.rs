@@ -5,15 +5,13 @@
 
 use std::ops::Range;
 
-use super::evaluation::Places;
+use super::in_place::carry_out;
 use super::result::StatementResult;
-use super::statement::carry_out;
 use super::statement_run::StatementRun;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteReply};
-use crate::write::forward;
-use crate::write::forward::ForwardError;
+use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::txn::Transaction;
@@ -102,14 +100,7 @@ impl<'a> Modify<'_, 'a> {
     }
 
     fn run(&mut self, index: usize) -> StatementRun<'_, 'a> {
-        StatementRun {
-            index,
-            statement: self.plans[index].statement,
-            retry_id: self.op.command.retry_id(index),
-            places: Places::Believed,
-            upserts: 0,
-            op: &mut *self.op,
-        }
+        StatementRun::new(&mut *self.op, index, self.plans[index].statement)
     }
 
     /// Notes the result of the statement at `index`; returns whether to run it again.

@@ -10,8 +10,7 @@ use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::ForwardError;
-use crate::write::forward::reply_within;
+use crate::write::forward::{ForwardError, reply_within};
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 

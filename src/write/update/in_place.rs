@@ -1,5 +1,5 @@
 //! Carries out a statement about one document without a transaction: its new keys can be read from it
-//! ([`crate::command::key_update`]).
+//! ([`crate::command::key_update`]). Statements that are planned to run in a transaction go on to [`super::in_transaction`].
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.
@@ -59,6 +59,7 @@ pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<
     match way {
         Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
         Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
+        // A statement that is to be forwarded is, before it comes here.
         Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
     }
 }

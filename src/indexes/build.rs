@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::create::{WantedConstraints, is_same_index};
 use super::refusal::IndexRefusal;
-use super::{Clients, POLL};
+use super::{IndexContext, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
@@ -28,17 +28,17 @@ pub(super) struct FailedBuild {
 
 /// Has the constraints built, and waits until they hold.
 pub(super) async fn build(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let builds = publish(clients, wanted, deadline)
+    let builds = publish(context, wanted, deadline)
         .await
         .map_err(|refusal| FailedBuild {
             reply: refusal.error().body(),
             is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
         })?;
-    let Err(reply) = await_built(clients, wanted, &builds, deadline).await else {
+    let Err(reply) = await_built(context, wanted, &builds, deadline).await else {
         return Ok(());
     };
     let own: Vec<ObjectId> = builds
@@ -47,7 +47,7 @@ pub(super) async fn build(
         .map(|build| build.id)
         .collect();
     let (mut is_built, mut is_withdrawn) = (false, false);
-    let withdrawn = clients.list.change(|list| {
+    let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
         // Of a constraint of the file, the list says nothing.
         is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
@@ -63,7 +63,7 @@ pub(super) async fn build(
         Ok(_) => {
             let of_own = wanted.entries.iter().filter(|entry| own.contains(&entry.id));
             let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
-            if is_withdrawn && let Err(error) = clients.await_ended(&constraints).await {
+            if is_withdrawn && let Err(error) = context.await_ended(&constraints).await {
                 tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
             }
             Err(FailedBuild { reply, is_withdrawn })
@@ -88,13 +88,13 @@ struct AwaitedBuild {
 
 /// Adds the constraints to the list, except those that it has.
 async fn publish(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
-    end_outdated(clients, wanted).await?;
+    end_outdated(context, wanted).await?;
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
-        replace_ended_definition(clients, entry, effective, deadline).await?;
+        replace_ended_definition(context, entry, effective, deadline).await?;
     }
     let mut builds = Vec::new();
     let mut conflict = None;
@@ -119,26 +119,26 @@ async fn publish(
         }
         (list.constraints.len() > before).then_some(())
     };
-    clients.list.change(add).await?;
+    context.list.change(add).await?;
     conflict.map_or(Ok(builds), Err)
 }
 
 /// Ends the constraints of former collections of this name: they were dropped past Keyward, or it was killed after it had dropped them.
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
-async fn end_outdated(clients: &Clients<'_>, wanted: &WantedConstraints) -> Result<(), IndexRefusal> {
+async fn end_outdated(context: &IndexContext<'_>, wanted: &WantedConstraints) -> Result<(), IndexRefusal> {
     let Some(entry) = wanted.entries.first() else {
         return Ok(());
     };
     let namespace = entry.constraint.namespace();
-    let list = clients.list.store.read().await?;
-    let present = Existing::read(clients.service.upstream.client(), namespace).await?;
+    let list = context.list.store.read().await?;
+    let present = Existing::read(context.service.upstream.client(), namespace).await?;
     if present.uuid != entry.collection_uuid {
         return Err(IndexRefusal::dropped(&entry.constraint));
     }
     let outdated = list.outdated(namespace, present.uuid.as_ref());
     if !outdated.is_empty() {
-        clients.list.remove(&outdated).await?;
+        context.list.remove(&outdated).await?;
     }
     Ok(())
 }
@@ -160,16 +160,16 @@ pub(super) fn same_in<'l>(
 /// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
 /// one any more.
 async fn replace_ended_definition(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     entry: &ClientConstraint,
     effective: &Constraint,
     deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
-    let client = clients.service.upstream.client();
+    let client = context.service.upstream.client();
     loop {
         // Anew each time: another client may make the former one again.
-        let list = clients.list.store.read().await?;
+        let list = context.list.store.read().await?;
         if same_in(&list, entry)?.is_some() {
             return Ok(());
         }
@@ -220,7 +220,7 @@ impl ClientsWait {
 
 /// Waits until the constraints hold.
 async fn await_built(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
     builds: &[AwaitedBuild],
     deadline: Option<Instant>,
@@ -230,11 +230,11 @@ async fn await_built(
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
     let reply = |refusal: IndexRefusal| refusal.error().body();
     loop {
-        let list = clients.list.store.read().await;
+        let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
-        let are_built = are_built(clients, &wanted.entries, builds, &list)?;
+        let are_built = are_built(context, &wanted.entries, builds, &list)?;
         if are_built
-            && are_enforced(clients, &wanted.of_file)
+            && are_enforced(context, &wanted.of_file)
                 .await
                 .map_err(|error| reply(error.into()))?
         {
@@ -246,15 +246,15 @@ async fn await_built(
 }
 
 /// Whether the constraints of the configuration file hold on every Keyward.
-async fn are_enforced(clients: &Clients<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
-    let standings = prepare::standings(clients.service.upstream.client(), of_file).await?;
+async fn are_enforced(context: &IndexContext<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
+    let standings = prepare::standings(context.service.upstream.client(), of_file).await?;
     let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
     Ok(standings.iter().all(is_enforced))
 }
 
 /// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
 fn are_built(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &[ClientConstraint],
     builds: &[AwaitedBuild],
     list: &ClientConstraints,
@@ -263,7 +263,7 @@ fn are_built(
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
         match list.entry(build.id) {
-            Some(entry) => are_all &= entry.state == BuildState::Built && clients.enforces(constraint),
+            Some(entry) => are_all &= entry.state == BuildState::Built && context.enforces(constraint),
             None => {
                 let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
                 return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));

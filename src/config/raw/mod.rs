@@ -131,8 +131,7 @@ pub struct SyntaxError {
     pub reason: String,
 }
 
-/// Reads `text`; returns the settings that could be read, and the problems of the others. If a setting has several problems, later ones
-/// may be consequences of the first.
+/// Reads `text`; returns the settings that could be read, and the problems of the others.
 ///
 /// # Errors
 /// [`SyntaxError`] if `text` is not one YAML document without duplicate fields.
@@ -147,15 +146,20 @@ pub fn read(text: &str) -> Result<(RawConfig, Vec<(SettingPath, String)>), Synta
                 let path = setting_path(error.path());
                 let set_aside = set_aside(&mut value, path.steps());
                 let reason = reason::in_words(&without_secrets(&error.into_inner().to_string()));
-                problems.push((path, reason));
+                add_once(&mut problems, path, reason);
                 if !set_aside {
                     break None;
                 }
             }
         }
     };
-    let no_value = || "has no value: give one, or leave the setting out".to_owned();
-    problems.extend(empty.into_iter().map(|path| (path, no_value())));
+    for path in empty {
+        add_once(
+            &mut problems,
+            path,
+            "has no value: give one, or leave the setting out".to_owned(),
+        );
+    }
     Ok((raw.unwrap_or_default(), problems))
 }
 
@@ -166,6 +170,13 @@ pub(super) fn without_secrets(reason: &str) -> String {
             format!("{}\"…\"{}", &reason[..first], &reason[last + 1..])
         }
         _ => reason.to_owned(),
+    }
+}
+
+/// Adds a problem, unless its setting already has one: a consequence of the first problem would only confuse.
+fn add_once(problems: &mut Vec<(SettingPath, String)>, path: SettingPath, reason: String) {
+    if !problems.iter().any(|(known, _)| *known == path) {
+        problems.push((path, reason));
     }
 }
 

@@ -211,7 +211,7 @@ impl Protection for Catalog {
         self.protects(database, collection)
     }
 
-    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String> {
+    fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
         let protected = self.protected(database, collection)?;
         let first = protected.constraints.first()?.constraint.name();
         (protected.strategy() == Strategy::Transaction).then(|| first.to_owned())

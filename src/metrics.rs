@@ -326,6 +326,12 @@ pub fn constraint_label(constraint: &Constraint) -> String {
     format!("{}.{}", constraint.namespace(), constraint.name())
 }
 
+/// The names of constraints in metrics and in `/readyz`.
+pub fn constraint_labels<'c>(constraints: impl IntoIterator<Item = &'c Arc<Constraint>>) -> Vec<String> {
+    let constraints = constraints.into_iter();
+    constraints.map(|constraint| constraint_label(constraint)).collect()
+}
+
 /// Makes metrics and registers them. Names and labels are constants of this file, so a failure is a bug.
 #[derive(Default)]
 struct Maker {

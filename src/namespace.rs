@@ -5,6 +5,9 @@
 
 use std::fmt;
 
+/// MongoDB's own databases, which can't have constraints.
+pub const OF_MONGODB: [&str; 3] = ["admin", "config", "local"];
+
 /// A collection and its database. The parts are unchanged from the client's text; [`Namespace::check`] checks whether
 /// the server accepts them as names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -13,12 +13,12 @@ use std::time::Duration;
 use tokio::time::{sleep_until, timeout};
 
 use crate::catalog::Catalog;
+use crate::client_constraints::is_current;
 use crate::config::{Config, Problems};
 use crate::constraint::Constraint;
 use crate::fleet::{self, Membership};
-use crate::metrics::constraint_label;
+use crate::metrics::{constraint_label, constraint_labels};
 use crate::prepare::{self, IfClaimed, PrepareError, ReservingConstraints, WaitingConstraint};
-use crate::proxy_collection::StoreError;
 use crate::readiness::Readiness;
 use crate::session::Service;
 use crate::tls;
@@ -92,9 +92,9 @@ pub async fn apply(
         acceptor.replace(certificates);
     }
     let changes = Changes {
-        added: names(&added),
-        waiting: waiting.iter().map(|one| constraint_label(&one.constraint)).collect(),
-        removed: names(&removed),
+        added: constraint_labels(&added),
+        waiting: constraint_labels(waiting.iter().map(|one| &one.constraint)),
+        removed: constraint_labels(&removed),
         needs_restart: needing_restart(current, &wanted),
     };
     let format = current.log.format;
@@ -136,7 +136,7 @@ pub async fn replace_constraints(
     let applied = apply_constraints(service, membership, current, &wanted).await?;
     let Applied { added, removed, .. } = applied.shown(service, readiness);
     current.constraints = wanted;
-    Ok((names(&added), names(&removed)))
+    Ok((constraint_labels(&added), constraint_labels(&removed)))
 }
 
 /// The settings that differ and can't be changed while Keyward runs. For `tls`, only its presence counts.
@@ -202,7 +202,7 @@ async fn apply_constraints(
 ) -> Result<Applied, ReloadError> {
     let added = without(wanted, &current.constraints, Constraint::is_equivalent);
     // If a constraint has another definition under the same name, the definition stored in the cluster refuses it.
-    let removed = without(&current.constraints, wanted, is_named);
+    let removed = without(&current.constraints, wanted, Constraint::has_name_of);
     if added.is_empty() && are_unchanged(&current.constraints, wanted) {
         return Ok(Applied {
             added,
@@ -223,7 +223,7 @@ async fn apply_constraints(
             return Err(error);
         }
     };
-    let is_gone = |constraint: &Constraint| removed.iter().any(|gone| is_named(gone, constraint));
+    let is_gone = |constraint: &Constraint| removed.iter().any(|gone| gone.has_name_of(constraint));
     drop(
         service
             .writes
@@ -254,7 +254,7 @@ async fn made(
             return Err(error);
         };
         let before = removed.len();
-        removed.retain(|one| one.namespace() != namespace || one.name() != name);
+        removed.retain(|one| !one.is_named(namespace, name));
         if removed.len() == before {
             return Err(error);
         }
@@ -271,8 +271,8 @@ async fn take_back(
     before: Arc<Catalog>,
 ) {
     // A constraint that `current` has under another definition continues to reserve under that one.
-    let new = without(added, &current.constraints, is_named);
-    let is_new = |constraint: &Constraint| new.iter().any(|one| is_named(one, constraint));
+    let new = without(added, &current.constraints, Constraint::has_name_of);
+    let is_new = |constraint: &Constraint| new.iter().any(|one| one.has_name_of(constraint));
     let taken_back = async {
         membership
             .give_up(&reserving.identities(is_new))
@@ -326,14 +326,14 @@ async fn enforce(
         if let Some(end) = service.writes.in_doubt_end() {
             sleep_until(end).await;
         }
-        let is_new = |constraint: &Constraint| added.iter().any(|one| is_named(one, constraint));
+        let is_new = |constraint: &Constraint| added.iter().any(|one| one.has_name_of(constraint));
         // Only now do all writes of this Keyward reserve for the new constraints.
         // If clients have made constraints meanwhile, the first write to each collection waits for them.
         let declared = membership
             .declare_if(
                 reserving.namespaces_of_file(),
                 &reserving.identities(is_new),
-                is_list_current(service),
+                is_current(service.client_list.as_ref()),
             )
             .await;
         declared.map_err(PrepareError::from)?;
@@ -352,28 +352,24 @@ async fn enforce(
             )
             .await?;
     }
-    let is_removed = |constraint: &Constraint| removed.iter().any(|one| is_named(one, constraint));
+    let is_removed = |constraint: &Constraint| removed.iter().any(|one| one.has_name_of(constraint));
     // The register comes first. A Keyward that reads it from now on doesn't call the removed constraints enforced. A
     // Keyward that read it before finds them suspended.
     let given_up = membership.give_up(&reserving.identities(is_removed)).await;
     given_up.map_err(PrepareError::from)?;
     // A client may have made one of them again, and its builder may have read the register before. Whoever makes it later has its builder
     // read the register after this.
-    if !removed.is_empty() && !is_list_current(service).await.map_err(PrepareError::from)? {
+    if !removed.is_empty()
+        && !is_current(service.client_list.as_ref())
+            .await
+            .map_err(PrepareError::from)?
+    {
         return Err(ReloadError::ListChanged);
     }
     for constraint in removed {
         prepare::end(client, constraint).await?;
     }
     Ok(waiting)
-}
-
-/// Whether the list of clients' constraints still is the one that this Keyward applies.
-async fn is_list_current(service: &Service) -> Result<bool, StoreError> {
-    match &service.client_list {
-        Some(list) => list.is_current().await,
-        None => Ok(true),
-    }
 }
 
 /// Notes in the cluster that documents may exist for which none of these constraints has a reservation.
@@ -384,10 +380,6 @@ async fn suspend(service: &Service, constraints: &[Arc<Constraint>]) -> Result<(
     Ok(())
 }
 
-fn is_named(one: &Constraint, other: &Constraint) -> bool {
-    one.namespace() == other.namespace() && one.name() == other.name()
-}
-
 /// Whether `wanted` states for each constraint what `current` states, in the same order. Options that are no part of the definition
 /// count, too: Keyward replaces the catalog for them. The order of a document's fields doesn't count here; [`Constraint::is_equivalent`] compares it
 /// where it matters.
@@ -396,13 +388,6 @@ fn are_unchanged(current: &[Arc<Constraint>], wanted: &[Arc<Constraint>]) -> boo
         one.namespace() == other.namespace() && one.spec() == other.spec()
     };
     current.len() == wanted.len() && current.iter().zip(wanted).all(is_unchanged)
-}
-
-fn names(constraints: &[Arc<Constraint>]) -> Vec<String> {
-    constraints
-        .iter()
-        .map(|constraint| constraint_label(constraint))
-        .collect()
 }
 
 #[cfg(test)]

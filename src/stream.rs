@@ -82,7 +82,7 @@ impl Incoming {
     fn new(from: Reader) -> Self {
         Incoming {
             from,
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             share: Share::unlimited(),
         }
     }

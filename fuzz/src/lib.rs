@@ -30,7 +30,7 @@ pub fn framing(data: &[u8]) {
 
 /// The lengths of the messages that arrive in pieces of `step` bytes, and whether what follows them is refused.
 fn messages(stream: &[u8], step: usize) -> (Vec<usize>, bool) {
-    let mut inbox = Inbox::new();
+    let mut inbox = Inbox::default();
     let mut lengths = Vec::new();
     for piece in stream.chunks(step) {
         inbox.space(piece.len()).put_slice(piece);
@@ -121,7 +121,7 @@ impl Protection for Guarded {
         self.protects(database, collection)
     }
 
-    fn strict(&self, _database: &[u8], _collection: &[u8]) -> Option<String> {
+    fn strict_constraint(&self, _database: &[u8], _collection: &[u8]) -> Option<String> {
         None
     }
 

@@ -8,6 +8,7 @@ use bson::spec::ElementType;
 use super::RightsError;
 use super::needs::{Actions, Need};
 use crate::classify::Write;
+use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
 use crate::upstream::{Connection, Reply};
@@ -84,12 +85,9 @@ async fn request(
 /// The body without what could have an effect, and without `fields`.
 fn without(body: Doc<'_>, fields: &[&[u8]]) -> Result<Builder, Malformed> {
     let mut rest = Builder::new();
-    for element in body.elements() {
-        let element = element?;
-        if !LEFT_OUT.contains(&element.name) && !fields.contains(&element.name) {
-            rest.element(&element);
-        }
-    }
+    rest.elements_where(body, |element| {
+        !LEFT_OUT.contains(&element.name) && !fields.contains(&element.name)
+    })?;
     Ok(rest)
 }
 
@@ -163,18 +161,9 @@ fn of_bulk<'n>(body: Doc<'_>, missing: &Need<'_>) -> Result<(Vec<u8>, &'n str, V
     };
     let mut harmless = Builder::new();
     harmless.string(command, missing.collection);
-    for field in [
-        "bypassDocumentValidation",
-        "lsid",
-        "apiVersion",
-        "apiStrict",
-        "apiDeprecationErrors",
-        "$clusterTime",
-    ] {
-        if let Some(element) = body.get(field)? {
-            harmless.element(&element);
-        }
-    }
+    append_fields(&mut harmless, body, &["bypassDocumentValidation", "lsid"])?;
+    append_fields(&mut harmless, body, &API)?;
+    append_fields(&mut harmless, body, &["$clusterTime"])?;
     harmless.string("$db", missing.database);
     Ok((harmless.finish(), name, statement))
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::classify::Write;
+use crate::command::running::append_fields;
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{self, code};
@@ -217,11 +218,7 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<KnownRights, Ri
     }
     let info = reply.body().nested("authInfo")?.unwrap_or(Doc::empty());
     let mut users = Builder::new();
-    for field in ["authenticatedUsers", "authenticatedUserRoles"] {
-        if let Some(element) = info.get(field)? {
-            users.element(&element);
-        }
-    }
+    append_fields(&mut users, info, &["authenticatedUsers", "authenticatedUserRoles"])?;
     upstream.belong_to(users.finish());
     let privileges = Privileges::read(info)?;
     if info.nested("authenticatedUsers")?.is_none_or(Doc::is_empty) {
@@ -248,11 +245,7 @@ async fn run(
     upstream: &mut Connection,
 ) -> Result<Reply, RightsError> {
     tracing::trace!(command = name, "asking for a client's rights");
-    for field in API {
-        if let Some(element) = body.get(field)? {
-            command.element(&element);
-        }
-    }
+    append_fields(&mut command, body, &API)?;
     command.string("$db", b"admin");
     let command = command.finish();
     Ok(upstream.request(&Draft::of_body(&command)).await?)

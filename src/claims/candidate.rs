@@ -281,9 +281,7 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
     };
     let mut builder = Builder::new();
     builder.append(ElementType::ObjectId, b"_id", &id);
-    for element in doc.elements() {
-        builder.element(&element?);
-    }
+    builder.elements(doc)?;
     Ok(Cow::Owned(builder.finish()))
 }
 

@@ -24,7 +24,7 @@ struct Slot {
     key: usize,
 }
 
-/// The effects of one round that can travel in one command.
+/// The effects of one round that one command can carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EffectKind {
     Release,

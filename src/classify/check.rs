@@ -148,8 +148,12 @@ fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection)
     }
     let found = Target::find(targets(), protection);
     let resharded = found.filter(|_| command.name == b"reshardCollection");
-    let strict =
-        resharded.and_then(|(target, _)| Some((target, protection.strict(target.database, target.collection)?)));
+    let strict = resharded.and_then(|(target, _)| {
+        Some((
+            target,
+            protection.strict_constraint(target.database, target.collection)?,
+        ))
+    });
     if let Some((target, constraint)) = strict {
         let namespace = target.display();
         return Ok(Verdict::Refuse(CommandRefusal::StrictReshard { namespace, constraint }));

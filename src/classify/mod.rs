@@ -29,7 +29,7 @@ pub trait Protection {
     /// The same, asked for a command that writes nothing there.
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The name of a constraint in strict mode on this collection, if there is one.
-    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String>;
+    fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String>;
     /// Whether a constraint holds on any collection of this database.
     fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is the register, a proxy collection, or a name reserved for one.
@@ -121,16 +121,14 @@ fn hello(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
     if body.is_set("loadBalanced")? {
         return Ok(Verdict::Refuse(CommandRefusal::LoadBalanced));
     }
-    for field in body.elements() {
-        let field = field?;
-        if field.name == b"speculativeAuthenticate"
-            && let Some(speculative) = field.as_document_or_array()?
-            && is_x509(speculative)?
-        {
-            return Ok(Verdict::Refuse(CommandRefusal::X509));
-        }
-    }
-    Ok(Verdict::Hello)
+    let is_refused = body.any(|field| match field.name {
+        b"speculativeAuthenticate" => field.as_document_or_array()?.map_or(Ok(false), is_x509),
+        _ => Ok(false),
+    })?;
+    Ok(match is_refused {
+        true => Verdict::Refuse(CommandRefusal::X509),
+        false => Verdict::Hello,
+    })
 }
 
 /// Handles authentication. For the server, a connection's certificate is Keyward's: a client that logs in with it would get
@@ -143,15 +141,9 @@ fn authentication(body: crate::raw::Doc<'_>) -> Result<Verdict<'_>, Malformed> {
 }
 
 fn is_x509(body: crate::raw::Doc<'_>) -> Result<bool, Malformed> {
-    for field in body.elements() {
-        let field = field?;
-        // Old servers read it up to the first zero byte.
-        let is_it = |text: &[u8]| text.split(|byte| *byte == 0).next() == Some(b"MONGODB-X509");
-        if field.name == b"mechanism" && field.as_string_bytes().is_some_and(is_it) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    // Old servers read it up to the first zero byte.
+    let is_it = |text: &[u8]| text.split(|byte| *byte == 0).next() == Some(b"MONGODB-X509");
+    body.any(|field| Ok(field.name == b"mechanism" && field.as_string_bytes().is_some_and(is_it)))
 }
 
 #[cfg(test)]

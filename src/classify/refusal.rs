@@ -75,8 +75,8 @@ pub enum CommandRefusal {
     },
     /// A collection with constraints in strict mode would be resharded.
     #[error(
-        "reshardCollection can't be used on {namespace} through Keyward, because unique constraint {constraint} on it is strict: \
-         Keyward couldn't prove any more that a document that is gone never comes; take the constraint out of Keyward's \
+        "reshardCollection can't be used on {namespace} through Keyward: unique constraint {constraint} on it is strict, and \
+         its reservations name the places of documents by the present shard key. Take the constraint out of Keyward's \
          configuration first, or change its strategy to compensating"
     )]
     StrictReshard {

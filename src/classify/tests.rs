@@ -20,7 +20,7 @@ impl Protection for Shop {
     }
 
     /// `ledger` is in strict mode.
-    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String> {
+    fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
         (database == b"shop" && collection == b"ledger").then(|| "number_1".to_owned())
     }
 

@@ -14,7 +14,7 @@ use super::report_file::ReportFile;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
 use crate::instance::StartError;
-use crate::metrics::constraint_label;
+use crate::metrics::constraint_labels;
 use crate::prepare::{self, PrepareError, Reports};
 
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ fn backfill_documents(file: &ConfigFile, only: &OneCollection, options: &Backfil
         };
         Ok::<_, CliFailure>(reports.map_err(StartError::from)?)
     })?;
-    let labels: Vec<String> = constraints.iter().map(|one| constraint_label(one)).collect();
+    let labels = constraint_labels(&constraints);
     let json = reports.to_json(&labels, options.dry_run);
     if let Some(file) = report_file {
         file.finish(&format!("{json:#}"))?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::failure::CliFailure;
 use super::task::Task;
 use super::{ConfigFile, Exit, OneCollection};
-use crate::constraint::Strategy;
+use crate::constraint::{ConstraintName, Strategy};
 use crate::extended_json;
 use crate::fleet::RegisterEntry;
 use crate::instance::StartError;
@@ -174,9 +174,11 @@ fn show(file: &ConfigFile, named: &NamedConstraint, is_json: bool) -> Result<(),
     let (constraint, reservations) = with_client(file, async |client: &Client| {
         let is_it = |one: &KnownConstraint| one.namespace == named.namespace && one.name == named.name;
         let constraint = all(client).await?.into_iter().find(is_it);
-        let constraint = constraint.ok_or_else(|| ChangeRefusal::Unknown {
-            namespace: named.namespace.clone(),
-            name: named.name.clone(),
+        let constraint = constraint.ok_or_else(|| {
+            ChangeRefusal::Unknown(ConstraintName {
+                namespace: named.namespace.clone(),
+                name: named.name.clone(),
+            })
         })?;
         let reservations = constraint
             .count_reservations(client)

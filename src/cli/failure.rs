@@ -39,7 +39,7 @@ impl CliFailure {
                 PrepareError::OtherDefinition { .. }
                 | PrepareError::SamePlace { .. }
                 | PrepareError::OtherStrategy { .. }
-                | PrepareError::BeingRemoved { .. },
+                | PrepareError::BeingRemoved(_),
             )) => Exit::Config,
             CliFailure::Start(StartError::Tls(_)) => Exit::Config,
             CliFailure::Start(StartError::Prepare(PrepareError::Duplicates(_))) => Exit::Duplicates,

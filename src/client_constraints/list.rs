@@ -79,6 +79,17 @@ impl ClientConstraints {
         of_name.filter(|entry| entry.collection_uuid.as_ref() != uuid).collect()
     }
 
+    /// Replaces the entry with the number `id` by `anew`, which is the same index. If its build fails, or its client gives up, that ends no
+    /// other constraint of the client's command.
+    pub fn renew(&mut self, id: ObjectId, anew: &ClientConstraint) {
+        for entry in self.constraints.iter_mut().filter(|entry| entry.id == id) {
+            *entry = ClientConstraint {
+                command: ObjectId::new(),
+                ..anew.clone()
+            };
+        }
+    }
+
     /// Notes that these entries are for the collection with the identity `uuid` from now on; gives whether one wasn't.
     pub fn note_collection(&mut self, ids: &[ObjectId], uuid: Option<&Bson>) -> bool {
         let mut is_any_changed = false;

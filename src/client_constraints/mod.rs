@@ -20,5 +20,5 @@ mod store;
 pub use entry::{BuildState, ClientConstraint};
 pub use list::{ClientConstraints, EndedBuild};
 pub use reply::reply_of_violated;
-pub use shared::SharedList;
+pub use shared::{SharedList, is_current};
 pub use store::{COLLECTION, ClientConstraintStore, FoundList};

@@ -2,13 +2,24 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bson::oid::ObjectId;
 use tokio::sync::Notify;
 
 use super::{ClientConstraintStore, ClientConstraints};
 use crate::proxy_collection::StoreError;
+
+/// Whether the list that this Keyward applies is the newest, if it follows one.
+///
+/// # Errors
+/// [`StoreError`] if that can't be known.
+pub async fn is_current(list: Option<&Arc<SharedList>>) -> Result<bool, StoreError> {
+    match list {
+        Some(list) => list.is_current().await,
+        None => Ok(true),
+    }
+}
 
 /// The list in the cluster, for a connection that changes it.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! Reads and changes the list of clients' constraints in the cluster: one document, by compare-and-set on its version.
 
 use std::future::IntoFuture;
-use std::time::Duration;
 
 use bson::{Document, doc};
 use mongodb::options::ReadConcern;
@@ -9,16 +8,13 @@ use mongodb::{Client, Collection};
 
 use super::ClientConstraints;
 use crate::fleet::DATABASE;
-use crate::proxy_collection::{StoreError, answered};
+use crate::proxy_collection::{READ_MAX, StoreError, answered};
 use crate::server::{code, driver};
 
 /// The list's collection, in the database of the register of Keywards.
 pub const COLLECTION: &str = "clientConstraints";
 /// The `_id` of its only document.
 const LIST: &str = "list";
-
-/// How long the server may take to prove that a read is current.
-const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The list of a deployment.
 pub enum FoundList {
@@ -62,7 +58,7 @@ impl ClientConstraintStore {
         let admin = client.database("admin");
         let hello = admin.run_command(doc! { "hello": 1 });
         let hello = answered(hello.into_future()).await?;
-        if hello.get_str("msg").ok() != Some("isdbgrid") {
+        if !driver::is_of_router(&hello) {
             return Ok(FoundList::None);
         }
         let store = ClientConstraintStore::of(client);

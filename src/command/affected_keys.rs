@@ -43,10 +43,8 @@ fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malf
             // A replacement, `$rename`, or an operator of a newer server.
             _ => return Ok(true),
         }
-        for field in fields.elements() {
-            if paths.overlap(reached(operator.name, field?.name)) {
-                return Ok(true);
-            }
+        if fields.any(|field| Ok(paths.overlap(reached(operator.name, field.name))))? {
+            return Ok(true);
         }
     }
     // An update without fields is a replacement by an empty document.
@@ -62,26 +60,19 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Mal
             let operator = operator?;
             let fields = operator.as_document_or_array()?;
             let touched = match (operator.name, fields) {
-                (b"$set" | b"$addFields", Some(fields)) => any(fields, |field| paths.overlap(first_name(field.name)))?,
+                (b"$set" | b"$addFields", Some(fields)) => {
+                    fields.any(|field| Ok(paths.overlap(first_name(field.name))))?
+                }
                 // It removes fields, and leaves values that aren't documents unchanged.
-                (b"$unset", Some(fields)) => any(fields, |field| {
-                    field.as_string_bytes().is_none_or(|path| paths.overlap(path))
-                })?,
+                (b"$unset", Some(fields)) => {
+                    fields.any(|field| Ok(field.as_string_bytes().is_none_or(|path| paths.overlap(path))))?
+                }
                 (b"$unset", None) => operator.as_string_bytes().is_none_or(|path| paths.overlap(path)),
                 _ => true,
             };
             if touched {
                 return Ok(true);
             }
-        }
-    }
-    Ok(false)
-}
-
-fn any(document: Doc<'_>, test: impl Fn(&Element<'_>) -> bool) -> Result<bool, Malformed> {
-    for element in document.elements() {
-        if test(&element?) {
-            return Ok(true);
         }
     }
     Ok(false)

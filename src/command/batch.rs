@@ -68,7 +68,11 @@ impl<'a> BatchCommand<'a> {
     /// # Errors
     /// [`WriteRefusal`] if the server would refuse its shape, or if Keyward can't protect it.
     pub fn parse(message: &OpMsg<'a>, field: &'static str) -> Result<Self, WriteRefusal> {
-        Self::new(message.body, documents(message, field)?)
+        let documents = documents(message, field, field)?;
+        match documents.len() {
+            1..=BATCH_MAX => Self::new(message.body, documents),
+            count => Err(WriteRefusal::BatchSize(count)),
+        }
     }
 
     /// Reads a command that is one statement.
@@ -117,26 +121,25 @@ impl<'a> BatchCommand<'a> {
     }
 }
 
-fn documents<'a>(message: &OpMsg<'a>, field: &'static str) -> Result<Vec<Doc<'a>>, WriteRefusal> {
-    let batch = message
-        .documents(field)
-        .map_err(malformed)?
-        .ok_or_else(|| WriteRefusal::MissingField {
-            command: command_name(message.body),
-            field,
-        })?;
+/// The documents of the batch `field`, which an error about a wrong type calls `path`.
+///
+/// # Errors
+/// [`WriteRefusal`] if the server would refuse its shape.
+pub fn documents<'a>(
+    message: &OpMsg<'a>,
+    field: &'static str,
+    path: &'static str,
+) -> Result<Vec<Doc<'a>>, WriteRefusal> {
+    let missing = || WriteRefusal::MissingField(format!("{}.{field}", command_name(message.body)));
+    let batch = message.documents(field).map_err(malformed)?.ok_or_else(missing)?;
     if !batch.is_array() {
-        return Err(WriteRefusal::WrongType(field));
+        return Err(WriteRefusal::WrongType(path));
     }
     let documents: Result<Vec<Doc<'a>>, BatchItemError> = batch.iter().map_err(malformed)?.collect();
-    let documents = documents.map_err(|error| match error {
+    documents.map_err(|error| match error {
         BatchItemError::Malformed(error) => malformed(error),
-        BatchItemError::Type(_) => WriteRefusal::WrongType(field),
-    })?;
-    match documents.len() {
-        1..=BATCH_MAX => Ok(documents),
-        count => Err(WriteRefusal::BatchSize(count)),
-    }
+        BatchItemError::Type(_) => WriteRefusal::WrongType(path),
+    })
 }
 
 fn command_name(body: Doc<'_>) -> String {
@@ -173,7 +176,7 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal>
         (None, Some(first)) => {
             let first = first.as_whole_number().and_then(|first| i32::try_from(first).ok());
             let first = first.ok_or(WriteRefusal::WrongType("stmtId"))?;
-            Some((0..).map(|offset| first.wrapping_add(offset)).take(documents).collect())
+            Some(numbers_from(first, documents))
         }
         (statements, _) => statements,
     };
@@ -182,6 +185,11 @@ fn retry(body: Doc<'_>, documents: usize) -> Result<Option<Retry>, WriteRefusal>
         txn_number,
         statements,
     }))
+}
+
+/// The numbers of `count` statements from `first` on.
+pub fn numbers_from(first: i32, count: usize) -> Vec<i32> {
+    (0..).map(|offset| first.wrapping_add(offset)).take(count).collect()
 }
 
 /// The statement numbers of a command.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 
-use super::batch::{BATCH_MAX, is_unacknowledged, malformed, max_time, numbers};
+use super::batch::{BATCH_MAX, documents, is_unacknowledged, malformed, max_time, numbers, numbers_from};
 use crate::raw::{Builder, Doc, Element};
 use crate::reply::{BulkFault, BulkKind, WriteRefusal};
-use crate::wire::{BatchItemError, OpMsg};
+use crate::wire::OpMsg;
 
 /// The most bytes of entries that fit into a reply beside its errors.
 const ENTRIES_BYTES_MAX: usize = 9 << 20;
@@ -119,30 +119,18 @@ impl<'a> BulkWrite<'a> {
     }
 }
 
-fn documents<'a>(message: &OpMsg<'a>, field: &'static str, path: &'static str) -> Result<Vec<Doc<'a>>, WriteRefusal> {
-    let wrong = || WriteRefusal::Bulk(BulkFault::WrongType(path));
-    let batch = message.documents(field).map_err(malformed)?;
-    let batch = batch.ok_or(WriteRefusal::Bulk(BulkFault::Missing(path)))?;
-    if !batch.is_array() {
-        return Err(wrong());
-    }
-    let documents = batch.iter().map_err(malformed)?.map(|document| {
-        document.map_err(|error| match error {
-            BatchItemError::Malformed(error) => malformed(error),
-            BatchItemError::Type(_) => wrong(),
-        })
-    });
-    documents.collect()
+fn missing(path: &str) -> WriteRefusal {
+    WriteRefusal::MissingField(path.to_owned())
 }
 
 fn named(entry: Doc<'_>) -> Result<Named<'_>, WriteRefusal> {
     let ns = entry.get("ns").map_err(malformed)?;
-    let ns = ns.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.nsInfo.ns")))?;
+    let ns = ns.ok_or_else(|| missing("bulkWrite.nsInfo.ns"))?;
     let name = match ns.kind {
         ElementType::String | ElementType::Symbol => ns.as_string_bytes(),
         _ => None,
     };
-    let name = name.ok_or(WriteRefusal::Bulk(BulkFault::WrongType("bulkWrite.nsInfo.ns")))?;
+    let name = name.ok_or(WriteRefusal::WrongType("bulkWrite.nsInfo.ns"))?;
     match name.iter().position(|byte| *byte == b'.') {
         Some(dot) if dot > 0 && dot + 1 < name.len() => Ok(Named {
             database: &name[..dot],
@@ -157,7 +145,7 @@ fn named(entry: Doc<'_>) -> Result<Named<'_>, WriteRefusal> {
 
 fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<BulkOperation<'a>, WriteRefusal> {
     let first = op.elements().next().transpose().map_err(malformed)?;
-    let first = first.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.insert")))?;
+    let first = first.ok_or_else(|| missing("bulkWrite.ops.insert"))?;
     let kind = match first.name {
         b"insert" => BulkKind::Insert,
         b"update" => BulkKind::Update,
@@ -186,7 +174,7 @@ fn document_to_insert(op: Doc<'_>) -> Result<Doc<'_>, WriteRefusal> {
             name => return Err(unknown("insert", name)),
         }
     }
-    document.ok_or(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.document")))
+    document.ok_or_else(|| missing("bulkWrite.ops.document"))
 }
 
 /// The statement of an `update` command.
@@ -214,8 +202,8 @@ fn update(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
         }
     }
     match (has_query, has_update) {
-        (false, _) => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
-        (_, false) => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.updateMods"))),
+        (false, _) => Err(missing("bulkWrite.ops.filter")),
+        (_, false) => Err(missing("bulkWrite.ops.updateMods")),
         _ => Ok(statement.finish()),
     }
 }
@@ -242,15 +230,13 @@ fn delete(op: Doc<'_>) -> Result<Vec<u8>, WriteRefusal> {
     statement.int32("limit", limit);
     match has_query {
         true => Ok(statement.finish()),
-        false => Err(WriteRefusal::Bulk(BulkFault::Missing("bulkWrite.ops.filter"))),
+        false => Err(missing("bulkWrite.ops.filter")),
     }
 }
 
 fn embedded<'a>(field: &Element<'a>, path: &'static str) -> Result<Doc<'a>, WriteRefusal> {
-    let document = field.as_document_or_array().map_err(malformed)?;
-    document
-        .filter(|_| field.kind == ElementType::EmbeddedDocument)
-        .ok_or(WriteRefusal::Bulk(BulkFault::WrongType(path)))
+    let document = field.as_document().map_err(malformed)?;
+    document.ok_or(WriteRefusal::WrongType(path))
 }
 
 fn unknown(of: &str, name: &[u8]) -> WriteRefusal {
@@ -267,10 +253,10 @@ fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Write
             let numbers = numbers(&all)?;
             match numbers.len() == operations {
                 true => Ok(numbers),
-                false => Err(WriteRefusal::Bulk(BulkFault::Numbers {
+                false => Err(WriteRefusal::StatementNumbers {
                     numbers: numbers.len(),
-                    operations,
-                })),
+                    statements: operations,
+                }),
             }
         }
         (None, first) => {
@@ -278,11 +264,8 @@ fn statement_numbers(body: Doc<'_>, operations: usize) -> Result<Vec<i32>, Write
                 Some(first) => first.as_whole_number().and_then(|first| i32::try_from(first).ok()),
                 None => Some(0),
             };
-            let first = first.ok_or(WriteRefusal::Bulk(BulkFault::WrongType("bulkWrite.stmtId")))?;
-            Ok((0..)
-                .map(|offset| first.wrapping_add(offset))
-                .take(operations)
-                .collect())
+            let first = first.ok_or(WriteRefusal::WrongType("bulkWrite.stmtId"))?;
+            Ok(numbers_from(first, operations))
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use num_bigint::{BigInt, BigUint, Sign};
 
-use crate::raw::decimal_coefficient;
+use crate::raw::{decimal_coefficient, mantissa_and_exponent};
 
 /// The digits of a Decimal128.
 const DIGITS: u32 = 34;
@@ -69,11 +69,7 @@ impl Decimal {
         if double.is_infinite() {
             return Decimal::Infinite { is_negative };
         }
-        let bits = double.abs().to_bits();
-        let (mantissa, binary_exponent) = match (bits >> 52) as i32 {
-            0 => (bits, -1074),
-            biased => (bits & ((1 << 52) - 1) | 1 << 52, biased - 1075),
-        };
+        let (mantissa, binary_exponent) = mantissa_and_exponent(double.abs());
         let mantissa = BigUint::from(mantissa);
         // 2^-n is 5^n * 10^-n.
         let (coefficient, exponent) = match binary_exponent >= 0 {

@@ -72,12 +72,32 @@ pub fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, M
     if !is_plain_equality(&condition)? {
         return Ok(None);
     }
-    let operators = match condition.kind {
-        ElementType::EmbeddedDocument => condition.as_document_or_array()?,
-        _ => None,
-    };
+    let operators = condition.as_document()?;
     let equal = operators.map(|operators| operators.get("$eq")).transpose()?.flatten();
     Ok(Some(equal.unwrap_or(condition)))
+}
+
+/// Whether the query names one shard, or one `_id` on all shards. A retry then asks the shard that carried out its first try,
+/// or all shards.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
+    Ok(equality(query, "_id")?.is_some() || names_shard(query, shard_key)?)
+}
+
+/// Whether the query can match documents of one shard only. A retry then reaches the shard that carried out its first try, or
+/// the shard that received its chunk. The latter also received the chunk's remembered statements.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn names_shard(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
+    Ok(shard_key.is_empty()
+        || shard_key
+            .iter()
+            .map(|path| equality(query, path))
+            .collect::<Result<Option<Vec<_>>, _>>()?
+            .is_some())
 }
 
 /// Whether a query's condition is a value, or `{$eq: …}`.
@@ -267,7 +287,7 @@ fn append_comparison(condition: &mut Builder, path: &str, value: Option<Element<
 }
 
 /// Appends the condition that `path` equals `value`.
-pub fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
+fn append_equal(query: &mut Builder, path: &[u8], value: &Element<'_>) {
     query
         .open(ElementType::EmbeddedDocument, path)
         .append(value.kind, b"$eq", value.value)

@@ -8,7 +8,7 @@ use bson::spec::ElementType;
 
 use super::affected_keys::{Paths, overlap, reached};
 use super::arithmetic::ComputingOperator;
-use super::filter_rewriting::equality;
+use super::filter_rewriting::{equality, is_targeted, names_shard};
 use super::statement::{Statement, StatementKind};
 use crate::catalog::Protected;
 use crate::constraint::fills_in;
@@ -192,12 +192,10 @@ fn can_be_created(document: Doc<'_>, path: &str) -> Result<bool, Malformed> {
 
 /// Whether a `findAndModify` asks for the array element that its query matched: the server then accepts no expressions.
 fn names_a_position(raw: Doc<'_>) -> Result<bool, Malformed> {
-    for field in raw.nested("fields")?.into_iter().flat_map(Doc::elements) {
-        if field?.name.ends_with(b".$") {
-            return Ok(true);
-        }
+    match raw.nested("fields")? {
+        Some(fields) => fields.any(|field| Ok(field.name.ends_with(b".$"))),
+        None => Ok(false),
     }
-    Ok(false)
 }
 
 /// Whether the query and the update leave too little room for the pinned values. Other fields don't count: a driver's retry may
@@ -213,33 +211,10 @@ fn is_large(raw: Doc<'_>) -> Result<bool, Malformed> {
     Ok(bytes > STATEMENT_BYTES_MAX)
 }
 
-/// Whether the query names one shard, or one `_id` on all shards. A retry then asks the shard that carried out its first try,
-/// or all shards.
-fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
-    Ok(equality(query, "_id")?.is_some() || names_shard(query, shard_key)?)
-}
-
-/// Whether the query can match documents of one shard only. A retry then reaches the shard that carried out its first try, or
-/// the shard that received its chunk. The latter also received the chunk's remembered statements.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn names_shard(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
-    Ok(shard_key.is_empty()
-        || shard_key
-            .iter()
-            .map(|path| equality(query, path))
-            .collect::<Result<Option<Vec<_>>, _>>()?
-            .is_some())
-}
-
 /// Whether Keyward may make the write wait for a majority. The release of old keys requires that: a rolled-back write would
 /// restore them. A write with a stronger concern, or one that names nodes, keeps its concern and runs in a transaction.
 fn may_wait_for_majority(body: Doc<'_>) -> Result<bool, Malformed> {
-    let w = match body.nested("writeConcern")? {
-        Some(write_concern) => write_concern.get("w")?,
-        None => None,
-    };
+    let w = body.value_at("writeConcern.w")?;
     Ok(w.is_none_or(|w| match w.kind {
         ElementType::String => w.as_str() == Some("majority"),
         _ => w.as_whole_number().is_some_and(|nodes| nodes <= 1),

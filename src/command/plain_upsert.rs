@@ -7,8 +7,8 @@
 use bson::spec::ElementType;
 
 use super::affected_keys::Paths;
-use super::filter_rewriting::equality;
-use super::key_update::{KeyUpdate, UpdatedDocument, assigned, can_be_read, names_shard};
+use super::filter_rewriting::{equality, names_shard};
+use super::key_update::{KeyUpdate, UpdatedDocument, assigned, can_be_read};
 use super::statement::Statement;
 use crate::catalog::Protected;
 use crate::constraint::Constraint;

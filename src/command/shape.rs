@@ -6,7 +6,7 @@
 use bson::spec::ElementType;
 
 use super::statement::StatementKind;
-use crate::raw::{Doc, Element, Malformed};
+use crate::raw::{Element, Malformed};
 use crate::wire::OpMsg;
 
 /// The values that a field of a usual command may hold.
@@ -239,7 +239,7 @@ impl Holds {
             Holds::Array => kind == ElementType::Array,
             Holds::Ints => match field.as_document_or_array()? {
                 Some(numbers) if kind == ElementType::Array => {
-                    only(numbers, |number| number.kind == ElementType::Int32)?
+                    numbers.all(|number| Ok(number.kind == ElementType::Int32))?
                 }
                 _ => false,
             },
@@ -247,26 +247,27 @@ impl Holds {
             Holds::DocumentOrText => matches!(kind, ElementType::EmbeddedDocument | ElementType::String),
             Holds::Limit => is_number(kind) && matches!(field.as_whole_number(), Some(0 | 1)),
             Holds::ApiVersion => field.as_str() == Some("1"),
-            Holds::Session => match inside(field)? {
+            Holds::Session => match field.as_document()? {
                 Some(session) => {
-                    only(session, |part| {
-                        matches!(part.name, b"id" | b"uid") && part.kind == ElementType::Binary
-                    })? && session
-                        .get("id")?
-                        .is_some_and(|id| id.value.len() == 21 && id.value[4] == 4)
+                    session.all(|part| Ok(matches!(part.name, b"id" | b"uid") && part.kind == ElementType::Binary))?
+                        && session
+                            .get("id")?
+                            .is_some_and(|id| id.value.len() == 21 && id.value[4] == 4)
                 }
                 None => false,
             },
-            Holds::WriteConcern => match inside(field)? {
-                Some(concern) => only(concern, |part| match part.name {
-                    b"w" => part.kind == ElementType::String || part.as_whole_number().is_some_and(|w| w >= 0),
-                    b"j" => part.kind == ElementType::Boolean,
-                    b"wtimeout" => is_number(part.kind),
-                    _ => false,
+            Holds::WriteConcern => match field.as_document()? {
+                Some(concern) => concern.all(|part| {
+                    Ok(match part.name {
+                        b"w" => part.kind == ElementType::String || part.as_whole_number().is_some_and(|w| w >= 0),
+                        b"j" => part.kind == ElementType::Boolean,
+                        b"wtimeout" => is_number(part.kind),
+                        _ => false,
+                    })
                 })?,
                 None => false,
             },
-            Holds::ReadPreference => match inside(field)? {
+            Holds::ReadPreference => match field.as_document()? {
                 Some(preference) => preference
                     .get("mode")?
                     .is_some_and(|mode| mode.kind == ElementType::String),
@@ -289,38 +290,18 @@ pub fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
         return Ok(false);
     };
     let mut position = 0_usize;
-    only(documents, |document| {
+    documents.all(|document| {
         let number = std::str::from_utf8(document.name)
             .ok()
             .and_then(|name| name.parse().ok());
         let is_next = number == Some(position);
         position += 1;
-        is_next && document.kind == ElementType::EmbeddedDocument
+        Ok(is_next && document.kind == ElementType::EmbeddedDocument)
     })
 }
 
 fn is_number(kind: ElementType) -> bool {
     matches!(kind, ElementType::Int32 | ElementType::Int64 | ElementType::Double)
-}
-
-/// The document in the field, if it holds one.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn inside<'a>(field: &Element<'a>) -> Result<Option<Doc<'a>>, Malformed> {
-    match field.kind {
-        ElementType::EmbeddedDocument => field.as_document_or_array(),
-        _ => Ok(None),
-    }
-}
-
-fn only(document: Doc<'_>, mut is_it: impl FnMut(&Element<'_>) -> bool) -> Result<bool, Malformed> {
-    for field in document.elements() {
-        if !is_it(&field?) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

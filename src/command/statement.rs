@@ -120,10 +120,8 @@ impl<'a> Statement<'a> {
     /// # Errors
     /// [`Malformed`] if it isn't BSON.
     pub fn replacement(self) -> Result<Option<Doc<'a>>, Malformed> {
-        let update = self
-            .update()?
-            .filter(|update| update.kind == ElementType::EmbeddedDocument);
-        let Some(update) = update.map(|update| Doc::new(update.value)).transpose()? else {
+        let update = self.update()?.map(|update| update.as_document()).transpose()?;
+        let Some(update) = update.flatten() else {
             return Ok(None);
         };
         let first = update.elements().next().transpose()?;

@@ -13,10 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::positions::Positions;
 use super::problem::{Problem, SettingPath};
-use super::raw::{RawConfig, RawLog, RawLogFormat};
-use super::{
-    Config, Host, Log, LogFormat, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, traces, upstream_uri,
-};
+use super::raw::{RawConfig, RawLog};
+use super::{Config, Host, Log, UPSTREAM_VARIABLE, UpstreamUri, constraints, limits, tls, traces, upstream_uri};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 27117);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9216);
@@ -269,11 +267,10 @@ fn checked_log(raw: RawLog, found: &mut FoundProblems<'_>) -> Log {
     if !is_log_filter(&level) {
         found.refuse(SettingPath::top().field("log").field("level"), NO_LOG_FILTER);
     }
-    let format = match raw.format {
-        None | Some(RawLogFormat::Text) => LogFormat::Text,
-        Some(RawLogFormat::Json) => LogFormat::Json,
-    };
-    Log { format, level }
+    Log {
+        format: raw.format.unwrap_or_default(),
+        level,
+    }
 }
 
 /// Whether `level` is a log level or a list of directives.

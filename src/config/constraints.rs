@@ -10,15 +10,14 @@ use bson::{Bson, doc};
 
 use super::check::FoundProblems;
 use super::problem::SettingPath;
-use super::raw::{RawConstraint, RawOnViolation, RawSharding, RawStrategy};
-use crate::constraint::{Constraint, IndexSpec, OnViolation, Sharding, SpecError, Strategy};
+use super::raw::RawConstraint;
+use crate::constraint::{Constraint, IndexSpec, SpecError};
 use crate::namespace::Namespace;
 
-/// A constraint that is valid by itself, and the operator's specification.
+/// A constraint that is valid by itself, and its place in the file.
 struct Accepted {
     path: SettingPath,
     constraint: Constraint,
-    spec: IndexSpec,
 }
 
 /// Checks `raw`. Adds the problems to `found`, and returns the valid constraints in the file's order.
@@ -63,19 +62,10 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
         sparse: raw.sparse.unwrap_or_default(),
         partial_filter_expression: raw.partial_filter_expression,
         collation: raw.collation,
-        sharding: match raw.sharding {
-            None | Some(RawSharding::Hashed) => Sharding::Hashed,
-            Some(RawSharding::Ranged) => Sharding::Ranged,
-        },
-        strategy: raw.strategy.map(|strategy| match strategy {
-            RawStrategy::Compensating => Strategy::Compensating,
-            RawStrategy::Transaction => Strategy::Transaction,
-        }),
+        sharding: raw.sharding.unwrap_or_default(),
+        strategy: raw.strategy,
         route: raw.route.unwrap_or_default(),
-        on_violation: match raw.on_violation {
-            None | Some(RawOnViolation::Stop) => OnViolation::Stop,
-            Some(RawOnViolation::LeaveOut) => OnViolation::LeaveOut,
-        },
+        on_violation: raw.on_violation.unwrap_or_default(),
         client_entry: None,
     };
     let faults = faults_of_parts(&spec, &path);
@@ -85,12 +75,12 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
         }
         return None;
     }
-    match Constraint::new(namespace.filter(|_| has_key)?, spec.clone()) {
+    match Constraint::new(namespace.filter(|_| has_key)?, spec) {
         Ok(constraint) if let Some(reason) = constraint.unroutable().filter(|_| constraint.routes()) => {
             found.refuse(path.field("route"), format!("it has no effect: {reason}"));
             None
         }
-        Ok(constraint) => Some(Accepted { path, constraint, spec }),
+        Ok(constraint) => Some(Accepted { path, constraint }),
         Err(error) => {
             found.refuse(blamed(&error, &path), error);
             None
@@ -188,14 +178,10 @@ fn conflict_between(one: &Accepted, other: &Accepted) -> Option<(&'static str, S
     // Two `Document`s are equal whatever the order of their fields. A key's order counts, so the raw patterns are
     // compared.
     let same_key = one.constraint.key_pattern() == other.constraint.key_pattern();
-    let options = |spec: &IndexSpec| {
-        (
-            spec.sparse,
-            spec.partial_filter_expression.clone(),
-            spec.collation.clone(),
-        )
-    };
-    (same_key && options(&one.spec) == options(&other.spec)).then(|| {
+    fn options(spec: &IndexSpec) -> impl PartialEq {
+        (spec.sparse, &spec.partial_filter_expression, &spec.collation)
+    }
+    (same_key && options(one.constraint.spec()) == options(other.constraint.spec())).then(|| {
         (
             "key",
             format!("the same constraint under another name as {}", other.path),

@@ -18,6 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use self::check::{FoundProblems, NO_LOG_FILTER};
 pub use self::problem::{FilePosition, PathStep, Problem, Problems, SettingPath};
 pub use self::upstream_uri::{Host, UpstreamUri, UpstreamUriError};
@@ -72,9 +74,11 @@ pub struct Log {
 }
 
 /// The format of a line of the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
+    #[default]
     Text,
     /// One JSON object a line.
     Json,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::check::FoundProblems;
 use super::problem::SettingPath;
-use super::raw::{RawClientCertificate, RawTls, RawTlsMode};
-use crate::tls::{Acceptor, ClientCertificate, Mode, TlsSettings};
+use super::raw::{RawTls, RawTlsMode};
+use crate::tls::{Acceptor, Mode, TlsSettings};
 
 /// Checks the section; its file names are relative to `directory`.
 pub fn check(raw: RawTls, directory: &Path, found: &mut FoundProblems<'_>) -> Option<TlsSettings> {
@@ -34,10 +34,7 @@ pub fn check(raw: RawTls, directory: &Path, found: &mut FoundProblems<'_>) -> Op
         key: directory.join(raw.key.as_ref().unwrap_or(&certificate)),
         certificate: directory.join(certificate),
         client_ca: raw.client_ca.map(|file| directory.join(file)),
-        client_certificate: match raw.client_certificate {
-            None | Some(RawClientCertificate::Required) => ClientCertificate::Required,
-            Some(RawClientCertificate::Optional) => ClientCertificate::Optional,
-        },
+        client_certificate: raw.client_certificate.unwrap_or_default(),
     };
     match Acceptor::new(settings.clone()) {
         Ok(_) => Some(settings),

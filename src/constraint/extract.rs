@@ -151,10 +151,7 @@ impl<F> Extraction<'_, F> {
         }
         for element in elements.elements() {
             let element = element?;
-            let document = match element.kind {
-                ElementType::EmbeddedDocument => Some(Doc::new(element.value)?),
-                _ => None,
-            };
+            let document = element.as_document()?;
             self.walk(step_into(element, expands_nested), document, not_found, &positions)?;
         }
         Ok(())

@@ -174,7 +174,7 @@ impl Key {
             _ => return Err(ReservationIdError::Shape),
         };
         let found = id.get("h")?.map(|bucket| bucket.as_whole_number().unwrap_or(-1));
-        let expected = (constraint.sharding == Sharding::Hashed).then(|| key.bucket());
+        let expected = (constraint.spec.sharding == Sharding::Hashed).then(|| key.bucket());
         match found == expected.map(i64::from) {
             true => Ok(key),
             false => Err(ReservationIdError::Bucket { found, expected }),
@@ -216,7 +216,7 @@ impl Key {
                 canonical: [&[DIGEST], digest].concat(),
                 values: None,
                 stored: None,
-                sharding: constraint.sharding,
+                sharding: constraint.spec.sharding,
             }),
             _ => Err(ReservationIdError::Shape),
         }
@@ -253,7 +253,7 @@ impl KeyDraft {
             }
             Strings::SortKeys => (None, Some(copy)),
         };
-        let sharding = constraint.sharding;
+        let sharding = constraint.spec.sharding;
         let key = Key {
             canonical,
             values,

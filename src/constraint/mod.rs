@@ -12,6 +12,7 @@ mod duplicate;
 mod extract;
 mod filter;
 mod key;
+mod name;
 mod number;
 mod rewrite;
 mod routing;
@@ -26,7 +27,7 @@ use self::canonical::Uncomparable;
 use self::collation::{Collation, SORT_KEYS};
 use self::filter::Filter;
 use self::key::KeyDraft;
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, OF_MONGODB};
 use crate::raw::{Doc, Malformed};
 
 pub use self::canonical::{compare, id_identity};
@@ -34,6 +35,7 @@ pub use self::collation::{Uncollatable, resolved_collation};
 pub use self::duplicate::DuplicateKey;
 pub use self::filter::TypeTest;
 pub use self::key::{Key, MAX_VERBATIM_BYTES, MAX_VERBATIM_DEPTH, ReservationIdError};
+pub use self::name::ConstraintName;
 pub(crate) use self::text::bytes_of_hex;
 
 pub use self::routing::{root_of, values_asked_for};
@@ -61,11 +63,8 @@ pub struct Constraint {
     name: String,
     key_pattern: RawDocumentBuf,
     fields: Vec<KeyField>,
-    sparse: bool,
     filter: Option<Filter>,
     collation: Collation,
-    sharding: Sharding,
-    strategy: Option<Strategy>,
     definition: Document,
     spec: IndexSpec,
 }
@@ -134,11 +133,8 @@ impl Constraint {
             name,
             key_pattern,
             fields,
-            sparse: spec.sparse,
             filter,
             collation,
-            sharding: spec.sharding,
-            strategy: spec.strategy,
             definition,
             spec,
         };
@@ -178,19 +174,18 @@ impl Constraint {
 
     /// How the proxy collection is spread.
     pub fn sharding(&self) -> Sharding {
-        self.sharding
+        self.spec.sharding
     }
 
     /// How a write is made consistent with its reservations, if the operator chose.
     pub fn strategy(&self) -> Option<Strategy> {
-        self.strategy
+        self.spec.strategy
     }
 
     /// The same constraint with `strategy: strict`.
     pub fn strict(&self) -> Constraint {
         let mut strict = self.clone();
-        strict.strategy = Some(Strategy::Transaction);
-        strict.spec.strategy = strict.strategy;
+        strict.spec.strategy = Some(Strategy::Transaction);
         strict
     }
 
@@ -234,7 +229,7 @@ impl Constraint {
         }
         let mut drafts = Vec::new();
         let paths = self.fields.iter().map(|field| field.path.as_str());
-        extract::extract(paths, self.sparse, document, &mut |values| {
+        extract::extract(paths, self.spec.sparse, document, &mut |values| {
             let mut draft = KeyDraft::new(self, values).map_err(|error| self.unkeyable(error))?;
             if drafts.len() >= FEW {
                 draft.shrink();
@@ -280,8 +275,7 @@ impl Constraint {
     /// Whether both are the same constraint, including the order of their fields; the strategy doesn't matter.
     pub fn is_equivalent(&self, other: &Constraint) -> bool {
         let definitions = (self.definition.to_vec(), other.definition.to_vec());
-        self.namespace == other.namespace
-            && self.name == other.name
+        self.has_name_of(other)
             && self.states_collation() == other.states_collation()
             && matches!(definitions, (Ok(one), Ok(other)) if one == other)
     }
@@ -435,21 +429,17 @@ pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
 /// # Errors
 /// [`Malformed`] if `document` is.
 pub fn fills_in<'p>(document: Doc<'_>, paths: impl Iterator<Item = &'p str> + Clone) -> Result<bool, Malformed> {
-    for element in document.elements() {
-        let element = element?;
+    document.any(|element| {
         let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];
         // A path with a dot leads into a document, never to a field with a dot in its name.
         let may_decide = element.name != b"_id" && !element.name.contains(&b'.');
-        if is_zero && may_decide && paths.clone().any(|path| path.as_bytes() == element.name) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        Ok(is_zero && may_decide && paths.clone().any(|path| path.as_bytes() == element.name))
+    })
 }
 
 fn check_namespace(namespace: &Namespace) -> Result<(), SpecError> {
     namespace.check()?;
-    let reserved = matches!(namespace.database.as_str(), "admin" | "config" | "local")
+    let reserved = OF_MONGODB.contains(&namespace.database.as_str())
         || namespace.collection.starts_with("system.")
         || namespace.collection.starts_with(PROXY_PREFIX);
     match reserved {

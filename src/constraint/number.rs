@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use bson::spec::ElementType;
 use num_bigint::BigUint;
 
-use crate::raw::{COEFFICIENT_LIMIT, Element, decimal_coefficient};
+use crate::raw::{COEFFICIENT_LIMIT, Element, decimal_coefficient, mantissa_and_exponent};
 
 const NAN: u8 = 1;
 const NEGATIVE: u8 = 2;
@@ -223,11 +223,7 @@ fn compare(double: f64, coefficient: u128, exponent: i32) -> Ordering {
     if double.is_infinite() {
         return Ordering::Greater;
     }
-    let bits = double.to_bits();
-    let (mantissa, binary_exponent) = match (bits >> 52) as i32 {
-        0 => (bits, -1074),
-        biased => (bits & ((1 << 52) - 1) | 1 << 52, biased - 1075),
-    };
+    let (mantissa, binary_exponent) = mantissa_and_exponent(double);
     // The double is zero: the result is known without building the power of ten, which could be huge.
     if mantissa == 0 {
         return 0.cmp(&coefficient);

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use bson::spec::ElementType;
 
 use super::canonical::{code_with_scope, db_pointer, string_bytes};
-use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::raw::{Builder, Doc, Element, Malformed, length_field};
 
 /// How a copy changes the names of the fields inside documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,12 +113,6 @@ fn plain<'a>(element: &Element<'a>) -> Cow<'a, [u8]> {
         }
         _ => element.value.into(),
     }
-}
-
-fn length_field(size: usize) -> [u8; 4] {
-    i32::try_from(size)
-        .expect("a BSON value stays far below 2 GiB")
-        .to_le_bytes()
 }
 
 /// The names of an array's elements: 0, 1, 2 and so on. They share one allocation.

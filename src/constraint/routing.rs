@@ -54,8 +54,7 @@ impl Constraint {
         if self.unroutable().is_some() || query.mentions(&UNROUTABLE).ok()? {
             return None;
         }
-        let mut equal = Vec::new();
-        equalities(query, DEPTH_MAX, &mut equal).ok()?;
+        let equal = values_asked_for(query).ok()?;
         if let Some(filter) = &self.filter
             && !filter.is_implied_by(&equal)
         {

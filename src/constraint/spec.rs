@@ -5,6 +5,7 @@
 //! shards, Keyward refuses it with its own reason.
 
 use bson::{Bson, Document, oid::ObjectId};
+use serde::Deserialize;
 
 use super::number::Number;
 use crate::namespace::InvalidNamespace;
@@ -12,7 +13,8 @@ use crate::raw::{Doc, Element};
 use crate::server::code::{CANNOT_CREATE_INDEX, INVALID_INDEX_SPECIFICATION_OPTION};
 
 /// How a proxy collection is spread over the shards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Sharding {
     /// By a hash of the key, evenly.
     #[default]
@@ -22,11 +24,13 @@ pub enum Sharding {
 }
 
 /// How a write to the protected collection is made consistent with its reservations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Strategy {
     /// Reserve, write, and release the reservation if the write failed.
     Compensating,
-    /// Reserve and write in one transaction.
+    /// Reserve and write in one transaction. A file may also state the name of earlier versions.
+    #[serde(rename = "strict", alias = "transaction")]
     Transaction,
 }
 
@@ -39,6 +43,12 @@ impl Strategy {
         }
     }
 
+    /// The strategy with this name in the cluster.
+    pub fn of_stored_name(stored: &str) -> Option<Strategy> {
+        let known = [Strategy::Compensating, Strategy::Transaction];
+        known.into_iter().find(|strategy| strategy.stored_name() == stored)
+    }
+
     /// Its name in the cluster, which is that of earlier versions.
     pub fn stored_name(self) -> &'static str {
         match self {
@@ -49,7 +59,8 @@ impl Strategy {
 }
 
 /// What a Keyward does if existing documents violate a constraint that it is about to enforce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnViolation {
     /// It doesn't start, or refuses the configuration.
     #[default]

@@ -233,10 +233,7 @@ impl Scratch {
         self.hello = self.run_in("admin", doc! { "hello": 1 }).await?;
         self.shards = match prepare::shards(&self.client).await.map_err(CheckError::from) {
             // The line about privileges says so, and a start waits for them.
-            Err(error) if error.is_unauthorized() => {
-                let is_sharded = self.hello.get_str("msg").ok() == Some("isdbgrid");
-                is_sharded.then(Vec::new)
-            }
+            Err(error) if error.is_unauthorized() => driver::is_of_router(&self.hello).then(Vec::new),
             shards => shards?,
         };
         if self.shards.is_some() {

@@ -10,6 +10,7 @@ use bson::{Bson, DateTime, Document, doc};
 use super::EntryTerms;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
+use crate::server::clock::millis;
 
 /// One Keyward as the register has it.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,10 +144,6 @@ impl RegisterEntry {
             notices_changes: flag("noticesChanges").unwrap_or(false),
         })
     }
-}
-
-fn millis(time: Duration) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl Display for RegisterEntry {

@@ -60,8 +60,8 @@ impl<P: Protection> Protection for Guard<'_, P> {
         self.protection.has_constraints(database, collection)
     }
 
-    fn strict(&self, database: &[u8], collection: &[u8]) -> Option<String> {
-        self.protection.strict(database, collection)
+    fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String> {
+        self.protection.strict_constraint(database, collection)
     }
 
     fn protects_any_in(&self, database: &[u8]) -> bool {

@@ -13,12 +13,9 @@ use tokio::sync::Notify;
 
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, OF_MONGODB};
 use crate::prepare;
 use crate::proxy_collection::StoreError;
-
-/// MongoDB's own databases, which can't have constraints.
-const OF_MONGODB: [&[u8]; 3] = [b"admin", b"config", b"local"];
 
 /// The collections to which writes may go on, by database.
 type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
@@ -166,7 +163,8 @@ impl Membership {
     pub fn has_declared(&self, database: &[u8], collection: &[u8]) -> bool {
         let declared = self.declared.load();
         let collections = declared.get(database);
-        collections.is_some_and(|collections| collections.contains(collection)) || OF_MONGODB.contains(&database)
+        collections.is_some_and(|collections| collections.contains(collection))
+            || OF_MONGODB.iter().any(|own| own.as_bytes() == database)
     }
 
     /// Has writes go to `namespaces` from now on, which all reserve for `constraints`, too: first it is written in the entry, then

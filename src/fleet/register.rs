@@ -14,15 +14,12 @@ use mongodb::options::ReadConcern;
 use mongodb::{Client, Collection};
 
 use super::RegisterEntry;
-use crate::proxy_collection::{StoreError, answered};
+use crate::proxy_collection::{READ_MAX, StoreError, answered};
 
 /// The register's database.
 pub const DATABASE: &str = "keyward";
 /// Its collection.
 pub const COLLECTION: &str = "keywards";
-
-/// How long the server may take to prove that a read is current.
-const READ_MAX: Duration = Duration::from_secs(10);
 
 /// How long to leave it between two polls of an entry that is to be forgotten.
 const POLL: Duration = Duration::from_secs(1);

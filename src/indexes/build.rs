@@ -8,8 +8,10 @@ use bson::oid::ObjectId;
 use tokio::time::Instant;
 
 use super::create::{WantedConstraints, is_same_index};
+use super::list::ListedIndex;
 use super::refusal::IndexRefusal;
-use super::{Clients, POLL};
+use super::specification::is_index_of;
+use super::{IndexContext, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
@@ -28,18 +30,18 @@ pub(super) struct FailedBuild {
 
 /// Has the constraints built, and waits until they hold. The collection had these `indexes` before, if that is known.
 pub(super) async fn build(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[String]>,
+    indexes: Option<&[ListedIndex]>,
     deadline: Option<Instant>,
 ) -> Result<(), FailedBuild> {
-    let builds = publish(clients, wanted, indexes, deadline)
+    let builds = publish(context, wanted, indexes, deadline)
         .await
         .map_err(|refusal| FailedBuild {
             reply: refusal.error().body(),
             is_withdrawn: !matches!(refusal, IndexRefusal::Store(_)),
         })?;
-    let Err(reply) = await_built(clients, wanted, &builds, deadline).await else {
+    let Err(reply) = await_built(context, wanted, &builds, deadline).await else {
         return Ok(());
     };
     let own: Vec<ObjectId> = builds
@@ -48,7 +50,7 @@ pub(super) async fn build(
         .map(|build| build.id)
         .collect();
     let (mut is_built, mut is_withdrawn) = (false, false);
-    let withdrawn = clients.list.change(|list| {
+    let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
         // Of a constraint of the file, the list says nothing.
         is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
@@ -64,7 +66,7 @@ pub(super) async fn build(
         Ok(_) => {
             let of_own = wanted.entries.iter().filter(|entry| own.contains(&entry.id));
             let constraints: Vec<_> = of_own.map(|entry| entry.constraint.clone()).collect();
-            if is_withdrawn && let Err(error) = clients.await_ended(&constraints).await {
+            if is_withdrawn && let Err(error) = context.await_ended(&constraints).await {
                 tracing::warn!(%error, "another Keyward may still enforce a constraint of a createIndexes that failed");
             }
             Err(FailedBuild { reply, is_withdrawn })
@@ -87,91 +89,111 @@ struct AwaitedBuild {
     is_own: bool,
 }
 
-/// Adds the constraints to the list, except those that it has.
+/// Adds the constraints to the list, except those that it has. One that it has for a former collection is built again, and stays in the list
+/// meanwhile.
 async fn publish(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[String]>,
+    indexes: Option<&[ListedIndex]>,
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
-    settle_outdated(clients, wanted, indexes).await?;
+    settle_outdated(context, wanted, indexes).await?;
     for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
-        replace_ended_definition(clients, entry, effective, deadline).await?;
+        replace_ended_definition(context, entry, effective, deadline).await?;
     }
     let mut builds = Vec::new();
     let mut conflict = None;
     let add = |list: &mut ClientConstraints| {
         builds.clear();
-        let before = list.constraints.len();
+        let mut is_changed = false;
         for entry in &wanted.entries {
             let same = match same_in(list, entry) {
-                Ok(same) => same.map(|same| same.id),
+                Ok(same) => same.map(|same| (same.id, same.collection_uuid == entry.collection_uuid)),
                 Err(refusal) => {
                     conflict = Some(refusal);
                     return None;
                 }
             };
-            builds.push(AwaitedBuild {
-                id: same.unwrap_or(entry.id),
-                is_own: same.is_none(),
-            });
-            if same.is_none() {
-                list.constraints.push(entry.clone());
-            }
+            is_changed |= !matches!(same, Some((_, true)));
+            let (id, is_own) = match same {
+                Some((id, true)) => (id, false),
+                Some((id, false)) => {
+                    list.renew(id, entry);
+                    (entry.id, false)
+                }
+                None => {
+                    list.constraints.push(entry.clone());
+                    (entry.id, true)
+                }
+            };
+            builds.push(AwaitedBuild { id, is_own });
         }
-        (list.constraints.len() > before).then_some(())
+        is_changed.then_some(())
     };
-    clients.list.change(add).await?;
+    context.list.change(add).await?;
     conflict.map_or(Ok(builds), Err)
 }
 
 /// Brings the list up to date with a collection that has another identity than before.
 ///
-/// If it still has a constraint's index, it was resharded or moved, and the constraint stays: nothing may be written without it meanwhile.
-/// Its documents are read again, because the collection may also have been restored past Keyward. If it doesn't have the index, it was
+/// If it still has a constraint's index, it was resharded, and the constraint stays: nothing may be written without it meanwhile. Its
+/// documents are read again, because the collection may also have been restored past Keyward. If it doesn't have the index, it was
 /// dropped past Keyward, or Keyward was killed after it had dropped it: then the constraint ends.
+///
+/// Those that the client asks for again stay as they are: it waits for them.
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
 async fn settle_outdated(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
-    indexes: Option<&[String]>,
+    indexes: Option<&[ListedIndex]>,
 ) -> Result<(), IndexRefusal> {
     let Some(entry) = wanted.entries.first() else {
         return Ok(());
     };
     let namespace = entry.constraint.namespace();
-    let list = clients.list.store.read().await?;
-    let client = clients.service.upstream.client();
+    let list = context.list.store.read().await?;
+    let client = context.service.upstream.client();
     let present = Existing::read(client, namespace).await?;
     if present.uuid != entry.collection_uuid {
         return Err(IndexRefusal::dropped(&entry.constraint));
     }
-    let (mut stay, mut end) = (Vec::new(), Vec::new());
+    let (mut others, mut end) = (Vec::new(), Vec::new());
     for outdated in list.outdated(namespace, present.uuid.as_ref()) {
-        let has_index = indexes.is_none_or(|names| names.iter().any(|name| name == outdated.constraint.name()));
-        let collated = outdated.constraint.inheriting(present.collation.as_ref());
-        let stays = match collated.map_err(IndexRefusal::Specification)? {
-            _ if !has_index => false,
-            Some(collated) => prepare::suspend_same(client, &collated).await?,
-            None => prepare::suspend_same(client, &outdated.constraint).await?,
+        // A constraint that can't have the collection's default collation isn't one of this collection.
+        let Ok(collated) = outdated.constraint.inheriting(present.collation.as_ref()) else {
+            end.push(outdated.id);
+            continue;
         };
-        match stays {
-            true => stay.push(outdated.id),
-            false => end.push(outdated.id),
+        let constraint = collated.as_ref().unwrap_or(&*outdated.constraint);
+        if !has_index(indexes, constraint) || !prepare::suspend_same(client, constraint).await? {
+            end.push(outdated.id);
+        } else if !wanted.entries.iter().any(|entry| is_same(entry, outdated)) {
+            others.push(outdated.id);
         }
     }
-    if !stay.is_empty() {
+    if !others.is_empty() {
         let uuid = present.uuid.as_ref();
-        let noted = clients
-            .list
-            .change(|list| list.note_collection(&stay, uuid).then_some(()));
-        noted.await?;
+        let note = |list: &mut ClientConstraints| list.note_collection(&others, uuid).then_some(());
+        context.list.change(note).await?;
     }
     if !end.is_empty() {
-        clients.list.remove(&end).await?;
+        context.list.remove(&end).await?;
     }
     Ok(())
+}
+
+/// Whether the collection has an index for this constraint. If its indexes aren't known, it may have.
+fn has_index(indexes: Option<&[ListedIndex]>, constraint: &Constraint) -> bool {
+    let is_it = |index: &ListedIndex| {
+        let specification = index.specification.as_ref();
+        index.name == constraint.name() && specification.is_some_and(|one| is_index_of(one, constraint))
+    };
+    indexes.is_none_or(|indexes| indexes.iter().any(is_it))
+}
+
+fn is_same(entry: &ClientConstraint, other: &ClientConstraint) -> bool {
+    matches!(is_same_index(&entry.constraint, &other.constraint), Ok(true))
 }
 
 /// The constraint in `list` that is the same index as `entry`; an error if a server couldn't have both indexes.
@@ -191,16 +213,16 @@ pub(super) fn same_in<'l>(
 /// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
 /// one any more.
 async fn replace_ended_definition(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     entry: &ClientConstraint,
     effective: &Constraint,
     deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
-    let client = clients.service.upstream.client();
+    let client = context.service.upstream.client();
     loop {
         // Anew each time: another client may make the former one again.
-        let list = clients.list.store.read().await?;
+        let list = context.list.store.read().await?;
         if same_in(&list, entry)?.is_some() {
             return Ok(());
         }
@@ -251,7 +273,7 @@ impl ClientsWait {
 
 /// Waits until the constraints hold.
 async fn await_built(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &WantedConstraints,
     builds: &[AwaitedBuild],
     deadline: Option<Instant>,
@@ -261,11 +283,11 @@ async fn await_built(
     let names: Vec<_> = entries.chain(wanted.of_file.iter().map(|one| one.name())).collect();
     let reply = |refusal: IndexRefusal| refusal.error().body();
     loop {
-        let list = clients.list.store.read().await;
+        let list = context.list.store.read().await;
         let list = list.map_err(|error| reply(error.into()))?;
-        let are_built = are_built(clients, &wanted.entries, builds, &list)?;
+        let are_built = are_built(context, &wanted.entries, builds, &list)?;
         if are_built
-            && are_enforced(clients, &wanted.of_file)
+            && are_enforced(context, &wanted.of_file)
                 .await
                 .map_err(|error| reply(error.into()))?
         {
@@ -277,15 +299,15 @@ async fn await_built(
 }
 
 /// Whether the constraints of the configuration file hold on every Keyward.
-async fn are_enforced(clients: &Clients<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
-    let standings = prepare::standings(clients.service.upstream.client(), of_file).await?;
+async fn are_enforced(context: &IndexContext<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
+    let standings = prepare::standings(context.service.upstream.client(), of_file).await?;
     let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
     Ok(standings.iter().all(is_enforced))
 }
 
 /// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
 fn are_built(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     wanted: &[ClientConstraint],
     builds: &[AwaitedBuild],
     list: &ClientConstraints,
@@ -294,7 +316,7 @@ fn are_built(
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
         match list.entry(build.id) {
-            Some(entry) => are_all &= entry.state == BuildState::Built && clients.enforces(constraint),
+            Some(entry) => are_all &= entry.state == BuildState::Built && context.enforces(constraint),
             None => {
                 let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
                 return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));

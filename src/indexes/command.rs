@@ -27,9 +27,9 @@ pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malforme
     };
     let mut all = Vec::new();
     for index in indexes.elements() {
-        match index? {
-            index if index.kind == ElementType::EmbeddedDocument => all.push(Doc::new(index.value)?),
-            _ => return Ok(Vec::new()),
+        match index?.as_document()? {
+            Some(index) => all.push(index),
+            None => return Ok(Vec::new()),
         }
     }
     Ok(all)

@@ -16,10 +16,10 @@ use tokio::time::Instant;
 
 use super::build::{build, same_in};
 use super::command::{index_documents, without_unique};
-use super::list::names_of_indexes;
+use super::list::existing_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
-use super::{Clients, refused};
+use super::{IndexContext, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
 use crate::client_constraints::{BuildState, ClientConstraint};
@@ -51,7 +51,7 @@ pub(super) struct WantedConstraints {
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn create_indexes(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     message: &OpMsg<'_>,
     target: Target<'_>,
     upstream: &mut Connection,
@@ -65,12 +65,12 @@ pub async fn create_indexes(
         return Ok(None);
     }
     let indexes = index_documents(message)?;
-    let wanted = match wanted(clients, &indexes, &namespace).await? {
+    let wanted = match wanted(context, &indexes, &namespace).await? {
         Ok(wanted) if wanted.positions.is_empty() => return Ok(None),
         Ok(wanted) => wanted,
         Err(refusal) => {
             return refused(
-                clients,
+                context,
                 &refusal,
                 (Rights::may_create_index, target),
                 message.body,
@@ -80,18 +80,22 @@ pub async fn create_indexes(
         }
     };
     let deadline = deadline(message.body)?;
-    let before = names_of_indexes(&namespace, message.body, upstream).await?;
+    let before = existing_indexes(&namespace, message.body, upstream).await?;
     let reply = upstream.run(&without_unique(message, &wanted.positions)?).await?;
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
-    let failed = match build(clients, &wanted, before.as_deref(), deadline).await {
+    let failed = match build(context, &wanted, before.as_deref(), deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
     };
     if failed.is_withdrawn {
         // Without the list, it isn't known which the server made now.
-        let was_there = |name: &String| before.as_ref().is_none_or(|names| names.contains(name));
+        let was_there = |name: &String| {
+            before
+                .as_ref()
+                .is_none_or(|before| before.iter().any(|index| index.name == *name))
+        };
         let names = wanted.entries.iter().map(|entry| entry.constraint.name().to_owned());
         let made: Vec<String> = names.filter(|name| !was_there(name)).collect();
         drop_made(&namespace, &made, message.body, upstream).await?;
@@ -101,7 +105,7 @@ pub async fn create_indexes(
 
 /// The indexes that are to be constraints, or why one can't be.
 async fn wanted(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     indexes: &[Doc<'_>],
     namespace: &Namespace,
 ) -> Result<Result<WantedConstraints, IndexRefusal>, Malformed> {
@@ -109,22 +113,30 @@ async fn wanted(
     for (position, index) in indexes.iter().enumerate() {
         match (index.is_set("unique")?, specification_of(*index)?) {
             (true, Some(specification)) => specifications.push((position, specification)),
-            (false, Some(IndexSpec { name: Some(name), .. })) if is_of_client(clients, namespace, &name) => {
+            (false, Some(IndexSpec { name: Some(name), .. })) if is_of_client(context, namespace, &name) => {
                 return Ok(Err(IndexRefusal::SameName { name }));
             }
             _ => {}
         }
     }
     Ok(async {
-        let client = clients.service.upstream.client();
+        let client = context.service.upstream.client();
         let shard_keys = answered(shard_keys(client, &[namespace])).await?;
         let Some(shard_key) = shard_keys.get(&namespace.to_string()) else {
             return Ok(WantedConstraints::default());
         };
         let existing = Existing::read(client, namespace).await?;
+        let list = context.list.store.read().await?;
         let (mut wanted, command) = (WantedConstraints::default(), ObjectId::new());
         for (position, specification) in specifications {
-            if server_can_keep(&specification, existing.collation.as_ref(), shard_key) {
+            // One that the list has already stays Keyward's: the server has its index without `unique`.
+            let mut listed = list
+                .constraints
+                .iter()
+                .filter(|one| one.constraint.namespace() == namespace);
+            if server_can_keep(&specification, existing.collation.as_ref(), shard_key)
+                && !listed.any(|one| is_index_of(&specification, &one.constraint))
+            {
                 continue;
             }
             let id = ObjectId::new();
@@ -137,7 +149,7 @@ async fn wanted(
             let effective = effective.map_err(IndexRefusal::Specification)?;
             let effective = effective.unwrap_or_else(|| constraint.clone());
             wanted.positions.push(position);
-            if let Some(of_file) = same_in_file(clients, &effective)? {
+            if let Some(of_file) = same_in_file(context, &effective)? {
                 wanted.of_file.push(of_file);
                 continue;
             }
@@ -147,15 +159,14 @@ async fn wanted(
                 command,
                 constraint: constraint.into(),
                 collection_uuid: existing.uuid.clone(),
-                state: BuildState::Building(clients.membership.id()),
+                state: BuildState::Building(context.membership.id()),
             };
             wanted.entries.push(entry);
         }
-        let list = clients.list.store.read().await?;
         let is_present = |same: &ClientConstraint| same.collection_uuid == existing.uuid;
         let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if is_present(same));
         let new: Vec<_> = wanted.entries.iter().filter(|entry| !is_made(entry)).collect();
-        check_fleet(clients, &new).await?;
+        check_fleet(context, &new).await?;
         Ok(wanted)
     }
     .await)
@@ -163,15 +174,15 @@ async fn wanted(
 
 /// Whether a client's constraint has this name, which an index that isn't unique can't have then. A constraint of the configuration file
 /// may have such an index beside it, for queries.
-fn is_of_client(clients: &Clients<'_>, namespace: &Namespace, name: &str) -> bool {
-    let mut constraints = clients.constraints_on(namespace);
+fn is_of_client(context: &IndexContext<'_>, namespace: &Namespace, name: &str) -> bool {
+    let mut constraints = context.constraints_on(namespace);
     constraints.any(|constraint| constraint.client_entry().is_some() && constraint.name() == name)
 }
 
 /// The constraint of the configuration file that is the wanted one, if there is one.
-fn same_in_file(clients: &Clients<'_>, wanted: &Constraint) -> Result<Option<Arc<Constraint>>, IndexRefusal> {
+fn same_in_file(context: &IndexContext<'_>, wanted: &Constraint) -> Result<Option<Arc<Constraint>>, IndexRefusal> {
     let mut same = None;
-    for existing in clients.of_file(wanted.namespace()) {
+    for existing in context.of_file(wanted.namespace()) {
         if is_same_index(wanted, existing)? {
             same = Some(existing.clone());
         }
@@ -191,19 +202,19 @@ pub(super) fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Resul
 }
 
 /// Checks that every Keyward can enforce these constraints, which are new.
-async fn check_fleet(clients: &Clients<'_>, wanted: &[&ClientConstraint]) -> Result<(), IndexRefusal> {
+async fn check_fleet(context: &IndexContext<'_>, wanted: &[&ClientConstraint]) -> Result<(), IndexRefusal> {
     let Some(first) = wanted.first() else {
         return Ok(());
     };
     let constraints: Vec<_> = wanted.iter().map(|entry| entry.constraint.clone()).collect();
-    let missing = prepare::privileges::missing(clients.service.upstream.client(), &constraints).await?;
+    let missing = prepare::privileges::missing(context.service.upstream.client(), &constraints).await?;
     if !missing.is_empty() {
         return Err(IndexRefusal::Privileges {
             namespace: first.constraint.namespace().clone(),
             missing: missing.join("; "),
         });
     }
-    let entries = clients.membership.entries().await?;
+    let entries = context.membership.entries().await?;
     let others: Vec<String> = entries
         .iter()
         .filter(|entry| entry.clients_version.is_none())

@@ -6,10 +6,10 @@ use bson::Document;
 use bson::oid::ObjectId;
 
 use super::command::DroppedIndexes;
-use super::list::names_of_indexes;
+use super::list::existing_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
-use super::{Clients, refused};
+use super::{IndexContext, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
 use crate::constraint::Constraint;
@@ -26,7 +26,7 @@ use crate::write::ForwardError;
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_indexes(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     target: Target<'_>,
     body: Doc<'_>,
     upstream: &mut Connection,
@@ -35,14 +35,14 @@ pub async fn drop_indexes(
         return Ok(None);
     };
     let namespace = Namespace::new(database, collection);
-    let constraints = match constraints_on(clients, &namespace).await {
+    let constraints = match constraints_on(context, &namespace).await {
         Ok(constraints) => constraints,
         Err(error) => return Ok(Some(IndexRefusal::from(error).error().body())),
     };
     let dropped = match dropped(&constraints, body)? {
         Ok(dropped) if dropped.is_empty() => return Ok(None),
         Ok(dropped) => dropped,
-        Err(refusal) => return refused(clients, &refusal, (Rights::may_drop_index, target), body, upstream).await,
+        Err(refusal) => return refused(context, &refusal, (Rights::may_drop_index, target), body, upstream).await,
     };
     let answer = upstream.run(body.bytes()).await?;
     let reply = Doc::new(&answer)?;
@@ -55,7 +55,7 @@ pub async fn drop_indexes(
     if ended.is_empty() {
         return Ok(Some(answer));
     }
-    match end(clients, &ended).await {
+    match end(context, &ended).await {
         Ok(()) => Ok(Some(answer)),
         Err(refusal) => Ok(Some(refusal.error().body())),
     }
@@ -63,9 +63,9 @@ pub async fn drop_indexes(
 
 /// The constraints on a collection: those of the configuration file, and those of clients. The latter come from the list itself: another
 /// Keyward may have added one that this Keyward doesn't enforce yet.
-async fn constraints_on(clients: &Clients<'_>, namespace: &Namespace) -> Result<Vec<Arc<Constraint>>, StoreError> {
-    let list = clients.list.store.read().await?;
-    let of_file: Vec<_> = clients.of_file(namespace).cloned().collect();
+async fn constraints_on(context: &IndexContext<'_>, namespace: &Namespace) -> Result<Vec<Arc<Constraint>>, StoreError> {
+    let list = context.list.store.read().await?;
+    let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
     let mut constraints = list.with(&of_file);
     constraints.retain(|constraint| constraint.namespace() == namespace);
     Ok(constraints)
@@ -92,12 +92,7 @@ fn dropped(
         };
         match (is_dropped && !constraint.is_on_id(), constraint.client_entry()) {
             (true, Some(_)) => of_clients.push(constraint.clone()),
-            (true, None) => {
-                return Ok(Err(IndexRefusal::InFile {
-                    name: constraint.name().to_owned(),
-                    namespace: constraint.namespace().clone(),
-                }));
-            }
+            (true, None) => return Ok(Err(IndexRefusal::InFile(constraint.full_name()))),
             (false, _) => {}
         }
     }
@@ -111,16 +106,20 @@ async fn without_index(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<Arc<Constraint>>, ForwardError> {
-    let names = names_of_indexes(namespace, body, upstream).await?;
-    let has_none = |name: &str| names.as_ref().is_some_and(|names| !names.iter().any(|one| one == name));
+    let indexes = existing_indexes(namespace, body, upstream).await?;
+    let has_none = |name: &str| {
+        indexes
+            .as_ref()
+            .is_some_and(|indexes| !indexes.iter().any(|one| one.name == name))
+    };
     constraints.retain(|constraint| has_none(constraint.name()));
     Ok(constraints)
 }
 
 /// Takes the constraints out of the list, and waits until no Keyward reserves for them.
-async fn end(clients: &Clients<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
+async fn end(context: &IndexContext<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
     let entries: Vec<ObjectId> = dropped.iter().filter_map(|one| one.client_entry()).collect();
-    clients.list.remove(&entries).await?;
-    clients.await_ended(dropped).await?;
+    context.list.remove(&entries).await?;
+    context.await_ended(dropped).await?;
     Ok(())
 }

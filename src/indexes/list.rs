@@ -4,7 +4,7 @@ use bson::spec::ElementType;
 
 use super::specification::{is_index_of, specification_of};
 use crate::catalog::Protected;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::{cursor, reply};
@@ -80,7 +80,6 @@ fn is_on_id(index: Doc<'_>) -> Result<bool, Malformed> {
 
 /// The index with `unique` where the server puts it: behind the name.
 fn with_unique(index: Doc<'_>) -> Result<Vec<u8>, Malformed> {
-    // Where the server has it.
     let is_before = |field: &Element<'_>| matches!(field.name, b"v" | b"key" | b"name" | b"background");
     let mut shown = Builder::new();
     shown.elements_where(index, is_before)?.boolean("unique", true);
@@ -88,15 +87,23 @@ fn with_unique(index: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     Ok(shown.finish())
 }
 
-/// The names of a collection's indexes, asked for in the session of the client's command `body`; none if the client may not list them.
+/// An index of a collection, as the server has it.
+pub struct ListedIndex {
+    /// Its name.
+    pub name: String,
+    /// Its specification, without `unique`; none if no constraint could have it.
+    pub specification: Option<IndexSpec>,
+}
+
+/// The indexes of a collection, asked for in the session of the client's command `body`; none if the client may not list them.
 ///
 /// # Errors
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
-pub async fn names_of_indexes(
+pub async fn existing_indexes(
     namespace: &Namespace,
     body: Doc<'_>,
     upstream: &mut Connection,
-) -> Result<Option<Vec<String>>, ForwardError> {
+) -> Result<Option<Vec<ListedIndex>>, ForwardError> {
     let mut list = Builder::new();
     list.string("listIndexes", namespace.collection.as_bytes());
     list.document("cursor", Doc::empty());
@@ -107,12 +114,15 @@ pub async fn names_of_indexes(
     if !reply::is_ok(answer)? || cursor::more(answer)?.is_some() {
         return Ok(None);
     }
-    let mut names = Vec::new();
+    let mut indexes = Vec::new();
     for index in cursor::batch(answer)? {
         let name = index.get("name")?;
-        names.extend(name.and_then(|name| name.as_str().map(str::to_owned)));
+        if let Some(name) = name.and_then(|name| name.as_str().map(str::to_owned)) {
+            let specification = specification_of(index)?;
+            indexes.push(ListedIndex { name, specification });
+        }
     }
-    Ok(Some(names))
+    Ok(Some(indexes))
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
 use crate::fleet::{Membership, RegisterEntry};
-use crate::metrics::constraint_label;
+use crate::metrics::constraint_labels;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
@@ -41,7 +41,7 @@ use crate::wire::OpMsg;
 use crate::write::ForwardError;
 
 /// What a change of clients' constraints needs.
-struct Clients<'a> {
+struct IndexContext<'a> {
     service: &'a Service,
     /// The constraints by which the command was judged.
     catalog: &'a Catalog,
@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to leave it between two polls of the register.
 const POLL: Duration = Duration::from_millis(100);
 
-impl Clients<'_> {
+impl IndexContext<'_> {
     /// The constraints on a collection by which the command was judged.
     fn constraints_on(&self, namespace: &Namespace) -> impl Iterator<Item = &Arc<Constraint>> {
         let constraints = self
@@ -89,10 +89,7 @@ impl Clients<'_> {
             }
             tokio::time::sleep(POLL).await;
         }
-        let names: Vec<String> = constraints
-            .iter()
-            .map(|constraint| constraint_label(constraint))
-            .collect();
+        let names = constraint_labels(constraints);
         tracing::warn!(
             ?names,
             "another Keyward still enforces constraints that were ended; it ends them once it reads the list"
@@ -129,15 +126,15 @@ pub async fn serve(
     let (Some(membership), Some(list)) = (&service.membership, &service.client_list) else {
         return Ok(None);
     };
-    let clients = Clients {
+    let context = IndexContext {
         service,
         catalog,
         membership,
         list,
     };
     match command {
-        IndexCommand::Create(target) => create::create_indexes(&clients, message, target, upstream).await,
-        IndexCommand::Drop(target) => drop::drop_indexes(&clients, target, message.body, upstream).await,
+        IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,
+        IndexCommand::Drop(target) => drop::drop_indexes(&context, target, message.body, upstream).await,
         IndexCommand::List(_) => Ok(None),
     }
 }
@@ -147,13 +144,13 @@ type NeededRight = fn(&Rights, &[u8], &[u8]) -> bool;
 
 /// Refuses a command. If the client seems to lack the right to it, the server refuses it instead, and the client learns of no constraint.
 async fn refused(
-    clients: &Clients<'_>,
+    context: &IndexContext<'_>,
     refusal: &IndexRefusal,
     (may, target): (NeededRight, Target<'_>),
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
-    let has_users = clients.service.upstream.has_credential();
+    let has_users = context.service.upstream.has_credential();
     let rights = Rights::if_known::<ForwardError>(has_users, body, upstream).await?;
     Ok(may(&rights, target.database, target.collection).then(|| refusal.error().body()))
 }

@@ -1,6 +1,6 @@
 //! Lists why Keyward refuses a command about indexes, in the server's form.
 
-use crate::constraint::{Constraint, SpecError};
+use crate::constraint::{Constraint, ConstraintName, SpecError};
 use crate::namespace::Namespace;
 use crate::prepare::PrepareError;
 use crate::proxy_collection::StoreError;
@@ -47,25 +47,16 @@ pub enum IndexRefusal {
     },
     /// The configuration file states the constraint.
     #[error(
-        "Keyward: index {name} of {namespace} belongs to a unique constraint in Keyward's configuration file; remove it there first"
+        "Keyward: index {name} of {namespace} belongs to a unique constraint in Keyward's configuration file; remove it there first",
+        name = .0.name, namespace = .0.namespace
     )]
-    InFile {
-        /// The index's name.
-        name: String,
-        /// The collection.
-        namespace: Namespace,
-    },
+    InFile(ConstraintName),
     /// The Keyward that was to build the constraint can't.
     #[error("Keyward: the unique constraint can't be made: {0}")]
     NotApplied(String),
     /// The index was dropped while the client waited for it.
-    #[error("Index build failed: index {name} of {namespace} was dropped meanwhile")]
-    Dropped {
-        /// The index's name.
-        name: String,
-        /// The collection.
-        namespace: Namespace,
-    },
+    #[error("Index build failed: index {name} of {namespace} was dropped meanwhile", name = .0.name, namespace = .0.namespace)]
+    Dropped(ConstraintName),
     /// The client's `maxTimeMS` passed.
     #[error("operation exceeded time limit")]
     TimeLimit,
@@ -88,10 +79,7 @@ fn own_prefix(error: &SpecError) -> &'static str {
 impl IndexRefusal {
     /// The index of this constraint was dropped while the client waited for it.
     pub(super) fn dropped(constraint: &Constraint) -> IndexRefusal {
-        IndexRefusal::Dropped {
-            name: constraint.name().to_owned(),
-            namespace: constraint.namespace().clone(),
-        }
+        IndexRefusal::Dropped(constraint.full_name())
     }
 
     /// The error for the client.
@@ -100,8 +88,8 @@ impl IndexRefusal {
             IndexRefusal::Specification(SpecError::Refused { code, .. }) => (*code, name_of(*code)),
             IndexRefusal::SameName { .. } => (code::INDEX_KEY_SPECS_CONFLICT, "IndexKeySpecsConflict"),
             IndexRefusal::OtherName { .. } => (code::INDEX_OPTIONS_CONFLICT, "IndexOptionsConflict"),
-            IndexRefusal::InFile { .. } => (code::INVALID_OPTIONS, "InvalidOptions"),
-            IndexRefusal::Dropped { .. } => (code::INDEX_BUILD_ABORTED, "IndexBuildAborted"),
+            IndexRefusal::InFile(_) => (code::INVALID_OPTIONS, "InvalidOptions"),
+            IndexRefusal::Dropped(_) => (code::INDEX_BUILD_ABORTED, "IndexBuildAborted"),
             IndexRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => {
                 (code::HOST_UNREACHABLE, "HostUnreachable")

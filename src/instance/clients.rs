@@ -94,17 +94,6 @@ impl FollowedList {
             .is_some_and(|(version, at)| version == list.version && at.elapsed() < AFTER_REFUSAL)
     }
 
-    /// Whether the list that is applied is the newest.
-    ///
-    /// # Errors
-    /// [`StoreError`] if that can't be known.
-    pub(super) async fn is_current(&self) -> Result<bool, StoreError> {
-        match &self.shared {
-            Some(shared) => shared.is_current().await,
-            None => Ok(true),
-        }
-    }
-
     /// Notes that this Keyward is about to apply the list of this version.
     pub(super) fn note_applying(&self, version: i64) {
         if let Some(shared) = &self.shared {

@@ -12,13 +12,14 @@ use super::StartError;
 use super::clients::FollowedList;
 use super::left_out::LeftOutConstraints;
 use crate::catalog::Catalog;
+use crate::client_constraints::is_current;
 use crate::config::Config;
 use crate::fleet::{self, ClientsView, EntryTerms, Membership};
 use crate::metrics::Metrics;
 use crate::prepare::{self, PrepareError, WaitingConstraint};
 use crate::proxy_collection::{StoreError, answered};
 use crate::readiness::{Obstacle, Readiness};
-use crate::server::{certain, code, driver};
+use crate::server::{code, definite, driver};
 use crate::session::Service;
 use crate::upstream::{SetupError, Upstream, reports_retries};
 
@@ -237,7 +238,11 @@ pub(super) async fn prepared(
             let identities = reserving.identities(|_| true);
             // If clients have made constraints meanwhile, the first write to each collection waits for them.
             membership
-                .declare_if(reserving.namespaces_of_file(), &identities, clients.is_current())
+                .declare_if(
+                    reserving.namespaces_of_file(),
+                    &identities,
+                    is_current(clients.shared().as_ref()),
+                )
                 .await?;
             reserving.check_unchanged(client, |_| true).await?;
             if let Some(doubt) = doubt {
@@ -258,8 +263,8 @@ pub(super) async fn prepared(
             Err(PrepareError::Duplicates(reports)) if left_out.add(&config.constraints, &reports) => {}
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             // The next try makes it anew, or says why it can't.
-            Err(PrepareError::Changed { namespace, name }) => {
-                tracing::info!(%namespace, constraint = name, "the constraint was changed in the cluster meanwhile");
+            Err(PrepareError::Changed(changed)) => {
+                tracing::info!(namespace = %changed.namespace, constraint = changed.name, "the constraint was changed in the cluster meanwhile");
                 is_changed = true;
             }
             Err(error) => return Err(error.into()),
@@ -301,7 +306,7 @@ fn may_pass(error: &StoreError) -> bool {
     };
     match &*error.kind {
         ErrorKind::Io(_) | ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. } => true,
-        ErrorKind::Command(refused) => certain::may_pass(refused.code),
+        ErrorKind::Command(refused) => definite::may_pass(refused.code),
         _ => error.contains_label(RETRYABLE_WRITE_ERROR),
     }
 }

@@ -10,7 +10,7 @@ use mongodb::Client;
 use crate::client_constraints::ClientConstraints;
 use crate::constraint::{Constraint, Strategy};
 use crate::fleet::Membership;
-use crate::metrics::constraint_label;
+use crate::metrics::{constraint_label, constraint_labels};
 use crate::prepare::{self, ConstraintState, PrepareError, Reports};
 use crate::proxy_collection::StoreError;
 use crate::readiness::Readiness;
@@ -104,10 +104,7 @@ impl LeftOutConstraints {
 
     /// Their names.
     pub(super) fn names(&self) -> Vec<String> {
-        self.0
-            .iter()
-            .map(|(constraint, _)| constraint_label(constraint))
-            .collect()
+        constraint_labels(self.0.iter().map(|(constraint, _)| constraint))
     }
 
     /// Shows operators that these aren't enforced. Those of `before` that are left out no more are forgotten, unless they
@@ -120,7 +117,7 @@ impl LeftOutConstraints {
         readiness: &Readiness,
     ) {
         for (constraint, _) in before.0.iter().filter(|(constraint, _)| !self.has(constraint)) {
-            if !current.iter().any(|one| is_named(one, constraint)) {
+            if !current.iter().any(|one| one.has_name_of(constraint)) {
                 service.forget(constraint);
                 readiness.forget_note(&constraint_label(constraint));
             }
@@ -141,12 +138,8 @@ impl LeftOutConstraints {
     }
 
     fn has(&self, constraint: &Constraint) -> bool {
-        self.0.iter().any(|(left_out, _)| is_named(left_out, constraint))
+        self.0.iter().any(|(left_out, _)| left_out.has_name_of(constraint))
     }
-}
-
-fn is_named(one: &Constraint, other: &Constraint) -> bool {
-    one.namespace() == other.namespace() && one.name() == other.name()
 }
 
 #[cfg(test)]

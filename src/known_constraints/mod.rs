@@ -13,19 +13,16 @@ use bson::Document;
 use bson::oid::ObjectId;
 use mongodb::Client;
 
-use crate::client_constraints::{BuildState, ClientConstraintStore, ClientConstraints};
-use crate::constraint::{Strategy, proxy_collection};
+use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraintStore, ClientConstraints};
+use crate::constraint::{ConstraintName, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, OF_MONGODB};
 use crate::prepare::{self, BackfillProgress, KnownDefinition};
 use crate::proxy_collection::{StoreError, answered};
 
 pub use refusal::ChangeRefusal;
 pub use remove::{Removed, remove};
 pub use strategy::set_strategy;
-
-/// The databases that can't have constraints.
-const OF_MONGODB: [&str; 3] = ["admin", "config", "local"];
 
 /// A constraint that the cluster knows.
 #[derive(Debug, Clone)]
@@ -75,9 +72,8 @@ impl KnownConstraint {
 
     fn of(definition: KnownDefinition, list: &ClientConstraints, entries: &[RegisterEntry]) -> KnownConstraint {
         let identity = definition.identity;
-        let listed = list.constraints.iter().find(|entry| {
-            entry.constraint.namespace() == &definition.namespace && entry.constraint.name() == definition.name
-        });
+        let is_it = |entry: &&ClientConstraint| entry.constraint.is_named(&definition.namespace, &definition.name);
+        let listed = list.constraints.iter().find(is_it);
         let state = match (&definition.removal, definition.state, listed.map(|entry| entry.state)) {
             (Some(_), _, _) => "being removed",
             (None, Some(prepare::ConstraintState::Reserving), _) if definition.is_claimed => "backfilling",
@@ -106,8 +102,7 @@ impl KnownConstraint {
 
 /// A strategy's name in a configuration file, from that in the cluster. One of a later version stays as it is.
 fn strategy_in_file(stored: String) -> String {
-    let known = [Strategy::Compensating, Strategy::Transaction];
-    let named = known.into_iter().find(|strategy| strategy.stored_name() == stored);
+    let named = Strategy::of_stored_name(&stored);
     named.map_or(stored, |strategy| strategy.name().to_owned())
 }
 
@@ -136,7 +131,7 @@ pub async fn known_constraints(client: &Client) -> Result<Vec<KnownConstraint>, 
     }
     for entry in &list.constraints {
         let constraint = &entry.constraint;
-        let is_it = |one: &KnownConstraint| one.namespace == *constraint.namespace() && one.name == constraint.name();
+        let is_it = |one: &KnownConstraint| constraint.is_named(&one.namespace, &one.name);
         if !known.iter().any(is_it) {
             known.push(KnownConstraint {
                 namespace: constraint.namespace().clone(),
@@ -184,11 +179,10 @@ async fn check_unused(client: &Client, identities: &[ObjectId]) -> Result<(), Ch
 async fn definition_of(client: &Client, namespace: &Namespace, name: &str) -> Result<KnownDefinition, ChangeRefusal> {
     let definitions = prepare::known_definitions(client, &namespace.database).await?;
     let is_it = |one: &KnownDefinition| one.namespace == *namespace && one.name == name;
-    definitions
-        .into_iter()
-        .find(is_it)
-        .ok_or_else(|| ChangeRefusal::Unknown {
+    definitions.into_iter().find(is_it).ok_or_else(|| {
+        ChangeRefusal::Unknown(ConstraintName {
             namespace: namespace.clone(),
             name: name.to_owned(),
         })
+    })
 }

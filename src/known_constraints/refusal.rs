@@ -1,5 +1,6 @@
 //! Lists why `keyward constraints` changes nothing, and what to do.
 
+use crate::constraint::ConstraintName;
 use crate::fleet::RegisterEntry;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
@@ -8,15 +9,8 @@ use crate::proxy_collection::StoreError;
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeRefusal {
     /// The cluster has no such constraint.
-    #[error(
-        "the cluster knows no unique constraint {name} on {namespace}; `keyward constraints list` shows those that it knows"
-    )]
-    Unknown {
-        /// The collection.
-        namespace: Namespace,
-        /// The name.
-        name: String,
-    },
+    #[error("the cluster knows no unique constraint {0}; `keyward constraints list` shows those that it knows")]
+    Unknown(ConstraintName),
     /// Keywards count on it.
     #[error(
         "these Keywards count on it: {}. Take the constraint out of their files and reload them, or stop them; then run this again. One \
@@ -39,14 +33,9 @@ pub enum ChangeRefusal {
     Unnoticing(Vec<RegisterEntry>),
     /// A client made it.
     #[error(
-        "a client made unique constraint {name} on {namespace}: end it through a Keyward, with dropIndexes, as any index; then run this again"
+        "a client made unique constraint {0}: end it through a Keyward, with dropIndexes, as any index; then run this again"
     )]
-    OfClient {
-        /// The collection.
-        namespace: Namespace,
-        /// The name.
-        name: String,
-    },
+    OfClient(ConstraintName),
     /// Only clients' constraints are on the collection, and these can't be strict.
     #[error(
         "{0} has only constraints that clients made, and these are compensating; state one of them in the configuration files with \
@@ -60,14 +49,10 @@ pub enum ChangeRefusal {
     MayNotDrop(Namespace),
     /// A removal of the constraint is under way.
     #[error(
-        "unique constraint {name} on {namespace} is being removed; run `keyward constraints remove {namespace} {name}` to the end first"
+        "unique constraint {0} is being removed; run `keyward constraints remove {namespace} {name}` to the end first",
+        namespace = .0.namespace, name = .0.name
     )]
-    BeingRemoved {
-        /// The collection.
-        namespace: Namespace,
-        /// The name.
-        name: String,
-    },
+    BeingRemoved(ConstraintName),
     /// Somebody else has changed it at the same moment.
     #[error("somebody else changed the constraint at the same moment; run this again")]
     Overtaken,

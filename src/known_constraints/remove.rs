@@ -79,14 +79,9 @@ async fn check_free(
     identity: &[bson::oid::ObjectId],
 ) -> Result<(), ChangeRefusal> {
     let list = clients_list(client).await?;
-    let is_it = |one: &crate::client_constraints::ClientConstraint| {
-        one.constraint.namespace() == namespace && one.constraint.name() == name
-    };
-    if list.constraints.iter().any(is_it) {
-        return Err(ChangeRefusal::OfClient {
-            namespace: namespace.clone(),
-            name: name.to_owned(),
-        });
+    let mut listed = list.constraints.iter().map(|entry| &entry.constraint);
+    if let Some(listed) = listed.find(|listed| listed.is_named(namespace, name)) {
+        return Err(ChangeRefusal::OfClient(listed.full_name()));
     }
     check_unused(client, identity).await
 }

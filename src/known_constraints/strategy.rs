@@ -16,7 +16,7 @@ use bson::{Document, doc};
 use mongodb::Client;
 
 use super::{ChangeRefusal, check_unused, clients_list, definition_of};
-use crate::constraint::Strategy;
+use crate::constraint::{ConstraintName, Strategy};
 use crate::namespace::Namespace;
 use crate::prepare::{self, CHANGING_FIELD, DEFINITIONS, KnownDefinition, definition_id};
 use crate::proxy_collection::{StoreError, answered};
@@ -38,10 +38,10 @@ pub async fn set_strategy(
     definition_of(client, namespace, name).await?;
     let constraints = constraints_of(client, namespace).await?;
     if let Some(removed) = constraints.iter().find(|one| one.removal.is_some()) {
-        return Err(ChangeRefusal::BeingRemoved {
+        return Err(ChangeRefusal::BeingRemoved(ConstraintName {
             namespace: namespace.clone(),
             name: removed.name.clone(),
-        });
+        }));
     }
     if strategy == Strategy::Transaction {
         check_can_be_strict(client, namespace, &constraints).await?;
@@ -90,7 +90,7 @@ async fn check_can_be_strict(
     // Also one that a client made and dropped.
     let is_of_client = |known: &KnownDefinition| {
         let mut listed = list.constraints.iter().map(|entry| &entry.constraint);
-        known.of_client.is_some() || listed.any(|one| one.namespace() == namespace && one.name() == known.name)
+        known.of_client.is_some() || listed.any(|one| one.is_named(namespace, &known.name))
     };
     match constraints.iter().all(is_of_client) {
         true => Err(ChangeRefusal::OnlyOfClients(namespace.clone())),

@@ -5,7 +5,6 @@
 //! start.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
@@ -19,7 +18,7 @@ use super::removal::REMOVAL_FIELD;
 use crate::constraint::{Constraint, SORT_KEYS_FIELD, Strategy, proxy_collection};
 use crate::fleet::{Register, RegisterEntry};
 use crate::namespace::Namespace;
-use crate::proxy_collection::{StoreError, answered};
+use crate::proxy_collection::{READ_MAX, StoreError, answered};
 
 /// The state of a constraint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +71,6 @@ pub(super) const ENFORCED_IN: &str = "enforcedIn";
 pub(super) const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.
 const BACKFILLING: &str = "backfilling";
-
-/// How long the server may take to prove that a read is current.
-const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The definitions of one database.
 pub(super) struct Definitions {
@@ -155,51 +151,6 @@ impl Definitions {
         })
     }
 
-    /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
-    /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
-    /// start. Returns none if the definition is the constraint's now. Otherwise it must be tried again: the Keywards that it returns may still
-    /// reserve for the former constraint. They haven't applied this `version` of the list of clients' constraints, which lacks it.
-    ///
-    /// # Errors
-    /// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states.
-    pub(super) async fn replace_ended(
-        &self,
-        constraint: &Constraint,
-        register: &Register,
-        version: i64,
-    ) -> Result<Option<Vec<RegisterEntry>>, PrepareError> {
-        let Some(found) = answered(self.collection.find_one(id(constraint)).into_future()).await? else {
-            return Ok(None);
-        };
-        let Err(error) = state(constraint, &found) else {
-            return Ok(None);
-        };
-        let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
-            return Err(error);
-        };
-        // A Keyward that compared the definition before this may list the identity later. That means nothing any more: the new constraint
-        // has another one.
-        let mut entries = register.current().await?;
-        entries.retain(|entry| entry.constraints.contains(&identity));
-        let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
-        if !entries.is_empty() {
-            return match entries.iter().all(is_behind) {
-                true => Ok(Some(entries)),
-                false => Err(error),
-            };
-        }
-        // Whoever makes the former one again meanwhile begins another epoch.
-        let mut former = id(constraint);
-        former.insert("identity", identity);
-        former.insert(BACKFILL_EPOCH_FIELD, found.get(BACKFILL_EPOCH_FIELD));
-        let new = doc! {
-            "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
-            "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
-        };
-        let replaced = answered(self.collection.replace_one(former, new).into_future()).await?;
-        Ok((replaced.matched_count == 0).then(Vec::new))
-    }
-
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another
     /// definition or strategy.
     pub(super) async fn read(
@@ -225,10 +176,7 @@ impl Definitions {
         let found = answered(find.into_future()).await?;
         match found.is_some_and(|found| found.get("identity") == Some(&Bson::ObjectId(identity))) {
             true => Ok(()),
-            false => Err(PrepareError::Changed {
-                namespace: constraint.namespace().clone(),
-                name: constraint.name().to_owned(),
-            }),
+            false => Err(PrepareError::Changed(constraint.full_name())),
         }
     }
 
@@ -247,8 +195,7 @@ impl Definitions {
             let other = Namespace::new(constraint.namespace().database.clone(), collection);
             if constraint.proxy_collection() == proxy_collection(&other, name) {
                 return Err(PrepareError::SamePlace {
-                    namespace: constraint.namespace().clone(),
-                    name: constraint.name().to_owned(),
+                    constraint: constraint.full_name(),
                     other: format!("{name} on {other}"),
                 });
             }
@@ -314,26 +261,6 @@ impl Definitions {
         Ok(())
     }
 
-    /// The same, unless the constraint is enforced.
-    pub(super) async fn suspend_unless_enforced(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        let is_of_epoch = doc! { "$eq": [format!("${ENFORCED_IN}"), format!("${BACKFILL_EPOCH_FIELD}")] };
-        let enforced = doc! { "state": ConstraintState::Enforced.name(), "$expr": is_of_epoch };
-        let mut other = id(constraint);
-        other.insert("$nor", vec![enforced]);
-        answered(self.collection.update_one(other, suspension()).into_future()).await?;
-        Ok(())
-    }
-
-    /// The same, for a constraint that a client made, as its build begins.
-    pub(super) async fn begin_build(&self, constraint: &Constraint) -> Result<(), PrepareError> {
-        let mut update = suspension();
-        if let (Ok(set), Some(entry)) = (update.get_document_mut("$set"), constraint.client_entry()) {
-            set.insert(OF_CLIENT, entry);
-        }
-        answered(self.collection.update_one(id(constraint), update).into_future()).await?;
-        Ok(())
-    }
-
     /// Notes that a client's constraint has ended. One with the same definition that was made since stays as it is.
     pub(super) async fn end_of_client(&self, constraint: &Constraint, entry: ObjectId) -> Result<(), PrepareError> {
         let mut ended = id(constraint);
@@ -386,6 +313,81 @@ impl Definitions {
     }
 }
 
+/// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
+/// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
+/// start. Returns none if the definition is the constraint's now. Otherwise it must be tried again: the Keywards that it returns may still
+/// reserve for the former constraint. They haven't applied this `version` of the list of clients' constraints, which lacks it.
+///
+/// # Errors
+/// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states; another one if the
+/// cluster doesn't carry out a command.
+pub async fn replace_ended_definition(
+    client: &Client,
+    constraint: &Constraint,
+    version: i64,
+) -> Result<Option<Vec<RegisterEntry>>, PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace()).collection;
+    let Some(found) = answered(definitions.find_one(id(constraint)).into_future()).await? else {
+        return Ok(None);
+    };
+    let Err(error) = state(constraint, &found) else {
+        return Ok(None);
+    };
+    let (PrepareError::OtherDefinition { .. }, Ok(identity)) = (&error, found.get_object_id("identity")) else {
+        return Err(error);
+    };
+    // A Keyward that compared the definition before this may list the identity later. That means nothing any more: the new constraint
+    // has another one.
+    let mut entries = Register::of(client).current().await?;
+    entries.retain(|entry| entry.constraints.contains(&identity));
+    let is_behind = |entry: &RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
+    if !entries.is_empty() {
+        return match entries.iter().all(is_behind) {
+            true => Ok(Some(entries)),
+            false => Err(error),
+        };
+    }
+    // Whoever makes the former one again meanwhile begins another epoch.
+    let mut former = id(constraint);
+    former.insert("identity", identity);
+    former.insert(BACKFILL_EPOCH_FIELD, found.get(BACKFILL_EPOCH_FIELD));
+    let new = doc! {
+        "definition": constraint.definition(), "identity": ObjectId::new(), "version": 1,
+        "state": ConstraintState::Reserving.name(), BACKFILL_EPOCH_FIELD: ObjectId::new(),
+    };
+    let replaced = answered(definitions.replace_one(former, new).into_future()).await?;
+    Ok((replaced.matched_count == 0).then(Vec::new))
+}
+
+/// Notes that documents may be written without reservations, unless the constraint is enforced.
+///
+/// # Errors
+/// [`PrepareError`] if the cluster doesn't carry out a command.
+pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace()).collection;
+    let is_of_epoch = doc! { "$eq": [format!("${ENFORCED_IN}"), format!("${BACKFILL_EPOCH_FIELD}")] };
+    let enforced = doc! { "state": ConstraintState::Enforced.name(), "$expr": is_of_epoch };
+    let mut other = id(constraint);
+    other.insert("$nor", vec![enforced]);
+    answered(definitions.update_one(other, suspension()).into_future()).await?;
+    Ok(())
+}
+
+/// Notes that documents may be written without reservations, as the build of a client's `constraint` begins. An earlier constraint with the
+/// same definition may have left it enforced.
+///
+/// # Errors
+/// [`PrepareError`] if the cluster doesn't carry out a command.
+pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
+    let definitions = Definitions::of(client, constraint.namespace()).collection;
+    let mut update = suspension();
+    if let (Ok(set), Some(entry)) = (update.get_document_mut("$set"), constraint.client_entry()) {
+        set.insert(OF_CLIENT, entry);
+    }
+    answered(definitions.update_one(id(constraint), update).into_future()).await?;
+    Ok(())
+}
+
 /// The constraint's name in its document.
 fn name_of(document: &Document) -> Option<String> {
     Some(document.get_document("_id").ok()?.get_str("name").ok()?.to_owned())
@@ -418,10 +420,7 @@ pub(super) fn state_of(found: &Document) -> Option<ConstraintState> {
 /// The state in a constraint's document, if its definition is the same as here.
 fn state(constraint: &Constraint, found: &Document) -> Result<ConstraintState, PrepareError> {
     if found.contains_key(REMOVAL_FIELD) {
-        return Err(PrepareError::BeingRemoved {
-            namespace: constraint.namespace().clone(),
-            name: constraint.name().to_owned(),
-        });
+        return Err(PrepareError::BeingRemoved(constraint.full_name()));
     }
     let definition = constraint.definition();
     let there = found
@@ -445,11 +444,9 @@ fn check_strategy(constraint: &Constraint, here: Strategy, there: &str) -> Resul
     if there == here.stored_name() {
         return Ok(());
     }
-    let known = [Strategy::Compensating, Strategy::Transaction];
-    let named = known.into_iter().find(|strategy| strategy.stored_name() == there);
+    let named = Strategy::of_stored_name(there);
     Err(PrepareError::OtherStrategy {
-        namespace: constraint.namespace().clone(),
-        name: constraint.name().to_owned(),
+        constraint: constraint.full_name(),
         here: here.name(),
         there: named.map_or_else(|| there.to_owned(), |named| named.name().to_owned()),
     })
@@ -466,8 +463,7 @@ fn other_sort_keys(constraint: &Constraint, here: &Document, there: &Document) -
     let (mut ours, mut theirs) = (here.clone(), there.clone());
     let (ours_by, theirs_by) = (ours.remove(SORT_KEYS_FIELD)?, theirs.remove(SORT_KEYS_FIELD)?);
     (is_same(&ours, &theirs) && ours_by != theirs_by).then(|| PrepareError::OtherSortKeys {
-        namespace: constraint.namespace().clone(),
-        name: constraint.name().to_owned(),
+        constraint: constraint.full_name(),
         difference: format!("here {ours_by}, there {theirs_by}"),
     })
 }

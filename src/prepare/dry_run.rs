@@ -12,7 +12,7 @@ use bson::{RawBson, RawDocumentBuf};
 use mongodb::Client;
 
 use super::counted_keys::{CountedKeys, KEYS_AT_ONCE};
-use super::duplicate_groups::{DuplicateGroup, fingerprint, note_unindexable};
+use super::duplicate_groups::{DuplicateGroup, fingerprint};
 use super::report::{DuplicatedKey, KEYS_LISTED, Report, Reports, UnindexableDocument, UnlistedKeys};
 use super::{PrepareError, check_strategies, prepared};
 use crate::catalog::Protected;
@@ -99,7 +99,7 @@ impl DryRun<'_> {
             let is_first = start == 0;
             let note = |keys: Result<&[Key], UnindexableDocument>, _: &RawDocumentBuf| match keys {
                 Ok(keys) => keys.iter().for_each(|key| counted.add(fingerprint(key))),
-                Err(document) if is_first => note_unindexable(&mut report, document),
+                Err(document) if is_first => report.add_unindexable(document),
                 Err(_) => {}
             };
             self.read_all(note).await?;

@@ -9,9 +9,7 @@ use bson::spec::ElementType;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::report::{
-    DuplicatedKey, IDS_LISTED, KEYS_LISTED, Report, UNINDEXABLE_LISTED, UnindexableDocument, UnlistedKeys, shortened,
-};
+use super::report::{DuplicatedKey, IDS_LISTED, KEYS_LISTED, Report, UnindexableDocument, UnlistedKeys, shortened};
 use crate::constraint::{Constraint, Key};
 use crate::extended_json::{as_json, key_as_json};
 use crate::raw::Doc;
@@ -164,7 +162,7 @@ impl<'a> DuplicateGroups<'a> {
 
     /// Adds a document that can't have a key.
     pub(super) fn add_unindexable(&mut self, document: UnindexableDocument) {
-        note_unindexable(&mut self.report, document);
+        self.report.add_unindexable(document);
     }
 
     /// The report, with `duplicate`, the server's error for the first duplicate.
@@ -184,15 +182,6 @@ impl<'a> DuplicateGroups<'a> {
         self.report.sort_keys();
         self.report.duplicate = duplicate;
         self.report
-    }
-}
-
-/// Adds a document that can't have a key to `report`.
-pub(super) fn note_unindexable(report: &mut Report, document: UnindexableDocument) {
-    report.count += 1;
-    report.unindexable_count += 1;
-    if report.unindexable.len() < UNINDEXABLE_LISTED {
-        report.unindexable.push(document);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lists why constraints can't be made to hold, and how to fix it.
 
 use super::Reports;
-use crate::constraint::proxy_collection;
+use crate::constraint::{ConstraintName, proxy_collection};
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -32,52 +32,39 @@ pub enum PrepareError {
     },
     /// Somebody removes the constraint from the cluster just now.
     #[error(
-        "unique constraint {name} on {namespace} is being removed from the cluster; take it out of the file, or, to make it anew, run \
-         `keyward constraints remove {namespace} {name}` to the end first"
+        "unique constraint {0} is being removed from the cluster; take it out of the file, or, to make it anew, run \
+         `keyward constraints remove {namespace} {name}` to the end first", namespace = .0.namespace, name = .0.name
     )]
-    BeingRemoved {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
-    },
+    BeingRemoved(ConstraintName),
     /// The constraint has changed in the cluster while it was made to hold.
     #[error(
-        "unique constraint {name} on {namespace} was removed from the cluster, or its strategy was changed, while Keyward made it \
+        "unique constraint {0} was removed from the cluster, or its strategy was changed, while Keyward made it \
          hold; load the configuration again"
     )]
-    Changed {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
-    },
+    Changed(ConstraintName),
     /// Another constraint has its reservations in this one's proxy collection.
     #[error(
-        "unique constraint {name} on {namespace} would have its reservations in {place}, where those of unique constraint \
+        "unique constraint {constraint} would have its reservations in {place}, where those of unique constraint \
          {other} lie; give it another name",
-        place = proxy_collection(namespace, name)
+        place = proxy_collection(&.constraint.namespace, &.constraint.name)
     )]
     SamePlace {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
+        /// The constraint.
+        constraint: ConstraintName,
         /// The other one's name and collection.
         other: String,
     },
     /// Other Keywards use another strategy for the constraint's collection.
     #[error(
-        "unique constraint {name} on {namespace} has strategy {there} in the cluster, but {here} here (one constraint with \
+        "unique constraint {constraint} has strategy {there} in the cluster, but {here} here (one constraint with \
          `strategy: strict` decides for all of its collection), and a Keyward that trusts its lease would undo what one \
          that doesn't promises: write `strategy: {there}`; or, to change it, stop every Keyward, run \
-         `keyward constraints strategy {namespace} {name} {here}`, and start"
+         `keyward constraints strategy {namespace} {name} {here}`, and start",
+        namespace = .constraint.namespace, name = .constraint.name
     )]
     OtherStrategy {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
+        /// The constraint.
+        constraint: ConstraintName,
         /// The strategy here.
         here: &'static str,
         /// The strategy in the cluster.
@@ -85,15 +72,13 @@ pub enum PrepareError {
     },
     /// The existing reservations hold sort keys of another ICU4X, in which equal strings may look different.
     #[error(
-        "unique constraint {name} on {namespace} has reservations with the sort keys of another version ({difference}); go on \
+        "unique constraint {constraint} has reservations with the sort keys of another version ({difference}); go on \
          with the Keyward that made them, or give the constraint another name, so that its reservations are made anew from \
          the documents"
     )]
     OtherSortKeys {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
+        /// The constraint.
+        constraint: ConstraintName,
         /// The versions that make sort keys here, and that made the existing ones.
         difference: String,
     },
@@ -113,15 +98,13 @@ pub enum PrepareError {
     NoCollection(Namespace),
     /// The constraint reads a field that Queryable Encryption encrypts.
     #[error(
-        "unique constraint {name} on {namespace} reads field {field}, which Queryable Encryption encrypts, and encrypted values \
+        "unique constraint {constraint} reads field {field}, which Queryable Encryption encrypts, and encrypted values \
          can't be compared; take the constraint out of the configuration, or move the documents to a collection in which the \
          field isn't encrypted"
     )]
     Encrypted {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
+        /// The constraint.
+        constraint: ConstraintName,
         /// The encrypted field.
         field: String,
     },
@@ -132,12 +115,10 @@ pub enum PrepareError {
     #[error("upstream is a shard of a cluster, and constraints would hold on it alone; name the cluster's mongos")]
     Shard,
     /// The collation of the constraint, or of its collection, can't be used.
-    #[error("the collation of unique constraint {name} on {namespace}: {reason}")]
+    #[error("the collation of unique constraint {constraint}: {reason}")]
     Collation {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
+        /// The constraint.
+        constraint: ConstraintName,
         /// The reason.
         reason: String,
     },
@@ -145,15 +126,8 @@ pub enum PrepareError {
     #[error("{0}{way_out}", way_out = WHOLE_REPORT)]
     Duplicates(Reports),
     /// The existing documents aren't all backfilled yet.
-    #[error(
-        "unique constraint {name} on {namespace} isn't enforced yet: start `keyward run` or `keyward backfill` first"
-    )]
-    NotEnforced {
-        /// The protected collection.
-        namespace: Namespace,
-        /// The constraint's name.
-        name: String,
-    },
+    #[error("unique constraint {0} isn't enforced yet: start `keyward run` or `keyward backfill` first")]
+    NotEnforced(ConstraintName),
     /// The chunks of a proxy collection couldn't be spread in time.
     #[error("the chunks of {0} could not be spread over the shards: {1}")]
     NotSpread(Namespace, String),

@@ -10,6 +10,7 @@ use bson::oid::ObjectId;
 use mongodb::Client;
 
 use super::definition::Definitions;
+use crate::constraint::ConstraintName;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 
@@ -42,10 +43,8 @@ pub async fn suspend_lacking(
     }
     // Only after this Keyward is in the register with the collection: a build that begins later waits for it.
     if is_list_unreadable && let Some(name) = definitions.lacking_of_client(namespace, constraints).await? {
-        return Err(StoreError::OfClient {
-            name,
-            namespace: namespace.clone(),
-        });
+        let namespace = namespace.clone();
+        return Err(StoreError::OfClient(ConstraintName { namespace, name }));
     }
     Ok(())
 }

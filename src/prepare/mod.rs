@@ -22,7 +22,6 @@ pub mod privileges;
 mod removal;
 mod report;
 mod reserving;
-mod results;
 mod sharding;
 
 use std::collections::{HashMap, HashSet};
@@ -35,18 +34,22 @@ use mongodb::Client;
 
 use crate::catalog::Protected;
 use crate::classify::EncryptedField;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, ConstraintName, Strategy};
 use crate::default_collations::DefaultCollations;
-use crate::fleet::{Membership, Register, RegisterEntry};
+use crate::fleet::Membership;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, StoreError};
+use crate::server::driver;
 use crate::upstream::WIRE_VERSION_MIN;
 
 pub use backfill_claim::release_claim;
 pub use backfill_documents::{BackfillOutcome, backfill_documents};
 use definition::Definitions;
-pub use definition::{ConstraintState, DEFINITIONS, Standing, definition_id};
+pub use definition::{
+    ConstraintState, DEFINITIONS, Standing, begin_build, definition_id, replace_ended_definition,
+    suspend_unless_enforced,
+};
 pub use dry_run::find_duplicates;
 pub use error::PrepareError;
 pub use existing::Existing;
@@ -105,7 +108,7 @@ pub async fn make(
         if uuid.is_some() {
             warn_of_routes_without_effect(protected);
         }
-        results::create(client, &protected.namespace.database, &deployment).await?;
+        deployment.create_results(client, &protected.namespace.database).await?;
         let definitions = Definitions::of(client, &protected.namespace);
         for (position, proxy) in protected.constraints.iter().enumerate() {
             let constraint = &proxy.constraint;
@@ -148,23 +151,6 @@ fn warn_of_routes_without_effect(protected: &Protected) {
     }
 }
 
-/// Lets `constraint` have another definition than an ended constraint of its name had. Returns none if it has. Otherwise it must be tried
-/// again: the Keywards that it returns may still reserve for the former one. They haven't applied this `version` of the list of clients'
-/// constraints.
-///
-/// # Errors
-/// [`PrepareError`] if a Keyward's file states the former constraint, or the cluster doesn't carry out a command.
-pub async fn replace_ended_definition(
-    client: &Client,
-    constraint: &Constraint,
-    version: i64,
-) -> Result<Option<Vec<RegisterEntry>>, PrepareError> {
-    let definitions = Definitions::of(client, constraint.namespace());
-    definitions
-        .replace_ended(constraint, &Register::of(client), version)
-        .await
-}
-
 /// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that
 /// has it again backfills all its documents.
 ///
@@ -176,31 +162,19 @@ pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), Pre
         .await
 }
 
-/// The same, if the cluster has the constraint with this definition. Returns whether it has.
+/// The same, unless the cluster has another definition of this constraint. Returns whether it has not.
 ///
 /// # Errors
 /// The same.
 pub async fn suspend_same(client: &Client, constraint: &Constraint) -> Result<bool, PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace());
-    match definitions
-        .read(constraint, crate::constraint::Strategy::Compensating)
-        .await
-    {
-        Ok(None) | Err(PrepareError::OtherDefinition { .. }) => return Ok(false),
-        Ok(Some(_)) | Err(PrepareError::OtherStrategy { .. }) => {}
+    match definitions.read(constraint, Strategy::Compensating).await {
+        Err(PrepareError::OtherDefinition { .. }) => return Ok(false),
+        Ok(_) | Err(PrepareError::OtherStrategy { .. }) => {}
         Err(error) => return Err(error),
     }
     definitions.suspend(constraint).await?;
     Ok(true)
-}
-
-/// The same, unless the constraint is enforced.
-///
-/// # Errors
-/// The same.
-pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
-    let definitions = Definitions::of(client, constraint.namespace());
-    definitions.suspend_unless_enforced(constraint).await
 }
 
 /// The same as [`suspend`], and that a client's constraint has ended.
@@ -214,16 +188,6 @@ pub async fn end(client: &Client, constraint: &Constraint) -> Result<(), Prepare
         Some(entry) => definitions.end_of_client(constraint, entry).await,
         None => Ok(()),
     }
-}
-
-/// The same as [`suspend`], as the build of a client's `constraint` begins. An earlier constraint with the same definition may have left it enforced.
-///
-/// # Errors
-/// The same.
-pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
-    Definitions::of(client, constraint.namespace())
-        .begin_build(constraint)
-        .await
 }
 
 /// The protected collections as the cluster has them. Changes nothing.
@@ -270,10 +234,7 @@ pub async fn check_enforced(client: &Client, protected: &Protected, position: us
     let definitions = Definitions::of(client, &protected.namespace);
     match definitions.read(constraint, protected.strategy()).await? {
         Some(ConstraintState::Enforced | ConstraintState::Backfilled) => Ok(()),
-        Some(ConstraintState::Reserving) | None => Err(PrepareError::NotEnforced {
-            namespace: protected.namespace.clone(),
-            name: constraint.name().to_owned(),
-        }),
+        Some(ConstraintState::Reserving) | None => Err(PrepareError::NotEnforced(constraint.full_name())),
     }
 }
 
@@ -325,11 +286,12 @@ async fn read_one(
     };
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
     if let Some(EncryptedField { constraint, field }) = encrypted {
-        return Err(PrepareError::Encrypted {
-            namespace: namespace.clone(),
+        let namespace = namespace.clone();
+        let constraint = ConstraintName {
+            namespace,
             name: constraint,
-            field,
-        });
+        };
+        return Err(PrepareError::Encrypted { constraint, field });
     }
     let mut proxies = Vec::new();
     for constraint in constraints() {
@@ -385,8 +347,7 @@ fn inheriting(constraint: &Arc<Constraint>, default: Option<&Document>) -> Resul
 
 fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
     PrepareError::Collation {
-        namespace: constraint.namespace().clone(),
-        name: constraint.name().to_owned(),
+        constraint: constraint.full_name(),
         reason: reason.to_string(),
     }
 }
@@ -431,7 +392,7 @@ pub fn check_version(hello: &Document) -> Result<(), StoreError> {
 /// # Errors
 /// [`StoreError`] if it doesn't.
 pub async fn check_time(client: &Client, hello: &Document) -> Result<(), StoreError> {
-    let has_time = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    let has_time = hello.contains_key("setName") || driver::is_of_router(hello);
     if !has_time || hello.contains_key("operationTime") {
         return Ok(());
     }

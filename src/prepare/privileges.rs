@@ -11,6 +11,7 @@ use super::{DEFINITIONS, PrepareError};
 use crate::constraint::Constraint;
 use crate::fleet;
 use crate::namespace::Namespace;
+use crate::server::driver;
 
 /// Actions on the documents of a protected database, and on Keyward's collections in it. A takeover writes a
 /// placeholder into the protected collection and bypasses its validator.
@@ -76,7 +77,7 @@ pub async fn missing(client: &Client, constraints: &[Arc<Constraint>]) -> Result
         return Ok(Vec::new());
     };
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await?;
-    let is_sharded = hello.get_str("msg").ok() == Some("isdbgrid");
+    let is_sharded = driver::is_of_router(&hello);
     let mut missing = Vec::new();
     for privilege in needed(constraints, is_sharded) {
         let Ok(resource) = privilege.get_document("resource") else {

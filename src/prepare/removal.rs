@@ -68,15 +68,7 @@ impl Removal {
         if let Some(former) = removal.former {
             noted.insert("former", former);
         }
-        if let Some(definition) = &removal.definition {
-            noted.insert("definition", definition.clone());
-        }
-        if let Some(of_client) = &removal.of_client {
-            noted.insert(OF_CLIENT, of_client);
-        }
-        if let Some(strategy) = &removal.strategy {
-            noted.insert("strategy", strategy);
-        }
+        noted.extend(removal.fields());
         let mut filter = doc! { "_id": definition_id(&known.namespace, &known.name), "identity": known.identity };
         filter.insert(REMOVAL_FIELD, doc! { "$exists": false });
         // Without a definition: earlier versions refuse such a document, too.
@@ -97,15 +89,7 @@ impl Removal {
         if let Some(former) = self.former {
             restored.insert("identity", former);
         }
-        if let Some(definition) = &self.definition {
-            restored.insert("definition", definition.clone());
-        }
-        if let Some(strategy) = &self.strategy {
-            restored.insert("strategy", strategy);
-        }
-        if let Some(of_client) = &self.of_client {
-            restored.insert(OF_CLIENT, of_client);
-        }
+        restored.extend(self.fields());
         let mut filter = self.filter(namespace, name);
         filter.insert("removal.decided", false);
         let definitions = definitions(client, namespace);
@@ -146,6 +130,21 @@ impl Removal {
         let delete = definitions.delete_one(self.filter(namespace, name));
         answered(delete.into_future()).await?;
         Ok(())
+    }
+
+    /// The fields of the definition that a removal keeps.
+    fn fields(&self) -> Document {
+        let mut fields = Document::new();
+        if let Some(definition) = &self.definition {
+            fields.insert("definition", definition.clone());
+        }
+        if let Some(strategy) = &self.strategy {
+            fields.insert("strategy", strategy);
+        }
+        if let Some(of_client) = &self.of_client {
+            fields.insert(OF_CLIENT, of_client);
+        }
+        fields
     }
 
     fn filter(&self, namespace: &Namespace, name: &str) -> Document {

@@ -18,7 +18,7 @@ const KEYS_SHOWN: usize = 20;
 /// How many `_id`s a report lists for each key.
 pub(super) const IDS_LISTED: usize = 5;
 /// How many documents without keys a report lists.
-pub(super) const UNINDEXABLE_LISTED: usize = 20;
+const UNINDEXABLE_LISTED: usize = 20;
 /// A longer value is cut in a report: documents are large, and reports are read by people.
 const VALUE_BYTES_MAX: usize = 500;
 
@@ -113,7 +113,7 @@ impl Report {
 
     /// Whether it is about this constraint.
     pub fn is_of(&self, constraint: &Constraint) -> bool {
-        self.namespace == *constraint.namespace() && self.constraint == constraint.name()
+        constraint.is_named(&self.namespace, &self.constraint)
     }
 
     /// The number of violating documents and their constraint, without any of their values.
@@ -127,6 +127,15 @@ impl Report {
         format!(
             "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
         )
+    }
+
+    /// Adds a document that can't have a key.
+    pub(super) fn add_unindexable(&mut self, document: UnindexableDocument) {
+        self.count += 1;
+        self.unindexable_count += 1;
+        if self.unindexable.len() < UNINDEXABLE_LISTED {
+            self.unindexable.push(document);
+        }
     }
 
     /// The worst keys come first. Equal ones have the same order in each report, so that two reports can be compared.

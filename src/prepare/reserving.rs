@@ -130,7 +130,7 @@ impl ReservingConstraints {
                         others: Vec::new(),
                     });
                 } else if is_unready {
-                    let identity = self.identities(|one| is_same(one, &proxy.constraint)).pop();
+                    let identity = self.identities(|one| one.has_name_of(&proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));
                     let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), lease, guard).await?;
@@ -207,10 +207,6 @@ async fn backfill_unclaimed<'a>(
         true => Ok(left),
         false => Err(PrepareError::Duplicates(Reports(reports))),
     }
-}
-
-fn is_same(one: &Constraint, other: &Constraint) -> bool {
-    one.namespace() == other.namespace() && one.name() == other.name()
 }
 
 /// A constraint whose documents are being backfilled.

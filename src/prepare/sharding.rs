@@ -2,6 +2,12 @@
 //!
 //! The splits lie on `h`, Keyward's own hash of the key, so that keys that grow monotonically spread, too. Every step
 //! can be repeated, and several Keywards may run it at once, with the same result.
+//!
+//! The collection that records the results of retryable statements ([`crate::write::retry::results`]) is made here, too. On shards it is
+//! sharded by the hash of its `_id`. Otherwise every retryable write that runs in a transaction of Keyward's would write to one shard. The
+//! server distributes the chunks of a hashed collection while it is empty. A collection of an older Keyward that isn't empty stays one chunk
+//! on its shard. The balancer leaves it there while it is smaller than the balancer's threshold (three times 128 MB from MongoDB 6.0 on),
+//! which it usually is: records expire after an hour.
 
 use std::time::Duration;
 
@@ -15,11 +21,15 @@ use crate::constraint::{Constraint, Key, Sharding};
 use crate::namespace::Namespace;
 use crate::server::{code, driver};
 use crate::upstream::{shard_keys, sharded_collection};
+use crate::write::retry::results;
 
 /// How long spreading one proxy collection may take, including the same work by other Keywards.
 const SPREAD_MAX: Duration = Duration::from_secs(120);
 /// How long to wait before checking chunks again that another Keyward may be moving.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long a result is kept: longer than an unused session lives (30 min), and so longer than its retries can arrive.
+const SECONDS_KEPT: i32 = 3_600;
 
 /// The kind of deployment upstream.
 #[derive(Debug, Clone)]
@@ -34,7 +44,7 @@ impl Deployment {
     pub(super) async fn of(client: &Client) -> Result<Deployment, PrepareError> {
         let admin = client.database("admin");
         let hello = admin.run_command(doc! { "hello": 1 }).await?;
-        if hello.get_str("msg").ok() != Some("isdbgrid") {
+        if !driver::is_of_router(&hello) {
             hello.get_str("setName").map_err(|_| PrepareError::Standalone)?;
             return Ok(Deployment::Unsharded);
         }
@@ -44,6 +54,26 @@ impl Deployment {
         let mut names: Vec<String> = shards.iter().filter_map(name).collect();
         names.sort();
         Ok(Deployment::Sharded(names))
+    }
+
+    /// Creates the collection of results in `database`, with the index that lets results expire. Repeating it changes nothing.
+    pub(super) async fn create_results(&self, client: &Client, database: &str) -> Result<(), PrepareError> {
+        let namespace = Namespace::new(database, results::COLLECTION);
+        // Keyward reads and upserts records by `_id`: by another shard key a router finds no shard for an upsert.
+        let paths = self.shard_key(client, &namespace).await?;
+        if !paths.is_empty() && paths != ["_id"] {
+            return Err(PrepareError::OtherResults(namespace, paths.join(", ")));
+        }
+        let mut indexes = vec![doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": SECONDS_KEPT }];
+        let shard_key = doc! { "_id": "hashed" };
+        if self.is_sharded() {
+            // `shardCollection` requires it where the collection isn't empty.
+            indexes.push(doc! { "key": shard_key.clone(), "name": "_id_hashed" });
+        }
+        let command: Document = doc! { "createIndexes": results::COLLECTION, "indexes": indexes };
+        client.database(database).run_command(command).await?;
+        self.shard(client, &namespace, shard_key).await?;
+        Ok(())
     }
 
     /// Refuses a shard of a cluster, which looks like a replica set.

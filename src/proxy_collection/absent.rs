@@ -5,7 +5,7 @@
 //! In compensating mode the lease is the proof: a write ends before its lease does, and the lease is over. In strict mode a
 //! transaction is the proof ([`super::placeholder`]), which needs no clock.
 
-use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver};
+use super::{Owner, ProxyCollection, Reservation, ReservationVersion, StoreError, TakenOver, seen_filters};
 use crate::constraint::{Key, Strategy};
 use crate::reservation::Scope;
 use crate::traces::{ProxyRequest, asking};
@@ -45,7 +45,9 @@ impl ProxyCollection {
         match strategy {
             Strategy::Transaction => self.delete_absent(&abandoned).await,
             Strategy::Compensating => {
-                self.sweep_seen(&abandoned).await?;
+                // The sweep counts its deletions itself.
+                let swept = self.delete(seen_filters(&abandoned));
+                asking(ProxyRequest::Release, &self.constraint, abandoned.len(), swept).await?;
                 Ok(abandoned.len() as u64)
             }
         }

@@ -1,14 +1,14 @@
-//! Walks the documents of the protected collection from the last `_id` to the first, with a cursor.
+//! Reads documents of the protected collection: all of them, from the last `_id` to the first, or a few at random.
 //!
-//! Each shard reads each of its documents once. The walk goes through the router, which leaves out orphaned documents of
+//! A walk over all has a cursor. Each shard reads each of its documents once. The walk goes through the router, which leaves out orphaned documents of
 //! moved chunks.
 
-use bson::{RawBson, RawDocumentBuf, cstr};
+use bson::{Document, RawBson, RawDocumentBuf, cstr, doc};
 use futures_util::TryStreamExt;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
 use super::find::{as_a_write_sees, documents_of};
-use super::time_out::within;
+use super::time_out::{answered, within};
 use super::walk::{id_of, walk};
 use super::{ProxyCollection, StoreError};
 
@@ -29,6 +29,23 @@ impl ProxyCollection {
             after,
             cursor: None,
         }
+    }
+
+    /// About `size` documents of the protected collection, each with only the top-level fields that the constraint and `shard_key` read.
+    /// The server may give a document twice. From a collection that isn't much larger it gives all, and some of them may be missing if they
+    /// are written meanwhile.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't answer.
+    pub async fn sample(&self, size: u32, shard_key: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
+        let projection = self.projection(shard_key)?;
+        let projection = Document::try_from(&projection).map_err(|_| StoreError::Unexpected("a projection"))?;
+        let stages = [
+            doc! { "$sample": { "size": i64::from(size) } },
+            doc! { "$project": projection },
+        ];
+        let sampled = self.protected.aggregate(stages).with_type::<RawDocumentBuf>();
+        answered(answered(sampled.into_future()).await?.try_collect()).await
     }
 }
 

@@ -14,12 +14,10 @@ mod owner;
 mod placeholder;
 mod queue;
 mod reading;
-mod recent;
 mod recent_owners;
 mod reroute;
 mod reservation;
 mod reserving;
-mod sample;
 mod sessions;
 mod snapshot;
 mod sort_keys;
@@ -39,9 +37,8 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use crate::constraint::{Constraint, DuplicateKey, Key};
+use crate::constraint::{Constraint, ConstraintName, DuplicateKey, Key};
 use crate::metrics::ConstraintMetrics;
-use crate::namespace::Namespace;
 use crate::reply::Times;
 use crate::reservation::Token;
 use crate::server::driver;
@@ -65,7 +62,7 @@ pub use placeholder::TakenOver;
 pub use reservation::{Owner, Reservation, ReservationVersion};
 pub use reserving::Reserved;
 pub use snapshot::Moment;
-pub use time_out::answered;
+pub use time_out::{READ_MAX, answered};
 pub use walk::{ProxyDocument, Unreadable, id_of};
 
 /// The maximum number of keys in one command: a document may have thousands, and a command ends at 16 MB and 100,000
@@ -119,15 +116,10 @@ pub enum StoreError {
     Unrepaired,
     /// A client made a constraint, and this Keyward can't know of it.
     #[error(
-        "a client made the constraint {name} on {namespace}, and Keyward's user may not read keyward.clientConstraints; grant that \
+        "a client made the constraint {0}, and Keyward's user may not read keyward.clientConstraints; grant that \
          privilege (docs/security.md), and restart this Keyward"
     )]
-    OfClient {
-        /// The constraint.
-        name: String,
-        /// Its collection.
-        namespace: Namespace,
-    },
+    OfClient(ConstraintName),
     /// A reply, or a document of a proxy collection, doesn't have the expected form.
     #[error("{0} is not what it must be")]
     Unexpected(&'static str),
@@ -401,15 +393,6 @@ impl ProxyCollection {
     /// [`StoreError`] if some may still exist.
     pub async fn release_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
         self.release_all(seen_filters(keys)).await
-    }
-
-    /// As [`ProxyCollection::release_seen`], for a sweep, which counts its deletions itself.
-    ///
-    /// # Errors
-    /// [`StoreError`] if some may still exist.
-    pub async fn sweep_seen(&self, keys: &[(&Key, &Reservation)]) -> Result<(), StoreError> {
-        let swept = self.delete(seen_filters(keys));
-        asking(ProxyRequest::Release, &self.constraint, keys.len(), swept).await
     }
 
     /// Carries out and counts every release.

@@ -59,16 +59,12 @@ impl Reading {
 
 /// The `find` of the reservations of `keys`.
 pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>) -> RawDocumentBuf {
-    let command = find_reservations(collection, keys, None::<std::iter::Empty<Token>>).finish();
+    let command = find_reservations(collection, keys, &[]).finish();
     RawDocumentBuf::from_bytes(command).unwrap_or_default()
 }
 
-/// The `find` of the reservations of `keys`. If `tokens` are given, it finds only those with one of them.
-pub fn find_reservations<'k>(
-    collection: &str,
-    keys: impl Iterator<Item = &'k Key>,
-    tokens: Option<impl Iterator<Item = Token>>,
-) -> Builder {
+/// The `find` of the reservations of `keys`. If there are `tokens`, it finds only those with one of them.
+pub fn find_reservations<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>, tokens: &[Token]) -> Builder {
     let mut command = Builder::new();
     command.string("find", collection.as_bytes());
     command
@@ -76,8 +72,8 @@ pub fn find_reservations<'k>(
         .open(ElementType::EmbeddedDocument, b"_id")
         .documents("$in", keys.map(|key| key.reservation_id().into_bytes()))
         .close();
-    if let Some(tokens) = tokens {
-        let tokens = tokens.map(|token| token.to_bytes());
+    if !tokens.is_empty() {
+        let tokens = tokens.iter().map(|token| token.to_bytes());
         command
             .open(ElementType::EmbeddedDocument, b"token")
             .array("$in", tokens, |array, index, token| {

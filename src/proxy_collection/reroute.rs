@@ -5,6 +5,7 @@
 
 use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};
 
+use super::time_out::within;
 use super::writing::{PATIENCE_MS, write};
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::{Key, id_identity};
@@ -14,7 +15,7 @@ impl ProxyCollection {
     /// Renews the route of those of these reservations that name another shard key than `shard_key`, and whose owner is the only
     /// document that holds the key. Returns how many it renewed. `owner_of` returns the `_id` and the route of a document.
     ///
-    /// Token and time stay: to whoever saw such a reservation before, it is the same.
+    /// Token and time stay. So an attempt that saw such a reservation before still takes it over or releases it.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer. Then some may be renewed.
@@ -26,11 +27,12 @@ impl ProxyCollection {
     ) -> Result<u64, StoreError> {
         let misrouted = seen.iter().filter(|(_, seen)| !seen.owner.has_route_by(shard_key));
         let misrouted: Vec<_> = misrouted.copied().collect();
-        if misrouted.is_empty() {
+        // Another Keyward may know a later shard key, and have renewed them by that.
+        if misrouted.is_empty() || within(self.limit, self.sharding()).await?.key != shard_key {
             return Ok(0);
         }
         let pairs: Vec<_> = misrouted.iter().map(|(key, seen)| (*key, &seen.owner)).collect();
-        let moments = self.at_one_moment(&pairs, shard_key, owner_of).await?;
+        let moments = within(self.limit, self.at_one_moment(&pairs, shard_key, owner_of)).await?;
         let mut updates = RawArrayBuf::new();
         for ((key, seen), moment) in misrouted.iter().zip(moments) {
             if let [owner] = moment.owners.as_slice()

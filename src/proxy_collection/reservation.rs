@@ -21,6 +21,7 @@ use crate::constraint::{Key, id_identity};
 use crate::extended_json::as_json;
 use crate::raw::Builder;
 use crate::reservation::Token;
+use crate::server::clock::millis;
 
 /// The document that a reservation belongs to.
 #[derive(Debug, Clone)]
@@ -131,7 +132,7 @@ pub fn document(key: &Key, owner: &Owner, version: ReservationVersion, lease: Du
         document.append(cstr!("beginning"), i64::from(version.generation));
     }
     let lease = if version.in_flight { lease } else { Duration::ZERO };
-    document.append(cstr!("lease"), i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
+    document.append(cstr!("lease"), millis(lease));
     // The server replaces this by its cluster time, in a top-level field of an insert or a replacement.
     document.append(cstr!("at"), Timestamp { time: 0, increment: 0 });
     document

@@ -14,6 +14,9 @@ use super::StoreError;
 /// first.
 const LIMIT_MIN: Duration = Duration::from_secs(15);
 
+/// How long the server may take to prove that a read is current.
+pub const READ_MAX: Duration = Duration::from_secs(10);
+
 /// How long to wait for the answer to a command if keys are reserved for `lease`. A later answer is of no use to a write.
 pub(super) fn limit(lease: Duration) -> Duration {
     lease.max(LIMIT_MIN)

@@ -1,12 +1,14 @@
-//! Walks reservations page by page, from the last `_id` to the first.
+//! Walks reservations page by page, from the last `_id` to the first, and finds those that were written recently.
 //!
 //! The walk goes downwards: most `_id`s are made in rising order, so reservations written meanwhile don't make it longer.
 //! Each page is a command of its own, and ends where its reply ends. So no cursor can time out, and no page is larger than a
 //! reply. To go on later, a walk needs the last `_id` only. It goes through the router, which leaves out orphaned documents
 //! of moved chunks.
 
+use std::time::Duration;
+
 use bson::raw::{RawBsonRef, RawDocument};
-use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
+use bson::{RawBson, RawDocumentBuf, Timestamp, cstr, rawdoc};
 
 use super::owner::equal_to;
 use super::{ProxyCollection, Reservation, StoreError, answered, key_of};
@@ -43,6 +45,28 @@ impl ProxyCollection {
         };
         let found = self.find(command).await?;
         found.documents.iter().map(|document| self.entry(document)).collect()
+    }
+
+    /// Reads reservations that aren't known to be older than `span`, at most `limit` of them, in no order.
+    ///
+    /// A process that hasn't run for that long knows no reservation to be older.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster gave no sure answer.
+    pub async fn recent(&self, span: Duration, limit: i64) -> Result<Vec<(Key, Reservation)>, StoreError> {
+        let long_ago = Timestamp { time: 0, increment: 0 };
+        let known = self.watch.known_for(span).unwrap_or(long_ago);
+        let command =
+            rawdoc! { "find": self.reservations.name(), "filter": { "at": { "$gt": known } }, "limit": limit };
+        let found = self.find(command).await?;
+        let mut recent = Vec::with_capacity(found.documents.len());
+        for document in &found.documents {
+            // Other documents are skipped: no write waits for them.
+            if let Ok(reservation) = self.entry(document)?.read {
+                recent.push(reservation);
+            }
+        }
+        Ok(recent)
     }
 
     pub(super) fn entry(&self, document: &RawDocument) -> Result<ProxyDocument, StoreError> {

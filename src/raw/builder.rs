@@ -2,9 +2,9 @@
 
 use bson::spec::{BinarySubtype, ElementType};
 
-use super::{Doc, Element, Malformed};
+use super::{Doc, Element, Malformed, length_field};
 
-/// Builds a document from elements, names and bytes that need not be UTF-8.
+/// A document that is being built.
 #[derive(Debug, Clone)]
 pub struct Builder {
     bytes: Vec<u8>,
@@ -30,6 +30,14 @@ impl Builder {
     /// An empty document.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Appends all elements of `document`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn elements(&mut self, document: Doc<'_>) -> Result<&mut Self, Malformed> {
+        self.elements_where(document, |_| true)
     }
 
     /// Appends the elements of `document` that `is_kept` accepts.
@@ -199,13 +207,6 @@ impl Builder {
         let length = length_field(self.bytes.len() - start);
         self.bytes[start..start + 4].copy_from_slice(&length);
     }
-}
-
-/// The int32 length field for `size` bytes. A size of 2 GiB is a bug: messages end at 48 MB.
-fn length_field(size: usize) -> [u8; 4] {
-    i32::try_from(size)
-        .expect("a BSON document stays far below 2 GiB")
-        .to_le_bytes()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use bson::{RawDocument, spec::ElementType};
 
 use super::Times;
+use super::write_reply::append_error;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::server::reply as server;
 
@@ -17,12 +18,6 @@ pub enum BulkFault {
     /// It was sent to another database than `admin`.
     #[error("bulkWrite may only be run against the admin database.")]
     NotAdmin,
-    /// A field that the server requires is missing.
-    #[error("BSON field '{0}' is missing but a required field")]
-    Missing(&'static str),
-    /// A field has a type that the server refuses.
-    #[error("BSON field '{0}' is of the wrong type")]
-    WrongType(&'static str),
     /// An operation has a field that the server doesn't know.
     #[error("BSON field '{0}' is an unknown field.")]
     UnknownField(String),
@@ -35,16 +30,6 @@ pub enum BulkFault {
     /// The command has both ways of numbering statements.
     #[error("May not specify both stmtId and stmtIds in bulkWrite command.")]
     TwoNumberings,
-    /// There isn't one number for each statement.
-    #[error(
-        "Number of statement ids must match the number of batch entries. Got {numbers} statement ids but {operations} operations."
-    )]
-    Numbers {
-        /// How many numbers.
-        numbers: usize,
-        /// How many operations.
-        operations: usize,
-    },
     /// The detailed results might not fit into one reply.
     #[error(
         "the results of this bulkWrite may not fit into one reply, and Keyward keeps no cursor for them because unique \
@@ -57,13 +42,10 @@ impl BulkFault {
     pub(super) fn code(&self) -> (i32, &'static str) {
         match self {
             BulkFault::NotAdmin => (13, "Unauthorized"),
-            BulkFault::Missing(_) => (40414, "Location40414"),
-            BulkFault::WrongType(_) => (14, "TypeMismatch"),
             BulkFault::UnknownField(_) => (40415, "Location40415"),
             BulkFault::Namespace(_) => (73, "InvalidNamespace"),
             BulkFault::NamespaceIndex(_) => (2, "BadValue"),
             BulkFault::TwoNumberings => (72, "InvalidOptions"),
-            BulkFault::Numbers { .. } => (16, "InvalidLength"),
             BulkFault::TooLong => (115, "CommandNotSupported"),
         }
     }
@@ -193,15 +175,7 @@ impl BulkReply {
         let is_terse = self.error_bytes > ERRORS_BYTES_MAX;
         let mut entry = Builder::new();
         entry.double("ok", 0.0).int32("idx", index(position));
-        for element in error.elements() {
-            let element = element?;
-            match element.name {
-                b"index" => &mut entry,
-                b"errmsg" if is_terse => entry.string("errmsg", b""),
-                name if is_terse && name != b"code" => &mut entry,
-                _ => entry.element(&element),
-            };
-        }
+        append_error(&mut entry, error, is_terse)?;
         entry.int32("n", 0);
         if kind == BulkKind::Update {
             entry.int32("nModified", 0);
@@ -248,9 +222,7 @@ impl BulkReply {
             .int32("nUpserted", self.upserted)
             .int32("nDeleted", self.deleted);
         if !self.passed_on.is_empty() {
-            for element in Doc::new(&self.passed_on)?.elements() {
-                reply.element(&element?);
-            }
+            reply.elements(Doc::new(&self.passed_on)?)?;
         }
         if !self.retried.is_empty() {
             reply.int32s("retriedStmtIds", self.retried.iter().copied());

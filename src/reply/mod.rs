@@ -4,13 +4,11 @@
 //! collection, and the way out.
 
 mod bulk;
-mod dropped;
 mod refusal;
 mod times;
 mod write_reply;
 
 pub use bulk::{BulkFault, BulkKind, BulkReply};
-pub use dropped::dropped_database;
 pub use refusal::WriteRefusal;
 pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

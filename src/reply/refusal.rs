@@ -16,13 +16,8 @@ pub enum WriteRefusal {
     #[error("{0}")]
     Malformed(Malformed),
     /// A field that the server requires is missing.
-    #[error("BSON field '{command}.{field}' is missing but a required field")]
-    MissingField {
-        /// The command's name.
-        command: String,
-        /// The field.
-        field: &'static str,
-    },
+    #[error("BSON field '{0}' is missing but a required field")]
+    MissingField(String),
     /// A field has a type that the server refuses.
     #[error("BSON field '{0}' is of the wrong type")]
     WrongType(&'static str),
@@ -130,7 +125,7 @@ impl WriteRefusal {
     fn code(&self) -> (i32, &'static str) {
         match self {
             WriteRefusal::Malformed(_) => (code::INVALID_BSON, "InvalidBSON"),
-            WriteRefusal::MissingField { .. } => (code::MISSING_FIELD, "Location40414"),
+            WriteRefusal::MissingField(_) => (code::MISSING_FIELD, "Location40414"),
             WriteRefusal::WrongType(_) => (code::TYPE_MISMATCH, "TypeMismatch"),
             WriteRefusal::Unasked => (9, "FailedToParse"),
             WriteRefusal::MaxTime(_) => (2, "BadValue"),

@@ -4,11 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use bson::{RawBson, spec::ElementType};
+use bson::spec::ElementType;
 
 use super::Times;
 use crate::constraint::{DuplicateKey, KeyError};
-use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{code, reply as server};
 
@@ -44,11 +43,6 @@ impl WriteError {
         }
     }
 
-    /// A document with this `_id` already exists.
-    pub fn duplicate_id(namespace: &Namespace, id: &RawBson) -> WriteError {
-        WriteError::duplicate(&DuplicateKey::of_id(namespace, id))
-    }
-
     /// An error that the server gave.
     ///
     /// # Errors
@@ -63,16 +57,22 @@ impl WriteError {
 
     fn append_to(&self, reply: &mut Builder, index: usize, terse: bool) -> Result<(), Malformed> {
         reply.int32("index", i32::try_from(index).unwrap_or(i32::MAX));
-        for element in Doc::new(&self.fields)?.elements() {
-            let element = element?;
-            match (terse, element.name) {
-                (true, b"errmsg") => reply.string("errmsg", b""),
-                (true, name) if name != b"code" => reply,
-                _ => reply.element(&element),
-            };
-        }
-        Ok(())
+        append_error(reply, Doc::new(&self.fields)?, terse)
     }
+}
+
+/// Appends the fields of a write error, without its index. A terse one has only its code and an empty text.
+pub(super) fn append_error(entry: &mut Builder, error: Doc<'_>, is_terse: bool) -> Result<(), Malformed> {
+    for element in error.elements() {
+        let element = element?;
+        match (is_terse, element.name) {
+            (_, b"index") => &mut *entry,
+            (true, b"errmsg") => entry.string("errmsg", b""),
+            (true, name) if name != b"code" => &mut *entry,
+            _ => entry.element(&element),
+        };
+    }
+    Ok(())
 }
 
 /// The outcome of a write so far.
@@ -185,9 +185,7 @@ impl WriteReply {
             for (position, (index, id)) in self.upserted.iter().enumerate() {
                 reply.open(ElementType::EmbeddedDocument, position.to_string().as_bytes());
                 reply.int32("index", i32::try_from(*index).unwrap_or(i32::MAX));
-                for element in Doc::new(id)?.elements() {
-                    reply.element(&element?);
-                }
+                reply.elements(Doc::new(id)?)?;
                 reply.close();
             }
             reply.close();
@@ -208,9 +206,7 @@ impl WriteReply {
 
     fn append_rest(&self, mut reply: Builder) -> Result<Vec<u8>, Malformed> {
         if !self.passed_on.is_empty() {
-            for element in Doc::new(&self.passed_on)?.elements() {
-                reply.element(&element?);
-            }
+            reply.elements(Doc::new(&self.passed_on)?)?;
         }
         self.append_errors(&mut reply)?;
         if let Some(error) = &self.write_concern_error {

@@ -8,6 +8,7 @@ use bson::spec::ElementType;
 
 use super::{AskedFor, pinned};
 use crate::catalog::Protected;
+use crate::classify::Target;
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::wire::OpMsg;
@@ -53,15 +54,6 @@ enum ReadKind {
     Aggregate,
 }
 
-/// The collection that a command reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReadTarget<'a> {
-    /// The database.
-    pub database: &'a [u8],
-    /// The collection.
-    pub collection: &'a [u8],
-}
-
 /// A command that reads the document of one key.
 #[derive(Debug)]
 pub struct ReadByKey<'m> {
@@ -76,17 +68,15 @@ pub struct ReadByKey<'m> {
     query: Doc<'m>,
 }
 
-impl<'m> ReadTarget<'m> {
-    /// The collection that a command with this first field reads, if it may be routed.
-    pub fn of(database: &'m [u8], first: &Element<'m>) -> Option<ReadTarget<'m>> {
-        let named = match first.name {
-            b"explain" => first.as_document_or_array().ok()??.elements().next()?.ok()?,
-            _ => *first,
-        };
-        ReadKind::of(named.name)?;
-        let collection = named.as_string_bytes().filter(|_| named.kind == ElementType::String)?;
-        Some(ReadTarget { database, collection })
-    }
+/// The collection that a command with this first field reads, if it may be routed.
+pub fn read_target<'m>(database: &'m [u8], first: &Element<'m>) -> Option<Target<'m>> {
+    let named = match first.name {
+        b"explain" => first.as_document_or_array().ok()??.elements().next()?.ok()?,
+        _ => *first,
+    };
+    ReadKind::of(named.name)?;
+    let collection = named.as_string_bytes().filter(|_| named.kind == ElementType::String)?;
+    Some(Target { database, collection })
 }
 
 impl ReadKind {
@@ -134,8 +124,7 @@ impl ReadKind {
                 stage.flatten().map(|stage| stage.get("$match")).transpose()?.flatten()
             }
         };
-        let query = query.filter(|query| query.kind == ElementType::EmbeddedDocument);
-        query.map(|query| Doc::new(query.value)).transpose()
+        Ok(query.map(|query| query.as_document()).transpose()?.flatten())
     }
 }
 
@@ -320,13 +309,8 @@ fn is_plain_cursor(field: &Element<'_>) -> Result<bool, Malformed> {
 
 /// Whether the field is a document all of whose parts pass.
 fn all_of(field: &Element<'_>, passes: impl Fn(&Element<'_>) -> bool) -> Result<bool, Malformed> {
-    if field.kind != ElementType::EmbeddedDocument {
-        return Ok(false);
+    match field.as_document()? {
+        Some(document) => document.all(|part| Ok(passes(part))),
+        None => Ok(false),
     }
-    for part in Doc::new(field.value)?.elements() {
-        if !passes(&part?) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

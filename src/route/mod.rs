@@ -16,7 +16,7 @@ use crate::constraint::{Key, values_asked_for};
 use crate::proxy_collection::Owner;
 use crate::raw::{Doc, Malformed};
 
-pub use command::{ReadByKey, ReadTarget};
+pub use command::{ReadByKey, read_target};
 pub use reply::{RoutedReply, found};
 pub use statement::{needs_routing, nowhere};
 

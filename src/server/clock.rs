@@ -6,5 +6,10 @@ use bson::{Bson, Document, doc};
 
 /// An aggregation expression: the time at the server when it carries the command out, and `time` more.
 pub fn from_now(time: Duration) -> Document {
-    doc! { "$add": ["$$NOW", Bson::Int64(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))] }
+    doc! { "$add": ["$$NOW", Bson::Int64(millis(time))] }
+}
+
+/// A time as the server states it: in whole milliseconds.
+pub fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }

@@ -9,6 +9,11 @@ pub use in_words::{in_words, write_error_in_words};
 
 use super::code;
 
+/// Whether the `hello` is a router's.
+pub fn is_of_router(hello: &Document) -> bool {
+    hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid")
+}
+
 /// The code with which the server refused the whole command; `None` for an error of another kind.
 pub fn code_of(error: &Error) -> Option<i32> {
     match &*error.kind {

@@ -3,10 +3,10 @@
 //! Keyward reads replies in two forms. The replies on a client's connection are bytes ([`reply`]); the driver decodes the
 //! replies to Keyward's own user ([`driver`]). This module sends nothing and doesn't decide how Keyward handles a reply.
 
-pub mod certain;
 pub mod clock;
 pub mod code;
 pub mod cursor;
+pub mod definite;
 pub mod driver;
 pub mod reply;
 mod type_name;

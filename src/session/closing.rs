@@ -43,11 +43,9 @@ impl Session {
         if self.is_deposed && self.is_between_messages() {
             return Some(End::NotPrimary);
         }
-        let is_reading = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
-        let hello = self
-            .replies
-            .pending_hello(&self.upstream.incoming)
-            .filter(|_| is_reading);
+        let is_reading = self.is_reading();
+        let hello = self.replies.pending_hello(&self.upstream.incoming);
+        let hello = hello.filter(|_| is_reading);
         if let (Some(drain), Some(hello)) = (self.drain, hello) {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
             // No client needs further messages of upstream about itself: this ends the connection.
@@ -60,8 +58,12 @@ impl Session {
 
     /// Whether the connection may be closed without taking an answer from the client.
     pub(super) fn is_between_messages(&self) -> bool {
-        let is_reading = self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty();
-        is_reading && self.replies.is_at_boundary(&self.upstream.incoming)
+        self.is_reading() && self.replies.is_at_boundary(&self.upstream.incoming)
+    }
+
+    /// Whether nothing of a request has come that isn't forwarded or answered.
+    fn is_reading(&self) -> bool {
+        self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty()
     }
 
     /// Takes the new catalog epoch once no command that the previous one decided is in progress here.

@@ -11,7 +11,7 @@ const FIRST: usize = Header::SIZE + 4 + 1 + 4 + 1 + "cursor\0".len() + 4;
 const HEAD_MAX: usize = 64;
 
 /// A search in one reply.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CursorId {
     /// The offset of the next element in the bytes that Keyward hasn't passed on; none before the first bytes are read.
     next: Option<usize>,
@@ -27,11 +27,6 @@ pub enum CursorState {
 }
 
 impl CursorId {
-    /// A search that has read nothing yet.
-    pub fn new() -> CursorId {
-        CursorId { next: None }
-    }
-
     /// Reads the bytes `there` of the reply that Keyward hasn't passed on; `is_all` if no more will come.
     pub fn read(&mut self, there: &[u8], is_all: bool) -> CursorState {
         let later = |at: usize| match is_all {
@@ -116,7 +111,7 @@ mod tests {
 
     /// The cursor id that is found if the reply comes in pieces of `step` bytes and all that may be passed on is.
     fn found(message: &[u8], step: usize) -> bool {
-        let mut search = CursorId::new();
+        let mut search = CursorId::default();
         let (mut passed, mut arrived) = (0, 0);
         loop {
             arrived = (arrived + step).min(message.len());

@@ -70,9 +70,9 @@ impl<'m> Judged<'m> {
         let is_rejected = || drain.is_some_and(|drain| drain.rejects(verdict, &self.context));
         // A command that may write somewhere waits until the register of Keywards says so.
         let is_registered = || self.undeclared.is_empty() && (!self.asks_to_write || service.is_permitted_to_write());
-        let may_commit = || {
-            service.is_permitted_to_write() && service.writes.decide_commit(self.context.transaction) == Commit::Forward
-        };
+        let is_forwarded = |transaction| service.writes.transactions.decide_commit(transaction) == Commit::Forward;
+        // The server refuses a commit without a transaction.
+        let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(is_forwarded);
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()

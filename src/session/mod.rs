@@ -295,7 +295,7 @@ impl Session {
             client_out,
             upstream,
             requests: Requests::Reading,
-            replies: Replies::new(),
+            replies: Replies::default(),
             scratch: Vec::new(),
             waiting: CommandSpan::default(),
             last_reply_id: 0,

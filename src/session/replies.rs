@@ -16,7 +16,7 @@ use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
 use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
 
 /// The replies that the client still waits for, and the one that is on its way.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Replies {
     pending: VecDeque<PendingReply>,
     passing: Passing,
@@ -48,32 +48,17 @@ pub struct PendingReply {
 }
 
 /// The reply that is on its way to the client.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Passing {
+    #[default]
     Nothing,
     /// Upstream's reply, of which this many bytes are yet to be passed on.
-    Through {
-        left: usize,
-    },
+    Through { left: usize },
     /// Keyward's own message, of which the bytes up to `written` are sent.
-    Own {
-        message: Vec<u8>,
-        written: usize,
-    },
+    Own { message: Vec<u8>, written: usize },
 }
 
 impl Replies {
-    /// No pending reply.
-    pub fn new() -> Self {
-        Replies {
-            pending: VecDeque::new(),
-            passing: Passing::Nothing,
-            search: None,
-            has_cursor: false,
-            is_authenticated: false,
-        }
-    }
-
     /// Notes that a request has gone out.
     pub fn expect(&mut self, reply: PendingReply) {
         self.pending.push_back(reply);
@@ -260,7 +245,7 @@ impl Replies {
         } else {
             false
         };
-        self.search = may_leave_cursor.then(CursorId::new);
+        self.search = may_leave_cursor.then(CursorId::default);
         self.has_cursor = false;
         self.pass(
             Passing::Through { left: header.length },

@@ -12,7 +12,7 @@ use crate::authorization::Rights;
 use crate::catalog::{Catalog, Protected};
 use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc};
-use crate::route::{ReadByKey, ReadTarget, RoutedReply, found};
+use crate::route::{ReadByKey, RoutedReply, found, read_target};
 use crate::server::reply::is_ok;
 use crate::upstream::Connection;
 use crate::wire::{Draft, Flags, Message, OpMsg, Rejection, Request};
@@ -43,7 +43,7 @@ impl<'m> RoutableRead<'m> {
         }
         let first = message.body.elements().next()?.ok()?;
         let database = message.body.get("$db").ok()??.as_string_bytes()?;
-        let target = ReadTarget::of(database, &first)?;
+        let target = read_target(database, &first)?;
         let protected = catalog.protected(target.database, target.collection)?;
         let read = ReadByKey::of(message, protected)?;
         Some(RoutableRead {

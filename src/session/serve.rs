@@ -287,8 +287,9 @@ impl MessageHandler<'_> {
 
     /// Gives up the constraints that this connection's operations were decided by: none is under way.
     async fn leave_epoch(&mut self) -> Result<(), End> {
-        if std::mem::take(self.is_unanswered) {
+        if *self.is_unanswered {
             closing::confirm_unanswered(self.upstream).await?;
+            *self.is_unanswered = false;
         }
         *self.epoch = CatalogEpoch::none();
         Ok(())

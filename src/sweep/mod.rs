@@ -101,13 +101,12 @@ async fn settle(
         );
     }
     let route_of = |document: Doc<'_>| owner_of(protected, document).ok();
-    let renewed = proxy.renew_routes(&old, &protected.shard_key, route_of).await?;
-    if renewed > 0 {
-        tracing::info!(
-            constraint = proxy.constraint.name(),
-            count = renewed,
-            "reservations name the present shard key"
-        );
+    let constraint = proxy.constraint.name();
+    match proxy.renew_routes(&old, &protected.shard_key, route_of).await {
+        Ok(0) => {}
+        Ok(count) => tracing::info!(constraint, count, "reservations name the present shard key"),
+        // They only cost look-ups on all shards. The next sweep tries again.
+        Err(error) => tracing::warn!(%error, constraint, "reservations still name a former shard key"),
     }
     Ok(())
 }

@@ -10,6 +10,8 @@ mod follow;
 
 use std::path::PathBuf;
 
+use serde::Deserialize;
+
 pub use acceptor::{Acceptor, Client, Prepared, is_handshake};
 pub use connector::Connector;
 pub use files::TlsError;
@@ -40,9 +42,11 @@ pub enum Mode {
 }
 
 /// Whether a client may connect without a certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ClientCertificate {
     /// Without a certificate, the handshake fails.
+    #[default]
     Required,
     /// A client may omit its certificate; a certificate that it shows must be valid.
     Optional,

@@ -22,11 +22,6 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one; allocates on the first read.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// All that has arrived and wasn't consumed.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -113,7 +108,7 @@ mod tests {
         let lengths = [16, 17, 40, 9000, 16, 300_000];
         let stream: Vec<u8> = lengths.iter().flat_map(|length| message(*length)).collect();
         for step in [1, 15, 16, 17, 4096, 1 << 20] {
-            let mut inbox = Inbox::new();
+            let mut inbox = Inbox::default();
             let mut seen = Vec::new();
             for arrived in stream.chunks(step) {
                 inbox.space(arrived.len()).put_slice(arrived);
@@ -130,7 +125,7 @@ mod tests {
 
     #[test]
     fn grows_by_what_arrives_and_not_by_what_is_stated() {
-        let mut inbox = Inbox::new();
+        let mut inbox = Inbox::default();
         inbox.space(0).put_slice(&message(48_000_000)[..1000]);
         inbox.space(47_999_000);
         assert!(inbox.bytes.capacity() < 256 * 1024);
@@ -138,7 +133,7 @@ mod tests {
 
     #[test]
     fn gives_a_large_buffer_back() {
-        let mut inbox = Inbox::new();
+        let mut inbox = Inbox::default();
         inbox.space(1_000_000).put_slice(&message(1_000_000));
         inbox.consume(1_000_000);
         assert_eq!(inbox.bytes.capacity(), 0);

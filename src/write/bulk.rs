@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use tokio::time::Instant;
 
-use super::forward::Acknowledged;
+use super::forward::{Acknowledged, milliseconds};
 use super::plan::Plan;
 use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
@@ -34,7 +34,7 @@ pub async fn bulk_write(
     let mut reply = BulkReply::new(bulk.errors_only);
     let mut next = 0;
     while next < bulk.operations.len() {
-        let time_ms = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_millis());
+        let time_ms = deadline.map(|deadline| milliseconds(deadline.saturating_duration_since(Instant::now())));
         if time_ms == Some(0) {
             return Ok(WriteRefusal::TimeLimit.body(&Times::default()));
         }
@@ -95,7 +95,7 @@ async fn part(
 }
 
 /// The body of the command for the operations of `run`: the client's own without the fields that only `bulkWrite` has.
-fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Result<Vec<u8>, Malformed> {
+fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<i32>) -> Result<Vec<u8>, Malformed> {
     let first = &bulk.operations[run.start];
     let namespace = &bulk.namespaces[first.namespace];
     let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
@@ -123,7 +123,7 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<u128>) -> Resul
     }
     body.elements_where(namespace.entry, |field| field.name != b"ns")?;
     if let Some(time_ms) = time_ms {
-        body.int32("maxTimeMS", i32::try_from(time_ms).unwrap_or(i32::MAX));
+        body.int32("maxTimeMS", time_ms);
     }
     if let Some(numbers) = numbers {
         body.int32s("stmtIds", numbers.iter().copied());

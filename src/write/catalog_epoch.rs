@@ -84,7 +84,7 @@ impl CatalogEpochs {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
-    /// The noted time plus the longest life of a transaction; `None` if that is past, or no time is noted.
+    /// The noted time plus the lease, or the longest life of a transaction if that is more; `None` if the sum is past, or no time is noted.
     pub(super) fn end_of(&self, noted: &AtomicU64) -> Option<Instant> {
         let at = noted.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.begun + Duration::from_millis(at) + self.life).filter(|end| *end > Instant::now())

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpoch};
 use super::insert::transactional::Groups;
-use super::txn::client_transactions::{ClientTransactions, Commit, TransactionId};
+use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
 use crate::claims::AttemptRegistry;
 use crate::limits::Limits;
@@ -66,14 +66,6 @@ impl Context {
         self.documents_max.store(max, Ordering::Relaxed);
     }
 
-    /// Decides whether Keyward forwards the commit of a client's transaction, and records the decision. The server refuses a
-    /// commit without a transaction.
-    pub fn decide_commit(&self, transaction: Option<TransactionId>) -> Commit {
-        transaction.map_or(Commit::Forward, |transaction| {
-            self.transactions.decide_commit(transaction)
-        })
-    }
-
     /// How many documents one statement may change in one transaction.
     pub(super) fn documents_max(&self) -> usize {
         self.documents_max.load(Ordering::Relaxed)
@@ -83,9 +75,7 @@ impl Context {
     pub fn catalog(&self) -> Guard<Arc<Catalog>> {
         self.catalog.load()
     }
-}
 
-impl Context {
     /// The catalog epochs, each from its start. A connection takes its epoch before it reads the catalog.
     pub fn epochs(&self) -> watch::Receiver<CatalogEpoch> {
         self.epochs.current.subscribe()

@@ -29,7 +29,7 @@ use crate::constraint::{Key, PROXY_PREFIX};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{ProxyCollection, Reservation, StoreError};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{Times, dropped_database};
+use crate::reply::Times;
 use crate::reservation::Scope;
 use crate::server::{code::NAMESPACE_NOT_FOUND, cursor, reply::code};
 use crate::upstream::Connection;
@@ -91,6 +91,14 @@ pub async fn drop_database(
         Ok(times) => Ok(dropped_database(database, &times)),
         Err(failure) => Ok(failure.into_reply()?.body),
     }
+}
+
+/// The server's reply to a `dropDatabase`.
+fn dropped_database(database: &[u8], times: &Times) -> Vec<u8> {
+    let mut reply = Builder::new();
+    reply.double("ok", 1.0).string("dropped", database);
+    times.append_to(&mut reply);
+    reply.finish()
 }
 
 async fn drop_all(

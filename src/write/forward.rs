@@ -9,13 +9,12 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::operation::WriteOp;
-use super::outcome::Outcome;
 use super::txn::gossip;
 use crate::command::batch::{BatchCommand, must_be_stated};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
 use crate::wire::{Draft, OutSequence};
@@ -79,6 +78,19 @@ pub async fn statements(
     let body = reply.body();
     let is_ok = reply::is_ok(body)?;
     Ok((body.bytes().to_vec(), is_ok))
+}
+
+/// The outcome of a document or a statement that was sent to the server; `E` says why it isn't a success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome<E> {
+    /// It took effect.
+    Applied,
+    /// It took no effect, and never will.
+    NotApplied(E),
+    /// It may have taken effect, or may yet take effect.
+    InDoubt(E),
+    /// It took no effect, and never will, because another attempt has taken a key over.
+    Superseded,
 }
 
 /// Why a statement about one document isn't known to have taken effect.
@@ -275,6 +287,7 @@ fn with_write_concern(
     Ok(with.finish())
 }
 
+/// A time limit as a command states it.
 pub fn milliseconds(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }

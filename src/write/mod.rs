@@ -12,7 +12,6 @@ mod forward;
 mod insert;
 mod lease_left;
 mod operation;
-mod outcome;
 pub mod plan;
 mod reserve;
 pub mod retry;

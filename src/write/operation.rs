@@ -2,14 +2,14 @@
 
 use tokio::time::Instant;
 
-use super::context::Context;
-use super::context::TIME_MAX;
+use super::context::{Context, TIME_MAX};
 use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};
 use crate::command::batch::BatchCommand;
 use crate::raw::Malformed;
 use crate::reply::{Times, WriteRefusal};
+use crate::reservation::Event;
 use crate::upstream::Connection;
 
 /// A client's command under way on the client's own upstream connection.
@@ -81,7 +81,8 @@ impl<'a> WriteOp<'a> {
     }
 
     /// Notes a write of unknown outcome: its reservations stay, because it may still take effect.
-    pub fn note_in_doubt(&self, candidate: &Candidate<'_>) {
+    pub fn note_in_doubt(&self, candidate: &mut Candidate<'_>) {
+        candidate.step(&Event::InDoubt);
         self.context.note_in_doubt();
         for ConstrainedKey { constraint, .. } in &candidate.keys {
             self.protected.constraints[*constraint].metrics.in_doubt.inc();

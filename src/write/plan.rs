@@ -72,9 +72,8 @@ pub struct StatementPlan<'m> {
 /// How a statement is carried out.
 #[derive(Debug)]
 pub enum Way<'m> {
-    /// It can't change a key, or the server refuses it: Keyward forwards it unchanged. In a client's transaction it runs there. An
-    /// unusual `findAndModify` runs in a transaction of Keyward's, because its command can't be forwarded in part.
-    PassThrough,
+    /// It can't change a key, or the server refuses it: Keyward forwards it unchanged. In a client's transaction it runs there.
+    Forward,
     /// The statement states its new keys. Keyward reserves them, forwards the statement, and releases the old keys.
     InPlace(KeyUpdate<'m>),
     /// An upsert that states its new keys, whether it inserts a document or changes one. Keyward finds out which, and carries it out
@@ -153,13 +152,13 @@ impl<'m> StatementPlan<'m> {
         let way = if !affects_keys(kind, raw, protected)? {
             match needs_routing(statement, protected) && !command.is_in_transaction()? {
                 true => Way::InTransaction,
-                false => Way::PassThrough,
+                false => Way::Forward,
             }
         } else if command.is_in_transaction()? {
             Way::InTransaction
         } else if command.retry.is_some() && !statement.is_single {
             // The server refuses a retryable statement about many documents.
-            Way::PassThrough
+            Way::Forward
         } else {
             let in_place = match statement.is_upsert {
                 true => PlainUpsert::of(statement, protected)?.map(Way::Upsert),

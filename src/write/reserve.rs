@@ -5,19 +5,18 @@ use tokio::time::Instant;
 use super::back_off::BackOff;
 use super::operation::WriteOp;
 use crate::claims::{Candidate, advance_attempts};
+use crate::reply::WriteRefusal;
 use crate::reservation::{Ended, Event, NotHeld};
 
 /// The result of a candidate's attempt at its keys. A key is given by its position in the candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReserveOutcome {
     /// The candidate holds all of them.
     Held,
     /// A document holds this one.
     Duplicate(usize),
-    /// The cluster gave no sure answer about this one.
-    Unsure(usize),
-    /// Another attempt still held a key when the time was up.
-    TimeLimit,
+    /// Keyward refuses the write: the cluster gave no sure answer, or another attempt still held a key when the time was up.
+    Refused(WriteRefusal),
 }
 
 impl WriteOp<'_> {
@@ -28,7 +27,9 @@ impl WriteOp<'_> {
             let awaited = advance_attempts(self.protected, self.context.lease, std::slice::from_mut(candidate)).await;
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
-                Some(Ended::NotHeld(NotHeld::Unsure(key))) => return ReserveOutcome::Unsure(key),
+                Some(Ended::NotHeld(NotHeld::Unsure(key))) => {
+                    return ReserveOutcome::Refused(self.unsure(candidate.keys[key].constraint));
+                }
                 _ => {}
             }
             let Some(conflicting) = awaited.first() else {
@@ -37,7 +38,7 @@ impl WriteOp<'_> {
             let left = self.give_up.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 candidate.withdraw();
-                return ReserveOutcome::TimeLimit;
+                return ReserveOutcome::Refused(WriteRefusal::TimeLimit);
             }
             let wait = back_off.next().min(left);
             self.context.attempts.wait_for(conflicting.attempt, wait).await;

@@ -8,7 +8,7 @@ use bson::spec::ElementType;
 
 use super::forward::ForwardError;
 use crate::command::filter_rewriting::nothing;
-use crate::command::shape::{Form, inside, is_of_documents, is_transaction_number};
+use crate::command::shape::{Form, is_of_documents, is_transaction_number};
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
@@ -107,7 +107,7 @@ fn without_effect(form: Form, body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     // A router requires the shard key of a `findAndModify`.
     let query = match body.get("query")? {
         Some(query) if matches!(form, Form::Changes(StatementKind::FindAndModify)) => {
-            inside(&query)?.unwrap_or(Doc::empty())
+            query.as_document()?.unwrap_or(Doc::empty())
         }
         _ => Doc::empty(),
     };

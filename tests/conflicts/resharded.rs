@@ -117,7 +117,7 @@ async fn what_is_written_while_a_collection_is_resharded_stays_unique() {
     assert_agreement(cluster, database, "email").await;
 }
 
-/// Else each look-up of an owner would ask all shards for good.
+/// Without that, each look-up of an owner would ask all shards.
 #[tokio::test(flavor = "multi_thread")]
 async fn reservations_learn_the_new_shard_key() {
     let database = "resharded_and_swept";

@@ -15,7 +15,10 @@ use bson::Document;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_yaml::Value;
 
+use super::LogFormat;
 use super::problem::{FilePosition, PathStep, SettingPath};
+use crate::constraint::{OnViolation, Sharding, Strategy};
+use crate::tls::ClientCertificate;
 
 /// The top of the file.
 #[derive(Debug, Default, Deserialize)]
@@ -55,7 +58,7 @@ pub struct RawTls {
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub client_ca: Option<PathBuf>,
-    pub client_certificate: Option<RawClientCertificate>,
+    pub client_certificate: Option<ClientCertificate>,
 }
 
 /// `tls.mode`
@@ -67,28 +70,12 @@ pub enum RawTlsMode {
     Off,
 }
 
-/// `tls.client_certificate`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawClientCertificate {
-    Required,
-    Optional,
-}
-
 /// `log`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLog {
-    pub format: Option<RawLogFormat>,
+    pub format: Option<LogFormat>,
     pub level: Option<String>,
-}
-
-/// `log.format`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawLogFormat {
-    Text,
-    Json,
 }
 
 /// `traces`
@@ -130,37 +117,11 @@ pub struct RawConstraint {
     pub partial_filter_expression: Option<Document>,
     #[serde(default, deserialize_with = "document::deserialize")]
     pub collation: Option<Document>,
-    pub sharding: Option<RawSharding>,
-    pub strategy: Option<RawStrategy>,
+    pub sharding: Option<Sharding>,
+    pub strategy: Option<Strategy>,
     pub route: Option<bool>,
     #[serde(rename = "on_violation")]
-    pub on_violation: Option<RawOnViolation>,
-}
-
-/// `constraints[].sharding`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawSharding {
-    Hashed,
-    Ranged,
-}
-
-/// `constraints[].strategy`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RawStrategy {
-    Compensating,
-    // The name of earlier versions is accepted, too.
-    #[serde(rename = "strict", alias = "transaction")]
-    Transaction,
-}
-
-/// `constraints[].on_violation`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RawOnViolation {
-    Stop,
-    LeaveOut,
+    pub on_violation: Option<OnViolation>,
 }
 
 /// Text that isn't a YAML document.

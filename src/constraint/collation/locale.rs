@@ -11,14 +11,14 @@
 use super::settings::CaseFirst;
 
 /// A locale with a collation.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Locale {
     /// The server's name for it.
     pub(super) name: &'static str,
 }
 
-/// All supported locales, sorted by name.
-pub(super) const LOCALES: &[Locale] = &locales([
+/// The names of all supported locales, sorted.
+pub(super) const LOCALES: &[&str] = &[
     "af",
     "am",
     "ar",
@@ -130,7 +130,7 @@ pub(super) const LOCALES: &[Locale] = &locales([
     "zh@collation=zhuyin",
     "zh_Hant",
     "zu",
-]);
+];
 
 /// The locales whose collation has `normalization: true` by default: it puts combining marks in order.
 const NORMALIZING: [&str; 22] = [
@@ -140,12 +140,13 @@ const NORMALIZING: [&str; 22] = [
 
 impl Locale {
     /// The locale with this name on the server.
-    pub(super) fn named(name: &str) -> Option<&'static Locale> {
-        LOCALES.iter().find(|locale| locale.name == name)
+    pub(super) fn named(name: &str) -> Option<Locale> {
+        let name = LOCALES.iter().find(|known| **known == name)?;
+        Some(Locale { name })
     }
 
     /// Its name in the form that ICU4X reads.
-    pub(super) fn bcp_47(&self) -> String {
+    pub(super) fn bcp_47(self) -> String {
         let (locale, collation) = self.name.split_once("@collation=").unwrap_or((self.name, ""));
         let locale = match locale {
             "en_US_POSIX" => "en-US-u-va-posix".to_owned(),
@@ -160,33 +161,23 @@ impl Locale {
         }
     }
 
-    pub(super) fn normalizes(&self) -> bool {
+    pub(super) fn normalizes(self) -> bool {
         let language = self.name.split('@').next().unwrap_or(self.name);
         NORMALIZING.contains(&language)
     }
 
-    pub(super) fn case_first(&self) -> CaseFirst {
+    pub(super) fn case_first(self) -> CaseFirst {
         match self.name {
             "mt" => CaseFirst::Upper,
             _ => CaseFirst::Off,
         }
     }
 
-    pub(super) fn is_backwards(&self) -> bool {
+    pub(super) fn is_backwards(self) -> bool {
         self.name == "fr_CA"
     }
 
-    pub(super) fn is_shifted(&self) -> bool {
+    pub(super) fn is_shifted(self) -> bool {
         self.name == "th"
     }
-}
-
-const fn locales<const N: usize>(names: [&'static str; N]) -> [Locale; N] {
-    let mut locales = [const { Locale { name: "" } }; N];
-    let mut index = 0;
-    while index < N {
-        locales[index].name = names[index];
-        index += 1;
-    }
-    locales
 }

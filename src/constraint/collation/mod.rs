@@ -95,7 +95,7 @@ impl Collation {
 
 impl CollationSettings {
     fn to_raw(&self) -> Result<RawDocumentBuf, SpecError> {
-        RawDocumentBuf::try_from(&self.resolved()).map_err(|error| SpecError::refused(2, error.to_string()))
+        super::raw_document(&self.resolved())
     }
 
     fn options(&self) -> options::CollatorOptions {
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn every_locale_has_its_own_collation_data() {
         for locale in locale::LOCALES {
-            icu(doc! { "locale": locale.name });
+            icu(doc! { "locale": *locale });
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) enum CaseFirst {
 /// A collation that isn't simple, with all its defaults.
 #[derive(Debug, Clone)]
 pub(super) struct CollationSettings {
-    pub(super) locale: &'static Locale,
+    pub(super) locale: Locale,
     /// From 1 to 5.
     pub(super) strength: i32,
     pub(super) case_level: bool,

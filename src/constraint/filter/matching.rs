@@ -9,15 +9,16 @@ use std::cmp::Ordering;
 
 use bson::spec::ElementType;
 
-use super::{Expression, Operand, Operator, Test};
+use super::{Filter, Operand, Operator, Test};
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable, rank};
 use crate::constraint::number::Number;
 use crate::raw::{Doc, Element};
 
-impl Expression {
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
+impl Filter {
+    /// Whether `document` matches.
+    pub(in crate::constraint) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
         match self {
-            Expression::And(parts) => {
+            Filter::And(parts) => {
                 for part in parts {
                     if !part.matches(document)? {
                         return Ok(false);
@@ -25,7 +26,7 @@ impl Expression {
                 }
                 Ok(true)
             }
-            Expression::Or(parts) => {
+            Filter::Or(parts) => {
                 for part in parts {
                     if part.matches(document)? {
                         return Ok(true);
@@ -33,7 +34,7 @@ impl Expression {
                 }
                 Ok(false)
             }
-            Expression::Test(path, test) => {
+            Filter::Test(path, test) => {
                 let path: Vec<_> = path.split('.').collect();
                 any_in_document(document, &path, test)
             }

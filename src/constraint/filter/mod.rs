@@ -15,26 +15,20 @@ use super::collation::Collation;
 use super::routing::is_alone_in_its_kind;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// A partial filter, checked.
+/// A partial filter, checked: a tree of tests.
 #[derive(Debug, Clone)]
-pub(super) struct Filter {
-    root: Expression,
-}
-
-/// A node of the tree.
-#[derive(Debug, Clone)]
-enum Expression {
+pub(super) enum Filter {
     /// All of these hold; true if there are none.
-    And(Vec<Expression>),
+    And(Vec<Filter>),
     /// At least one of these holds.
-    Or(Vec<Expression>),
+    Or(Vec<Filter>),
     /// A test of the elements that a path leads to.
     Test(String, Test),
 }
 
 /// A condition that at least one of the elements at the end of a path must meet.
 #[derive(Debug, Clone)]
-enum Test {
+pub(super) enum Test {
     Compare(Operator, Operand),
     /// Equal to one of these, or missing or undefined if null is among them.
     In(Vec<Operand>),
@@ -44,7 +38,7 @@ enum Test {
 
 /// How an element is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operator {
+pub(super) enum Operator {
     Equal,
     Less,
     LessOrEqual,
@@ -54,7 +48,7 @@ enum Operator {
 
 /// A constant of the filter.
 #[derive(Debug, Clone)]
-struct Operand {
+pub(super) struct Operand {
     kind: ElementType,
     canonical: Vec<u8>,
     /// How its strings are compared: as the index compares strings.
@@ -64,7 +58,7 @@ struct Operand {
 
 /// A set of types.
 #[derive(Debug, Clone, Default)]
-struct Types {
+pub(super) struct Types {
     kinds: Vec<ElementType>,
 }
 
@@ -86,14 +80,13 @@ impl Filter {
         let bytes = expression
             .to_vec()
             .map_err(|error| SpecError::refused(2, error.to_string()))?;
-        let root = parse::filter(Doc::new(&bytes).map_err(super::not_bson)?, collation)?;
-        Ok(Filter { root })
+        parse::filter(Doc::new(&bytes).map_err(super::not_bson)?, collation)
     }
 
     /// The paths that it tests; a path may occur more than once.
     pub(super) fn paths(&self) -> Vec<&str> {
         let mut paths = Vec::new();
-        self.root.collect_paths(&mut paths);
+        self.collect_paths(&mut paths);
         paths
     }
 
@@ -106,36 +99,25 @@ impl Filter {
     /// [`Malformed`] if `document` is.
     pub(super) fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
         let mut tests = Vec::new();
-        self.root.collect_type_tests(document, &mut tests)?;
+        self.collect_type_tests(document, &mut tests)?;
         Ok(tests)
+    }
+
+    fn collect_paths<'e>(&'e self, paths: &mut Vec<&'e str>) {
+        match self {
+            Filter::And(parts) | Filter::Or(parts) => parts.iter().for_each(|part| part.collect_paths(paths)),
+            Filter::Test(path, _) => paths.push(path),
+        }
     }
 
     /// Whether every document matches that has, at each path in `equal`, this plain value or an equal one.
     ///
     /// - False if that can't be shown.
     pub(super) fn is_implied_by(&self, equal: &[Element<'_>]) -> bool {
-        self.root.is_implied_by(equal)
-    }
-
-    /// Whether `document` matches.
-    pub(super) fn matches(&self, document: Doc<'_>) -> Result<bool, Uncomparable> {
-        self.root.matches(document)
-    }
-}
-
-impl Expression {
-    fn collect_paths<'e>(&'e self, paths: &mut Vec<&'e str>) {
         match self {
-            Expression::And(parts) | Expression::Or(parts) => parts.iter().for_each(|part| part.collect_paths(paths)),
-            Expression::Test(path, _) => paths.push(path),
-        }
-    }
-
-    fn is_implied_by(&self, equal: &[Element<'_>]) -> bool {
-        match self {
-            Expression::And(parts) => parts.iter().all(|part| part.is_implied_by(equal)),
-            Expression::Or(parts) => parts.iter().any(|part| part.is_implied_by(equal)),
-            Expression::Test(path, test) => {
+            Filter::And(parts) => parts.iter().all(|part| part.is_implied_by(equal)),
+            Filter::Or(parts) => parts.iter().any(|part| part.is_implied_by(equal)),
+            Filter::Test(path, test) => {
                 // A test of types differs between equal values of several types.
                 let is_sure = |value: &Element<'_>| !matches!(test, Test::Type(_)) || is_alone_in_its_kind(value.kind);
                 let mut values = equal.iter().filter(|value| value.name == path.as_bytes());
@@ -146,12 +128,12 @@ impl Expression {
 
     fn collect_type_tests(&self, document: Doc<'_>, tests: &mut Vec<TypeTest>) -> Result<(), Malformed> {
         match self {
-            Expression::And(parts) | Expression::Or(parts) => {
+            Filter::And(parts) | Filter::Or(parts) => {
                 for part in parts {
                     part.collect_type_tests(document, tests)?;
                 }
             }
-            Expression::Test(path, Test::Type(types)) => {
+            Filter::Test(path, Test::Type(types)) => {
                 let is_met = match self.matches(document) {
                     Err(Uncomparable::Malformed(malformed)) => return Err(malformed),
                     // A test of types compares no strings, so it can't fail for them.
@@ -160,7 +142,7 @@ impl Expression {
                 let query = types.query(path);
                 tests.push(TypeTest { query, is_met });
             }
-            Expression::Test(..) => {}
+            Filter::Test(..) => {}
         }
         Ok(())
     }

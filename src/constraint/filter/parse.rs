@@ -7,7 +7,7 @@
 
 use bson::spec::ElementType;
 
-use super::{Expression, Operand, Operator, Test, Types};
+use super::{Filter, Operand, Operator, Test, Types};
 use crate::constraint::SpecError;
 use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
 use crate::constraint::collation::Collation;
@@ -19,27 +19,25 @@ use crate::server::code::{BAD_VALUE, CANNOT_CREATE_INDEX, FAILED_TO_PARSE, QUERY
 const MAX_DEPTH: usize = 4;
 
 /// The filter that `expression` describes.
-pub(super) fn filter(expression: Doc<'_>, collation: &Collation) -> Result<Expression, SpecError> {
+pub(super) fn filter(expression: Doc<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let root = document(expression, collation, 0)?;
     check_depth(&root, 1)?;
     Ok(root)
 }
 
-fn check_depth(expression: &Expression, depth: usize) -> Result<(), SpecError> {
+fn check_depth(filter: &Filter, depth: usize) -> Result<(), SpecError> {
     if depth > MAX_DEPTH {
         let message = format!("partialFilterExpression depth may not exceed {MAX_DEPTH}");
         return Err(SpecError::refused(CANNOT_CREATE_INDEX, message));
     }
-    match expression {
-        Expression::And(parts) | Expression::Or(parts) => {
-            parts.iter().try_for_each(|part| check_depth(part, depth + 1))
-        }
-        Expression::Test(..) => Ok(()),
+    match filter {
+        Filter::And(parts) | Filter::Or(parts) => parts.iter().try_for_each(|part| check_depth(part, depth + 1)),
+        Filter::Test(..) => Ok(()),
     }
 }
 
 /// A document of conditions that must all hold.
-fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<Expression, SpecError> {
+fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<Filter, SpecError> {
     // A bound on the recursion. A tree this deep would be refused anyway.
     if depth > 100 {
         return Err(SpecError::refused(BAD_VALUE, "exceeded maximum query tree depth"));
@@ -50,8 +48,8 @@ fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<
         let name = name(&element)?;
         match name {
             "$comment" => {}
-            "$and" => parts.push(Expression::And(list(&element, collation, name, depth)?)),
-            "$or" => parts.push(Expression::Or(list(&element, collation, name, depth)?)),
+            "$and" => parts.push(Filter::And(list(&element, collation, name, depth)?)),
+            "$or" => parts.push(Filter::Or(list(&element, collation, name, depth)?)),
             _ if name.starts_with('$') => return Err(top_level_operator(name)),
             _ => field(name, &element, collation, &mut parts)?,
         }
@@ -59,12 +57,12 @@ fn document(expression: Doc<'_>, collation: &Collation, depth: usize) -> Result<
     // As in the server, a single condition has no `and` around it, because the `and` would count in the depth.
     match parts.len() {
         1 => Ok(parts.remove(0)),
-        _ => Ok(Expression::And(parts)),
+        _ => Ok(Filter::And(parts)),
     }
 }
 
 /// The documents under `$and` or `$or`.
-fn list(element: &Element<'_>, collation: &Collation, name: &str, depth: usize) -> Result<Vec<Expression>, SpecError> {
+fn list(element: &Element<'_>, collation: &Collation, name: &str, depth: usize) -> Result<Vec<Filter>, SpecError> {
     let bad = |message: String| SpecError::refused(BAD_VALUE, message);
     if element.kind != ElementType::Array {
         return Err(bad(format!("{name} must be an array")));
@@ -107,12 +105,7 @@ fn top_level_operator(name: &str) -> SpecError {
 }
 
 /// The conditions on one field.
-fn field(
-    path: &str,
-    element: &Element<'_>,
-    collation: &Collation,
-    parts: &mut Vec<Expression>,
-) -> Result<(), SpecError> {
+fn field(path: &str, element: &Element<'_>, collation: &Collation, parts: &mut Vec<Filter>) -> Result<(), SpecError> {
     // The server doesn't read such a path in the same way everywhere.
     if path.split('.').any(str::is_empty) {
         return Err(SpecError::FilterUnsupported {
@@ -123,7 +116,7 @@ fn field(
         return Err(not_in_index(&format!("{path} regex")));
     }
     let Some(operators) = operators(element)? else {
-        parts.push(Expression::Test(
+        parts.push(Filter::Test(
             path.to_owned(),
             Test::Compare(Operator::Equal, operand(path, element, collation)?),
         ));
@@ -152,7 +145,7 @@ fn is_dbref(document: Doc<'_>) -> bool {
     has("$ref") && has("$id")
 }
 
-fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Expression, SpecError> {
+fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let compare = |operator| Ok(Test::Compare(operator, operand(path, element, collation)?));
     let test = match name(element)? {
         "$eq" => compare(Operator::Equal),
@@ -183,7 +176,7 @@ fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<
         name if name.starts_with("$_internal") => Err(SpecError::FilterUnsupported { what: name.to_owned() }),
         name => Err(SpecError::refused(BAD_VALUE, format!("unknown operator: {name}"))),
     };
-    Ok(Expression::Test(path.to_owned(), test?))
+    Ok(Filter::Test(path.to_owned(), test?))
 }
 
 /// Refuses a regular expression in a comparison other than equality, and a bound whose order isn't definitely known.
@@ -267,7 +260,7 @@ fn choices(path: &str, element: &Element<'_>, collation: &Collation) -> Result<V
 }
 
 /// `$all`: an equality with each of its values.
-fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Expression, SpecError> {
+fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Filter, SpecError> {
     let mut parts = Vec::new();
     for element in array(element, "$all needs an array")? {
         let has_elem_match =
@@ -278,14 +271,14 @@ fn all(path: &str, element: &Element<'_>, collation: &Collation) -> Result<Expre
                 if has_elem_match { "$elemMatch" } else { "regex" }
             )));
         }
-        parts.push(Expression::Test(
+        parts.push(Filter::Test(
             path.to_owned(),
             Test::Compare(Operator::Equal, operand(path, &element, collation)?),
         ));
     }
     match parts.is_empty() {
         true => Err(not_in_index("$alwaysFalse: 1\n")),
-        false => Ok(Expression::And(parts)),
+        false => Ok(Filter::And(parts)),
     }
 }
 

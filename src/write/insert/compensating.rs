@@ -7,14 +7,12 @@ use super::sent_documents::{DocumentOutcome, SentDocuments};
 use crate::claims::Candidate;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::server::certain::{refused_before_execution, refused_document};
+use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
 use crate::wire::{Draft, OutSequence};
-use crate::write::forward::ForwardError;
-use crate::write::forward::{milliseconds, part_of_body, reply_within};
+use crate::write::forward::{ForwardError, Outcome, milliseconds, part_of_body, reply_within};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
-use crate::write::outcome::Outcome;
 
 /// Inserts `ready`, whose keys are held, within the rest of their lease.
 ///
@@ -52,11 +50,6 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
         read(reply.body(), ready.len(), op.command.ordered)
     })
     .await
-}
-
-/// Whether Keyward should claim the candidate's keys anew: a write must end before the lease of its keys.
-pub fn is_late(op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
-    candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()
 }
 
 /// Reads the outcomes of `count` documents from a reply.

@@ -18,7 +18,8 @@ use crate::write::txn::{Failure, Transaction};
 use crate::write::update::document_keys::DocumentKeys;
 use crate::write::update::existing_reservations::{ExistingReservation, existing_reservations};
 use crate::write::update::reservation_conflict::resolve;
-use crate::write::update::reservation_diff::{ReservationConflict, ReservationDiff};
+use crate::write::update::reservation_diff::ReservationDiff;
+use crate::write::update::result::ReservationConflict;
 
 /// Carries out the insert; returns the reply's body. A transaction's batch stops at its first error, whether ordered or
 /// unordered.

@@ -17,12 +17,11 @@ use std::ops::Range;
 use tokio::time::Instant;
 
 use super::back_off::BackOff;
-use super::forward::ForwardError;
+use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
-use super::outcome::Outcome;
 use super::retry::server_memory::{positions_done_before, release_moved};
 use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
-use crate::constraint::KeyError;
+use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Fitting;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteRefusal, WriteReply};
@@ -274,10 +273,7 @@ impl<'a> Insert<'a> {
                 self.release_moved_keys(pending, &body).await
             }
             Err(error) => {
-                ready.for_each(|candidate| {
-                    candidate.step(&Event::InDoubt);
-                    self.op.note_in_doubt(candidate);
-                });
+                ready.for_each(|candidate| self.op.note_in_doubt(candidate));
                 Err(error)
             }
         }
@@ -301,20 +297,17 @@ impl<'a> Insert<'a> {
         forwarded: impl Iterator<Item = &'p mut Candidate<'d>>,
     ) -> Result<(), ForwardError> {
         for (candidate, outcome) in forwarded.zip(sent.outcomes) {
-            let (event, error) = match outcome {
-                Some(Outcome::Applied) => (Event::Applied, None),
-                Some(Outcome::NotApplied(error)) => (Event::NotApplied, error),
-                Some(Outcome::InDoubt(error)) => (Event::InDoubt, error),
-                Some(Outcome::Superseded) => (Event::Superseded, None),
-                None => continue,
-            };
-            candidate.step(&event);
-            match event {
-                Event::InDoubt => self.op.note_in_doubt(candidate),
-                Event::Superseded => candidate.since = None,
-                _ => {}
+            match &outcome {
+                Some(Outcome::Applied) => candidate.step(&Event::Applied),
+                Some(Outcome::NotApplied(_)) => candidate.step(&Event::NotApplied),
+                Some(Outcome::InDoubt(_)) => self.op.note_in_doubt(candidate),
+                Some(Outcome::Superseded) => {
+                    candidate.step(&Event::Superseded);
+                    candidate.since = None;
+                }
+                None => {}
             }
-            if let Some(error) = error {
+            if let Some(Outcome::NotApplied(Some(error)) | Outcome::InDoubt(Some(error))) = outcome {
                 self.error(candidate.position, error);
             }
         }
@@ -337,7 +330,10 @@ impl<'a> Insert<'a> {
                     let error = match is_same_document {
                         true => {
                             proxy.metrics.duplicates.inc();
-                            WriteError::duplicate_id(&self.op.protected.namespace, &candidate.owner.id)
+                            WriteError::duplicate(&DuplicateKey::of_id(
+                                &self.op.protected.namespace,
+                                &candidate.owner.id,
+                            ))
                         }
                         false => WriteError::duplicate(&proxy.refuse(key).await),
                     };

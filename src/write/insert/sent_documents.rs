@@ -1,7 +1,7 @@
 //! Defines the outcome of documents that were sent in one command, with any strategy.
 
 use crate::reply::{Times, WriteError, WriteRefusal};
-use crate::write::outcome::Outcome;
+use crate::write::forward::Outcome;
 
 /// The outcome of one document, with the server's error for it. Without an error, an earlier document's error may have stopped
 /// the batch.

@@ -8,6 +8,7 @@ use super::transactional::Transactional;
 use crate::claims::Candidate;
 use crate::constraint::Strategy;
 use crate::write::forward::ForwardError;
+use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
 use crate::write::retry::server_memory::done_before;
 use crate::write::txn::Failure;
@@ -67,10 +68,13 @@ impl InsertWay {
         }
     }
 
-    /// Whether Keyward should claim the candidate's keys anew before it writes the document.
+    /// Whether Keyward should claim the candidate's keys anew before it writes the document: a forwarded write must end before the lease
+    /// of its keys.
     pub fn is_late(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
-            InsertWay::Compensating => compensating::is_late(op, candidate),
+            InsertWay::Compensating => {
+                candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()
+            }
             InsertWay::Transactional(_) => false,
         }
     }

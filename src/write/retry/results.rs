@@ -14,12 +14,9 @@ use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocumentBuf, cstr};
 
 use crate::catalog::Protected;
-use crate::command::running::append_fields;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
-use crate::server::code::DUPLICATE_KEY;
-use crate::server::cursor;
-use crate::server::reply::write_errors;
+use crate::server::{clock::millis, code::DUPLICATE_KEY, cursor, reply::write_errors};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -157,10 +154,7 @@ impl<'a> Recorded<'a> {
         if error.code == DUPLICATE_KEY {
             return Ok(false);
         }
-        let mut body = Builder::new();
-        body.double("ok", 0.0);
-        append_fields(&mut body, error.body, &["errmsg", "code", "codeName"])?;
-        Err(Failure::ErrorReply(ErrorReply { body: body.finish() }))
+        Err(Failure::ErrorReply(ErrorReply::of_part(error.body)?))
     }
 }
 
@@ -203,7 +197,7 @@ fn now() -> i64 {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+    millis(now)
 }
 
 /// The fields of the commit's reply: the time of the statement's effect, and whether enough members have it.

@@ -13,16 +13,14 @@ use bson::spec::ElementType;
 use crate::catalog::Protected;
 use crate::claims::Candidate;
 use crate::command::batch::BatchCommand;
-use crate::command::filter_rewriting::{self, append_equal, nothing};
-use crate::command::key_update::names_shard;
+use crate::command::filter_rewriting::{self, names_shard, nothing, pin};
 use crate::command::running::append_fields;
 use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
 use crate::server::reply::{self, retried_statements};
-use crate::write::forward::{self, Acknowledged, ForwardError, UnappliedReason};
+use crate::write::forward::{self, Acknowledged, ForwardError, Outcome, UnappliedReason};
 use crate::write::operation::WriteOp;
-use crate::write::outcome::Outcome;
 use crate::write::update::result::StatementResult;
 use crate::write::update::statement_run::StatementRun;
 
@@ -100,19 +98,8 @@ fn question(
     for (index, candidate) in candidates.iter().enumerate() {
         question.open(ElementType::EmbeddedDocument, index.to_string().as_bytes());
         // The query names the place of the document: the shard that inserted it remembers it.
-        let mut query = Builder::new();
-        if let Some(id) = Doc::new(&candidate.document)?.get("_id")? {
-            append_equal(&mut query, b"_id", &id);
-        }
-        if let Some(route) = &candidate.owner.route {
-            for value in Doc::new(route.as_bytes())?.elements() {
-                let value = value?;
-                if value.name != b"_id" {
-                    append_equal(&mut query, value.name, &value);
-                }
-            }
-        }
-        let never = nothing(Doc::new(&query.finish())?)?;
+        let query = pin(Doc::empty(), &candidate.document, &candidate.owner)?;
+        let never = nothing(Doc::new(&query)?)?;
         question.document("q", Doc::new(&never)?).int32("limit", 1).close();
     }
     question.close().boolean("ordered", false);

@@ -1,7 +1,7 @@
 //! Tracks clients' transactions that this Keyward forwards, and commits none in which a statement was started but not finished.
 //!
-//! In a client's transaction a statement takes effect before its reservations do: only the server knows which keys it gives
-//! documents. If the connection breaks in between, or Keyward is killed, the client could commit the statement without its
+//! In a client's transaction an update takes effect before its reservations do: only the server knows which keys it gives
+//! documents. If the connection breaks in between, or Keyward is killed, the client could commit the update without its
 //! reservations.
 //!
 //! - A transaction with an interrupted statement is never committed through this process, whatever the server reports. A router
@@ -270,8 +270,8 @@ pub async fn commit_unseen(
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
-    Ok(match reply::code(Doc::new(&answer)?)? {
-        Some(code) if !NOT_OPEN.contains(&code) => Some(in_doubt_reply(answer)),
+    let code = reply::code(Doc::new(&answer)?)?.filter(|code| NOT_OPEN.contains(code));
+    Ok(match code {
         None => Some(in_doubt_reply(answer)),
         Some(code) if DECIDED.contains(&code) => None,
         Some(_) if is_on_one_replica_set => {
@@ -285,7 +285,7 @@ pub async fn commit_unseen(
 /// Makes every shard end the open transactions of the command `body`'s session. Returns `Some` reply if that isn't certain.
 async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
     // Without an id the command would kill all sessions.
-    let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() else {
+    let Some(id) = body.value_at("lsid.id")? else {
         return Ok(None);
     };
     let mut command = Builder::new();

@@ -17,8 +17,8 @@ use crate::catalog::Protected;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::certain::{of_another_primary, refused_before_execution};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
+use crate::server::definite::{of_another_primary, refused_before_execution};
 use crate::server::reply;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
@@ -97,11 +97,6 @@ impl From<Malformed> for Failure {
 }
 
 impl ErrorReply {
-    /// Whether the server's error has the label `label`.
-    pub fn has_label(&self, label: &str) -> bool {
-        Doc::new(&self.body).is_ok_and(|body| reply::has_label(body, label))
-    }
-
     /// The server's error for a transaction that conflicts with another one.
     pub fn transient() -> ErrorReply {
         ErrorReply {
@@ -124,8 +119,8 @@ impl ErrorReply {
         ErrorReply { body: body.finish() }
     }
 
-    /// The error of a commit whose reply reports that no majority has the committed writes.
-    fn of_write_concern(error: Doc<'_>) -> Result<ErrorReply, Malformed> {
+    /// The error of a command whose reply reports a write error, or that no majority has its writes.
+    pub fn of_part(error: Doc<'_>) -> Result<ErrorReply, Malformed> {
         let mut body = Builder::new();
         body.double("ok", 0.0);
         append_fields(&mut body, error, &["errmsg", "code", "codeName"])?;
@@ -148,7 +143,8 @@ impl ErrorReply {
 
     /// Whether the transaction had no effect and may be tried again as a whole.
     pub fn is_transient(&self) -> bool {
-        self.has_label(TRANSIENT_TRANSACTION_ERROR) || self.code() == Some(TRANSACTION_TOO_OLD)
+        let is_labelled = |body| reply::has_label(body, TRANSIENT_TRANSACTION_ERROR);
+        Doc::new(&self.body).is_ok_and(is_labelled) || self.code() == Some(TRANSACTION_TOO_OLD)
     }
 }
 
@@ -292,12 +288,12 @@ impl Transaction {
         mut command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
-        append_all(&mut command, &self.fields)?;
+        command.elements(Doc::new(&self.fields)?)?;
         if let Some(session) = self.session {
             upstream.note_open_transaction(session);
         }
         if let Some(opening) = self.opening.take() {
-            append_all(&mut command, &opening)?;
+            command.elements(Doc::new(&opening)?)?;
         }
         if let Some(time) = self.time.take() {
             time.append_cluster_to(&mut command);
@@ -354,7 +350,7 @@ impl Transaction {
             reply => reply?,
         };
         match reply::write_concern_error(Doc::new(&reply)?)? {
-            Some(error) => Err(Failure::InDoubt(ErrorReply::of_write_concern(error)?)),
+            Some(error) => Err(Failure::InDoubt(ErrorReply::of_part(error)?)),
             None => Ok(reply),
         }
     }
@@ -439,11 +435,4 @@ fn session_of_retryable(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
         Some(_) => session_of(body),
         None => Ok(None),
     }
-}
-
-fn append_all(builder: &mut Builder, document: &[u8]) -> Result<(), Malformed> {
-    for element in Doc::new(document)?.elements() {
-        builder.element(&element?);
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use std::slice;
 
 use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
-use super::reservation_diff::{Impossible, ReservationDiff};
+use super::reservation_diff::ReservationDiff;
 use super::result::{Evaluation, StatementResult};
 use super::routed::AtOwner;
 use crate::catalog::Protected;
@@ -326,7 +326,7 @@ impl<'a> Statement<'a> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<Result<Vec<u8>, ErrorReply>>, ForwardError> {
+    pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;
         let reply = transaction.run(op.upstream, database, self.command(None)?, None).await;
@@ -335,13 +335,13 @@ impl<'a> Statement<'a> {
             Ok(reply) => {
                 let outcome = Doc::new(&reply)?;
                 match has_write_errors(outcome)? {
-                    true => Some(Ok(undone(outcome)?)),
+                    true => Some(StatementResult::Reply(undone(outcome)?)),
                     false => None,
                 }
             }
             Err(failure) => Some(failure.into_reply()?)
                 .filter(|refused| !refused.is_transient())
-                .map(Err),
+                .map(|refused| StatementResult::ErrorReply(refused.body)),
         })
     }
 
@@ -420,10 +420,7 @@ async fn reserve(
 ) -> Result<Evaluation, Failure> {
     let diff = match ReservationDiff::between(before, after) {
         Ok(diff) => diff,
-        Err(Impossible::Duplicate(key)) => return Ok(Evaluation::Abandoned(StatementResult::Duplicate(key))),
-        Err(Impossible::Unindexable(error)) => {
-            return Ok(Evaluation::Abandoned(StatementResult::Unindexable(error)));
-        }
+        Err(refused) => return Ok(Evaluation::Abandoned(refused)),
     };
     if transaction.is_clients()
         && let Some(key) = diff.duplicate(op.protected, transaction, op.upstream).await?

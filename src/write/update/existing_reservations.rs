@@ -15,7 +15,6 @@ use crate::command::statement::Selection;
 use crate::constraint::Key;
 use crate::proxy_collection::{Owner, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reservation::Token;
 use crate::server::cursor;
 use crate::upstream::Connection;
 use crate::write::txn::{Failure, Transaction};
@@ -78,8 +77,7 @@ async fn read(
 ) -> Result<(), Failure> {
     let proxy = &protected.constraints[constraint].constraint;
     let collection = proxy.proxy_collection();
-    let any_token = None::<std::iter::Empty<Token>>;
-    let mut command = find_reservations(&collection.collection, keys.iter().copied(), any_token);
+    let mut command = find_reservations(&collection.collection, keys.iter().copied(), &[]);
     command
         .open(ElementType::EmbeddedDocument, b"projection")
         .int32("owner", 1)

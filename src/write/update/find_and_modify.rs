@@ -1,8 +1,7 @@
 //! Carries out a `findAndModify`: one statement, whose reply is the command's.
 
-use super::evaluation::Places;
+use super::in_place::carry_out;
 use super::result::StatementResult;
-use super::statement::carry_out;
 use super::statement_run::StatementRun;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
@@ -23,14 +22,7 @@ const PREFIX: &str = "Plan executor error during findAndModify :: caused by :: "
 pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>) -> Result<Vec<u8>, ForwardError> {
     let protected = op.protected;
     let transaction = Transaction::of_client(protected, op.command.body, op.upstream)?;
-    let mut run = StatementRun {
-        index: 0,
-        statement: plan.statement,
-        retry_id: op.command.retry_id(0),
-        places: Places::Believed,
-        upserts: 0,
-        op,
-    };
+    let mut run = StatementRun::new(op, 0, plan.statement);
     let result = match transaction {
         Some(mut transaction) => run.run_in_clients_transaction(&mut transaction).await?,
         None => carry_out(&mut run, &plan.way).await?,

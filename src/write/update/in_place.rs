@@ -1,5 +1,5 @@
 //! Carries out a statement about one document without a transaction: its new keys can be read from it
-//! ([`crate::command::key_update`]).
+//! ([`crate::command::key_update`]). Statements that are planned to run in a transaction go on to [`super::in_transaction`].
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.
@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::document_keys::{self, DocumentAsRead, with_same_keys};
 use super::result::StatementResult;
 use super::routed::AtOwner;
-use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
+use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
 use super::statement_run::StatementRun;
 use super::upsert::insert_new;
 use crate::claims::{Candidate, ConstrainedKey, keys_of};
@@ -37,8 +37,8 @@ use crate::reservation::Event;
 use crate::server::reply::{documents_affected, is_from_memory};
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
-use crate::write::forward::{ForwardError, Sent, UnappliedReason};
-use crate::write::outcome::Outcome;
+use crate::write::forward::{ForwardError, Outcome, Sent, UnappliedReason};
+use crate::write::plan::Way;
 use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
@@ -51,12 +51,22 @@ const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 /// expression: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
-/// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
-/// `new_document`, of which these are the fields that keys are made of.
+/// Carries out the statement in its planned way, outside any client's transaction.
 ///
 /// # Errors
 /// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn run_in_place(
+pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<StatementResult, ForwardError> {
+    match way {
+        Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
+        Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
+        // A statement that is to be forwarded is, before it comes here.
+        Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
+    }
+}
+
+/// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
+/// `new_document`, of which these are the fields that keys are made of.
+async fn run_in_place(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,
@@ -131,10 +141,7 @@ async fn try_once(
         // By now this same document holds the key.
         ReserveOutcome::Duplicate(key) if candidate.conflicts_with_itself(key) => Ok(InPlaceOutcome::Again),
         ReserveOutcome::Duplicate(_) => run.meet_obstacle().await,
-        ReserveOutcome::Unsure(key) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(
-            run.op.unsure(candidate.keys[key].constraint),
-        ))),
-        ReserveOutcome::TimeLimit => Ok(InPlaceOutcome::Ran(StatementResult::Refused(WriteRefusal::TimeLimit))),
+        ReserveOutcome::Refused(refusal) => Ok(InPlaceOutcome::Ran(StatementResult::Refused(refusal))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     tried
@@ -185,7 +192,7 @@ async fn write(
     };
     let sent = as_upsert(run, sent)
         .await
-        .inspect_err(|_| note_in_doubt(run, candidate))?;
+        .inspect_err(|_| run.op.note_in_doubt(candidate))?;
     note_if_given_twice(run, candidate, &sent).await?;
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
@@ -198,7 +205,7 @@ async fn write(
             return Ok(InPlaceOutcome::Missed(seen.document.clone()));
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
+        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
     }
     Ok(InPlaceOutcome::Ran(sent.into()))
 }

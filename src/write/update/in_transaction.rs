@@ -8,8 +8,7 @@ use tokio::time::Instant;
 
 use super::evaluation::Places;
 use super::reservation_conflict::resolve;
-use super::reservation_diff::ReservationConflict;
-use super::result::{Evaluation, StatementResult};
+use super::result::{Evaluation, ReservationConflict, StatementResult};
 use super::statement_run::StatementRun;
 use crate::raw::{Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
@@ -190,8 +189,7 @@ impl StatementRun<'_, '_> {
                     false => Some(StatementResult::Duplicate(conflict.key.clone())),
                 }
             }
-            ReserveOutcome::Unsure(_) => Some(StatementResult::Refused(self.op.unsure(conflict.key.constraint))),
-            ReserveOutcome::TimeLimit => Some(StatementResult::Refused(WriteRefusal::TimeLimit)),
+            ReserveOutcome::Refused(refusal) => Some(StatementResult::Refused(refusal)),
         })
     }
 
@@ -251,7 +249,7 @@ impl StatementRun<'_, '_> {
     ///
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
-    pub async fn pass_through_clients_transaction(
+    pub async fn forward_in_clients_transaction(
         &mut self,
         transaction: &mut Transaction,
     ) -> Result<StatementResult, ForwardError> {
@@ -292,19 +290,18 @@ impl StatementRun<'_, '_> {
     /// # Errors
     /// [`ForwardError`] if the connection is gone.
     pub async fn answer_to_refused_read(&mut self, refused_read: ErrorReply) -> Result<StatementResult, ForwardError> {
-        Ok(match self.statement.refusal(self.op).await? {
-            Some(Ok(reply)) => StatementResult::Reply(reply),
-            Some(Err(refused)) => StatementResult::ErrorReply(refused.body),
-            None => StatementResult::ErrorReply(refused_read.body),
-        })
+        let refusal = self.statement.refusal(self.op).await?;
+        Ok(refusal.unwrap_or(StatementResult::ErrorReply(refused_read.body)))
     }
 
     /// The result for a client whose transaction met the conflict.
     async fn resolve_in_clients_transaction(&mut self, conflict: &ReservationConflict) -> StatementResult {
         match resolve(self.op, conflict).await {
             ReserveOutcome::Duplicate(_) => StatementResult::Duplicate(conflict.key.clone()),
-            ReserveOutcome::Held | ReserveOutcome::TimeLimit => StatementResult::Refused(WriteRefusal::Conflict),
-            ReserveOutcome::Unsure(_) => StatementResult::Refused(self.op.unsure(conflict.key.constraint)),
+            ReserveOutcome::Held | ReserveOutcome::Refused(WriteRefusal::TimeLimit) => {
+                StatementResult::Refused(WriteRefusal::Conflict)
+            }
+            ReserveOutcome::Refused(refusal) => StatementResult::Refused(refusal),
         }
     }
 }

@@ -16,7 +16,6 @@ pub mod result;
 mod routed;
 mod sending;
 mod shown;
-mod statement;
 pub mod statement_run;
 mod statements;
 mod upsert;

@@ -82,12 +82,10 @@ fn sets_on_insert(update: &Element<'_>, paths: &Vec<&str>) -> Result<bool, Malfo
     let Some(operators) = update.as_document_or_array()? else {
         return Ok(true);
     };
-    for field in operators.nested("$setOnInsert")?.into_iter().flat_map(Doc::elements) {
-        if paths.overlap(field?.name) {
-            return Ok(true);
-        }
+    match operators.nested("$setOnInsert")? {
+        Some(fields) => fields.any(|field| Ok(paths.overlap(field.name))),
+        None => Ok(false),
     }
-    Ok(false)
 }
 
 /// The shard key in the equalities of a query. The server inserts these values.

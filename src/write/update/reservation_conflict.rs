@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use super::reservation_diff::ReservationConflict;
+use super::result::ReservationConflict;
 use crate::claims::Candidate;
 use crate::reservation::Token;
 use crate::write::operation::WriteOp;

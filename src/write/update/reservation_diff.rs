@@ -10,9 +10,10 @@ use bson::spec::ElementType;
 
 use super::document_keys::DocumentKeys;
 use super::existing_reservations::existing_reservations;
+use super::result::{ReservationConflict, StatementResult};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
-use crate::constraint::{Key, KeyError};
+use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, Owner, ProxyCollection};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
@@ -28,15 +29,6 @@ const COMMAND_MAX: Fitting = Fitting {
     bytes: 8 << 20,
 };
 
-/// A reservation exists for a key that Keyward was to reserve: perhaps a duplicate, perhaps stale.
-#[derive(Debug, Clone)]
-pub struct ReservationConflict {
-    /// The key.
-    pub key: ConstrainedKey,
-    /// The document that was to have the key.
-    pub owner: Owner,
-}
-
 /// The reservations to delete and to insert.
 #[derive(Debug, Default)]
 pub struct ReservationDiff {
@@ -44,21 +36,12 @@ pub struct ReservationDiff {
     reserved: BTreeMap<ConstrainedKey, Owner>,
 }
 
-/// Why a statement's documents are impossible.
-#[derive(Debug)]
-pub enum Impossible {
-    /// A document holds a key that another one holds, too.
-    Duplicate(ConstrainedKey),
-    /// A document can't be indexed.
-    Unindexable(KeyError),
-}
-
 impl ReservationDiff {
     /// The difference between the keys that documents held `before` and hold `after`.
     ///
     /// # Errors
-    /// [`Impossible`] if a native index would refuse the documents `after`.
-    pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, Impossible> {
+    /// The statement's result if a native index would refuse the documents `after`.
+    pub fn between(before: &[DocumentKeys], after: &[DocumentKeys]) -> Result<ReservationDiff, StatementResult> {
         let mut diff = ReservationDiff::default();
         for document in before {
             for key in document.keys.iter().flatten() {
@@ -70,17 +53,17 @@ impl ReservationDiff {
             for key in document
                 .keys
                 .as_ref()
-                .map_err(|error| Impossible::Unindexable(error.clone()))?
+                .map_err(|error| StatementResult::Unindexable(error.clone()))?
             {
                 // Several documents are one owner if Keyward knows an old shard key.
                 if kept.contains(key) {
-                    return Err(Impossible::Duplicate(key.clone()));
+                    return Err(StatementResult::Duplicate(key.clone()));
                 }
                 if diff.released.get(key) == Some(&document.owner) {
                     diff.released.remove(key);
                     kept.insert(key.clone());
                 } else if diff.reserved.insert(key.clone(), document.owner.clone()).is_some() {
-                    return Err(Impossible::Duplicate(key.clone()));
+                    return Err(StatementResult::Duplicate(key.clone()));
                 }
             }
         }

@@ -1,11 +1,10 @@
 //! Defines the results of a statement: of one evaluation by the server, and of the statement as a whole.
 
-use super::reservation_diff::ReservationConflict;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
+use crate::proxy_collection::Owner;
 use crate::reply::WriteRefusal;
-use crate::write::forward::{Sent, UnappliedReason};
-use crate::write::outcome::Outcome;
+use crate::write::forward::{Outcome, Sent, UnappliedReason};
 use crate::write::txn::ErrorReply;
 
 /// The result of a statement, for the reply.
@@ -42,6 +41,15 @@ pub enum Evaluation {
     },
     /// The server refused to read the documents. The transaction may be open, and must not be committed.
     ReadRefused(ErrorReply),
+}
+
+/// A reservation exists for a key that Keyward was to reserve: perhaps a duplicate, perhaps stale.
+#[derive(Debug, Clone)]
+pub struct ReservationConflict {
+    /// The key.
+    pub key: ConstrainedKey,
+    /// The document that was to have the key.
+    pub owner: Owner,
 }
 
 impl From<Sent> for StatementResult {

@@ -47,13 +47,7 @@ pub async fn send(
     let lease = run.op.context.lease;
     let sent = forward::statement(run.op, which, rewritten, Acknowledged::ByMajority, Some(time));
     let sent = forward::reply_within(lease, sent).await;
-    Ok(Some(sent.inspect_err(|_| note_in_doubt(run, candidate))?))
-}
-
-/// Notes that the statement may have taken effect, or may still do so.
-pub fn note_in_doubt(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) {
-    candidate.step(&Event::InDoubt);
-    run.op.note_in_doubt(candidate);
+    Ok(Some(sent.inspect_err(|_| run.op.note_in_doubt(candidate))?))
 }
 
 /// Releases the old keys that the document of `target` no longer holds, and the new keys that it didn't get.

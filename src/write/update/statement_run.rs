@@ -22,7 +22,19 @@ pub struct StatementRun<'r, 'a> {
     pub upserts: usize,
 }
 
-impl StatementRun<'_, '_> {
+impl<'r, 'a> StatementRun<'r, 'a> {
+    /// Starts the `statement` at `index` of the command.
+    pub fn new(op: &'r mut WriteOp<'a>, index: usize, statement: Statement<'a>) -> StatementRun<'r, 'a> {
+        StatementRun {
+            retry_id: op.command.retry_id(index),
+            op,
+            index,
+            statement,
+            places: Places::Believed,
+            upserts: 0,
+        }
+    }
+
     /// The token of the attempt `guard` at the statement's keys.
     pub fn token(&self, guard: &AttemptGuard) -> Token {
         Token {

@@ -5,15 +5,13 @@
 
 use std::ops::Range;
 
-use super::evaluation::Places;
+use super::in_place::carry_out;
 use super::result::StatementResult;
-use super::statement::carry_out;
 use super::statement_run::StatementRun;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteReply};
-use crate::write::forward;
-use crate::write::forward::ForwardError;
+use crate::write::forward::{self, ForwardError};
 use crate::write::operation::WriteOp;
 use crate::write::plan::{StatementPlan, Way};
 use crate::write::txn::Transaction;
@@ -59,14 +57,11 @@ pub async fn modify<'a>(
 impl<'a> Modify<'_, 'a> {
     /// Runs the statements outside any client transaction.
     async fn by_themselves(&mut self) -> Result<(), ForwardError> {
-        let passes_through = |plan: &StatementPlan<'_>| matches!(plan.way, Way::PassThrough);
+        let is_forwarded = |plan: &&StatementPlan<'_>| matches!(plan.way, Way::Forward);
         let plans = self.plans;
         let mut next = 0;
         while next < plans.len() && !self.is_over() {
-            let forwarded = self.plans[next..]
-                .iter()
-                .take_while(|plan| passes_through(plan))
-                .count();
+            let forwarded = plans[next..].iter().take_while(is_forwarded).count();
             if forwarded > 0 {
                 self.forward(next..next + forwarded).await?;
                 next += forwarded;
@@ -91,7 +86,7 @@ impl<'a> Modify<'_, 'a> {
             while self.failed.is_none() && !self.reply.has_errors() {
                 let mut run = self.run(index);
                 let result = match plan.way {
-                    Way::PassThrough => run.pass_through_clients_transaction(&mut transaction).await?,
+                    Way::Forward => run.forward_in_clients_transaction(&mut transaction).await?,
                     Way::InPlace(_) | Way::Upsert(_) | Way::InTransaction => {
                         run.run_in_clients_transaction(&mut transaction).await?
                     }
@@ -105,14 +100,7 @@ impl<'a> Modify<'_, 'a> {
     }
 
     fn run(&mut self, index: usize) -> StatementRun<'_, 'a> {
-        StatementRun {
-            index,
-            statement: self.plans[index].statement,
-            retry_id: self.op.command.retry_id(index),
-            places: Places::Believed,
-            upserts: 0,
-            op: &mut *self.op,
-        }
+        StatementRun::new(&mut *self.op, index, self.plans[index].statement)
     }
 
     /// Notes the result of the statement at `index`; returns whether to run it again.

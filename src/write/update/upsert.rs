@@ -9,17 +9,14 @@
 
 use super::document_keys::DocumentKeys;
 use super::result::StatementResult;
-use super::sending::{InPlaceOutcome, OldReservations, note_in_doubt, release_after, send};
+use super::sending::{InPlaceOutcome, OldReservations, release_after, send};
 use super::statement_run::StatementRun;
 use crate::claims::Candidate;
 use crate::command::filter_rewriting::only_inserts;
 use crate::raw::{Doc, Malformed};
-use crate::reply::WriteRefusal;
 use crate::reservation::Event;
-use crate::server::code;
-use crate::server::reply;
-use crate::write::forward::{ForwardError, UnappliedReason};
-use crate::write::outcome::Outcome;
+use crate::server::{code, reply};
+use crate::write::forward::{ForwardError, Outcome, UnappliedReason};
 use crate::write::reserve::ReserveOutcome;
 
 /// Inserts the new document, of which `fields` has everything that keys are made of.
@@ -33,37 +30,28 @@ pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result
     };
     let tried = match run.op.reserve(&mut candidate).await {
         ReserveOutcome::Held => write(run, &mut candidate).await,
-        ReserveOutcome::Duplicate(_) => Ok(Inserted::Refused),
-        ReserveOutcome::Unsure(key) => {
-            let refusal = run.op.unsure(candidate.keys[key].constraint);
-            Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(refusal))))
-        }
-        ReserveOutcome::TimeLimit => Ok(Inserted::Ended(InPlaceOutcome::Ran(StatementResult::Refused(
-            WriteRefusal::TimeLimit,
-        )))),
+        ReserveOutcome::Duplicate(_) => Ok(None),
+        ReserveOutcome::Refused(refusal) => Ok(Some(InPlaceOutcome::Ran(StatementResult::Refused(refusal)))),
     };
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     match tried? {
-        Inserted::Ended(tried) => Ok(tried),
+        Some(tried) => Ok(tried),
         // Asked after the release: otherwise the statement would meet its own reservations.
-        Inserted::Refused => run.meet_obstacle().await,
+        None => run.meet_obstacle().await,
     }
 }
 
-/// The outcome of one try to insert the document.
-enum Inserted {
-    Ended(InPlaceOutcome),
-    /// A document is in the way.
-    Refused,
-}
-
-async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) -> Result<Inserted, ForwardError> {
+/// Tries once to insert the document, whose keys are held. `None` if another document is in the way.
+async fn write(
+    run: &mut StatementRun<'_, '_>,
+    candidate: &mut Candidate<'_>,
+) -> Result<Option<InPlaceOutcome>, ForwardError> {
     let document = candidate.document.to_vec();
     let target = DocumentKeys::of(run.op.protected, Doc::new(&document)?)?;
     let query = only_inserts(run.statement.query()?.unwrap_or(Doc::empty()), Doc::new(&target.id)?)?;
     let rewritten = run.statement.with_query(&query)?;
     let Some(sent) = send(run, &rewritten, candidate).await? else {
-        return Ok(Inserted::Ended(InPlaceOutcome::Again));
+        return Ok(Some(InPlaceOutcome::Again));
     };
     match sent.outcome {
         Outcome::Applied if sent.by_majority => {
@@ -72,16 +60,16 @@ async fn write(run: &mut StatementRun<'_, '_>, candidate: &mut Candidate<'_>) ->
         Outcome::Applied => candidate.step(&Event::Applied),
         Outcome::NotApplied(UnappliedReason::NoMatch) => {
             candidate.step(&Event::NotApplied);
-            return Ok(Inserted::Ended(InPlaceOutcome::Again));
+            return Ok(Some(InPlaceOutcome::Again));
         }
         Outcome::NotApplied(_) if is_duplicate(Doc::new(&sent.body)?)? => {
             candidate.step(&Event::NotApplied);
-            return Ok(Inserted::Refused);
+            return Ok(None);
         }
         Outcome::NotApplied(_) | Outcome::Superseded => candidate.step(&Event::NotApplied),
-        Outcome::InDoubt(_) => note_in_doubt(run, candidate),
+        Outcome::InDoubt(_) => run.op.note_in_doubt(candidate),
     }
-    Ok(Inserted::Ended(InPlaceOutcome::Ran(sent.into())))
+    Ok(Some(InPlaceOutcome::Ran(sent.into())))
 }
 
 /// Whether the server refused the document because of another one.

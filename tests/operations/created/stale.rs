@@ -149,20 +149,34 @@ fn a_long_duplicate_is_reported() {
     assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
 }
 
+/// Also if the collection was restored with its index, and so looks as if it had been resharded.
 #[test]
 fn documents_of_a_collection_created_anew_are_read() {
-    const DATABASE: &str = "created_and_loaded";
-    shard_users_of(&QUIET, DATABASE);
-    let keyward = start_at(&QUIET);
-    must(&reply(&keyward, DATABASE, &create([unique_email()])));
-    // Past Keyward.
-    QUIET.run(DATABASE, doc! { "drop": "users" }).unwrap();
-    shard_users_of(&QUIET, DATABASE);
-    for (id, region) in [(1, "a"), (2, "z")] {
-        QUIET.run(DATABASE, user(id, region, "x")).unwrap();
+    for (database, has_index) in [("created_and_loaded", false), ("created_and_restored", true)] {
+        shard_users_of(&QUIET, database);
+        let keyward = start_at(&QUIET);
+        must(&reply(&keyward, database, &create([unique_email()])));
+        // Past Keyward.
+        QUIET.run(database, doc! { "drop": "users" }).unwrap();
+        shard_users_of(&QUIET, database);
+        if has_index {
+            QUIET
+                .run(database, create([doc! { "key": { "email": 1 }, "name": "email_1" }]))
+                .unwrap();
+        }
+        for (id, region) in [(1, "a"), (2, "z")] {
+            QUIET.run(database, user(id, region, "x")).unwrap();
+        }
+        let refused = reply(&keyward, database, &create([unique_email()]));
+        assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
+        let delete = doc! { "delete": "users", "deletes": [{ "q": { "_id": 2 }, "limit": 0 }] };
+        must(&reply(&keyward, database, &delete));
+        must(&reply(&keyward, database, &create([unique_email()])));
+        assert_eq!(
+            keyward.insert(database, doc! { "_id": 3, "region": "z", "email": "x" }),
+            Err(11_000)
+        );
     }
-    let refused = reply(&keyward, DATABASE, &create([unique_email()]));
-    assert_eq!(refused.get_i32("code").ok(), Some(11_000), "{refused}");
 }
 
 /// One that is slow to end a constraint doesn't count as one that reserves for its successor.

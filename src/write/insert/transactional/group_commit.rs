@@ -335,7 +335,7 @@ impl Lead {
     }
 
     /// Notes a group of unknown outcome: the next groups may not need the shard that failed.
-    pub fn note_in_doubt(&self) {
+    pub fn note_lost(&self) {
         self.groups.counts.lost.inc();
         if let Some(group) = self.groups.lock().get_mut(&self.terms) {
             group.have_the_next_go_alone();

@@ -10,8 +10,7 @@ use crate::claims::Candidate;
 use crate::command::running::{API, append_fields};
 use crate::raw::Malformed;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::ForwardError;
-use crate::write::forward::reply_within;
+use crate::write::forward::{ForwardError, reply_within};
 use crate::write::operation::WriteOp;
 use crate::write::txn::Failure;
 
@@ -42,7 +41,7 @@ impl Transactional {
                 }
                 let together = self.try_together(op, load, &members, reservations);
                 let done = lead.during(reply_within(TIME_MAX, together)).await;
-                let done = done.inspect_err(|_| lead.note_in_doubt())?;
+                let done = done.inspect_err(|_| lead.note_lost())?;
                 lead.note(&done, 1 + members.len());
                 others.resolve(&done);
                 done

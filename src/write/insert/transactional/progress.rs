@@ -2,8 +2,8 @@
 
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::WriteError;
+use crate::write::forward::Outcome;
 use crate::write::insert::sent_documents::{DocumentOutcome, SentDocuments};
-use crate::write::outcome::Outcome;
 
 /// The progress of a call's documents, transaction by transaction. If the server refuses a document, the whole transaction has
 /// no effect. Then one transaction inserts the documents before it, and the next one those after it.

@@ -1,6 +1,6 @@
 //! Checks the reservations of documents that are about to be inserted, or writes them inside the inserting transaction.
 
-use bson::{Timestamp, spec::ElementType};
+use bson::spec::ElementType;
 
 use crate::catalog::Protected;
 use crate::claims::Candidate;
@@ -9,6 +9,7 @@ use crate::constraint::Key;
 use crate::proxy_collection::{Fitting, ProxyCollection, StoreError, find_reservations};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::timestamp_of;
+use crate::reservation::Token;
 use crate::server::{cursor, reply::has_write_errors};
 use crate::write::txn::append_read_concern;
 use crate::write::txn::pipeline::PipelinedCommand;
@@ -24,8 +25,8 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
     let check = |proxy: &'s ProxyCollection, chunk: &[(&Candidate<'_>, &Key)]| {
         let collection = proxy.constraint.proxy_collection();
         let keys = chunk.iter().map(|(_, key)| *key);
-        let tokens = chunk.iter().map(|(candidate, _)| candidate.attempt.token());
-        let mut command = find_reservations(&collection.collection, keys, Some(tokens));
+        let tokens: Vec<Token> = chunk.iter().map(|(candidate, _)| candidate.attempt.token()).collect();
+        let mut command = find_reservations(&collection.collection, keys, &tokens);
         command
             .open(ElementType::EmbeddedDocument, b"projection")
             .int32("_id", 0)
@@ -63,19 +64,15 @@ pub fn outside_checks<'s>(
 /// # Errors
 /// [`Malformed`] if a reply is.
 pub fn are_later(outside: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
-    let known = time_in(insert, "$clusterTime", "clusterTime")?;
+    let time_at = |reply: Doc<'_>, path| Ok::<_, Malformed>(reply.value_at(path)?.and_then(|time| timestamp_of(&time)));
+    let known = time_at(insert, "$clusterTime.clusterTime")?;
     for reply in outside {
-        let at = time_in(Doc::new(reply)?, "cursor", "atClusterTime")?;
+        let at = time_at(Doc::new(reply)?, "cursor.atClusterTime")?;
         if known.is_none() || at < known {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-fn time_in(reply: Doc<'_>, nested: &str, name: &str) -> Result<Option<Timestamp>, Malformed> {
-    let time = reply.nested(nested)?.map(|nested| nested.get(name)).transpose()?;
-    Ok(time.flatten().and_then(|time| timestamp_of(&time)))
 }
 
 /// Commands that write the reservations of all candidates.
@@ -170,7 +167,7 @@ mod tests {
 
     #[test]
     fn an_outside_check_counts_only_from_the_transactions_moment_on() {
-        let time = |increment| Timestamp { time: 7, increment };
+        let time = |increment| bson::Timestamp { time: 7, increment };
         let insert = rawdoc! { "n": 1, "$clusterTime": { "clusterTime": time(5) } };
         let check = |at: u32| rawdoc! { "cursor": { "firstBatch": [], "atClusterTime": time(at) } }.into_bytes();
         let are_later = |outside: &[Vec<u8>], insert: &bson::RawDocument| {

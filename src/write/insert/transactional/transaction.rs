@@ -23,13 +23,12 @@ use crate::reservation::RetryId;
 use crate::server::reply::write_errors;
 use crate::wire::OutSequence;
 use crate::write::context::TIME_MAX;
-use crate::write::forward::ForwardError;
+use crate::write::forward::{ForwardError, milliseconds};
 use crate::write::operation::WriteOp;
-use crate::write::retry::results::with_times_of;
-use crate::write::txn::{ErrorReply, Failure, Transaction};
-
 use crate::write::retry::inserted::{self, Added, Note, inserted_by_majority};
+use crate::write::retry::results::with_times_of;
 use crate::write::txn::pipeline::{self, PipelinedCommand};
+use crate::write::txn::{ErrorReply, Failure, Transaction};
 
 /// The most keys that are checked in one batch with their documents: the replies must fit between two sockets.
 const CHECKED_AT_ONCE: usize = 500;
@@ -289,8 +288,8 @@ impl Transactional {
     fn documents<'s>(op: &WriteOp<'s>, load: &'s Load<'_>) -> Result<PipelinedCommand<'s>, Malformed> {
         let mut command = op.command.insert_body()?;
         if let Some(deadline) = op.client_deadline {
-            let left = deadline.saturating_duration_since(Instant::now()).as_millis();
-            command.int32("maxTimeMS", i32::try_from(left).unwrap_or(i32::MAX).max(1));
+            let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
+            command.int32("maxTimeMS", left.max(1));
         }
         let documents = load.candidates.iter().map(|candidate| &*candidate.document).collect();
         Ok(PipelinedCommand {

@@ -22,7 +22,7 @@ use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::{IndexContext, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
-use crate::client_constraints::{BuildState, ClientConstraint};
+use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::prepare::{self, Existing};
@@ -129,13 +129,8 @@ async fn wanted(
         let list = context.list.store.read().await?;
         let (mut wanted, command) = (WantedConstraints::default(), ObjectId::new());
         for (position, specification) in specifications {
-            // One that the list has already stays Keyward's: the server has its index without `unique`.
-            let mut listed = list
-                .constraints
-                .iter()
-                .filter(|one| one.constraint.namespace() == namespace);
             if server_can_keep(&specification, existing.collation.as_ref(), shard_key)
-                && !listed.any(|one| is_index_of(&specification, &one.constraint))
+                && !is_listed(&specification, namespace, &list)
             {
                 continue;
             }
@@ -170,6 +165,13 @@ async fn wanted(
         Ok(wanted)
     }
     .await)
+}
+
+/// Whether the list has this index already. Then it stays Keyward's, also if its field has become the shard key: the server has it without
+/// `unique`.
+fn is_listed(specification: &IndexSpec, namespace: &Namespace, list: &ClientConstraints) -> bool {
+    let mut listed = list.constraints.iter().map(|entry| &entry.constraint);
+    listed.any(|constraint| constraint.namespace() == namespace && is_index_of(specification, constraint))
 }
 
 /// Whether a client's constraint has this name, which an index that isn't unique can't have then. A constraint of the configuration file

@@ -218,16 +218,7 @@ impl MessageHandler<'_> {
                     Ok(message) => message,
                     Err(rejection) => return reply_to.turn_down(&rejection),
                 };
-                // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.
-                let needs_epoch = *write != Write::ShardKeyChange;
-                if !needs_epoch {
-                    self.leave_epoch().await?;
-                }
-                let served = self.protected_write(write, judged.affects_no_key, &message).await?;
-                if !needs_epoch {
-                    self.enter_epoch();
-                }
-                match served {
+                match self.protected_write(write, judged.affects_no_key, &message).await? {
                     Served::Reply(body) => reply_to.answer(&body),
                     Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
@@ -353,6 +344,11 @@ impl MessageHandler<'_> {
             commands.unauthorized.inc();
             return Ok(Served::Reply(body));
         }
+        // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.
+        let changes_shard_key = *write == Write::ShardKeyChange;
+        if changes_shard_key {
+            self.leave_epoch().await?;
+        }
         let timer = commands.protected_seconds.start_timer();
         let plan = match affects_no_key {
             true => Plan::Forward,
@@ -362,6 +358,9 @@ impl MessageHandler<'_> {
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
         let served = served?;
+        if changes_shard_key {
+            self.enter_epoch();
+        }
         match &served {
             Served::Reply(reply) => {
                 indexes::end_constraints_of_dropped(write, reply, self.service, self.catalog).await;

@@ -28,7 +28,7 @@ pub fn program() -> PathBuf {
     built.join("keyward")
 }
 
-/// A running Keyward; killed when dropped.
+/// A running Keyward; killed when dropped, unless it is one that leaves.
 #[derive(Debug)]
 pub struct Keyward {
     child: Child,
@@ -37,6 +37,8 @@ pub struct Keyward {
     /// Where its admin pages are.
     pub admin: String,
     folder: tempfile::TempDir,
+    /// It isn't killed when dropped, but told to stop.
+    leaves: bool,
 }
 
 /// A Keyward that refused to start.
@@ -152,6 +154,7 @@ impl Keyward {
             address: of("listen"),
             admin: of("admin"),
             folder,
+            leaves: false,
         })
     }
 
@@ -344,6 +347,14 @@ impl Keyward {
         assert_eq!(self.terminate(), Some(0), "{}", self.log());
     }
 
+    /// Has it end in order when it is dropped. Its entry in the register goes with it: those of other tests on the same cluster don't
+    /// wait for two minutes until it has expired.
+    #[must_use]
+    pub fn leaving(mut self) -> Keyward {
+        self.leaves = true;
+        self
+    }
+
     /// Its exit code, once it has ended.
     pub fn ended(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
@@ -359,6 +370,10 @@ impl Keyward {
 
 impl Drop for Keyward {
     fn drop(&mut self) {
+        if self.leaves && !std::thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
+            self.wake();
+            self.terminate();
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         match std::thread::panicking() {

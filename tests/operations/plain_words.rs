@@ -77,30 +77,26 @@ fn said(arguments: &[&str], settings: &str, parts: &[&str]) -> String {
     text
 }
 
+/// Each task says `parts`, and a running Keyward `parts_of_run`. They run side by side: most of their time is a time-out.
+fn all_say(settings: &str, parts: &[&str], parts_of_run: &[&str]) {
+    std::thread::scope(|scope| {
+        for task in TASKS {
+            scope.spawn(move || said(task, settings, parts));
+        }
+        scope.spawn(move || said(&["run"], settings, parts_of_run));
+    });
+}
+
 #[test]
 fn a_deployment_that_is_not_there() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = format!("upstream: mongodb://{nobody}/?serverSelectionTimeoutMS=4000\n{CONSTRAINTS}");
     let refused = format!("{nobody}: Connection refused");
-    for task in TASKS {
-        said(
-            task,
-            &settings,
-            &[
-                &refused,
-                "the deployment has not answered yet",
-                "no server of the deployment can be used",
-            ],
-        );
-    }
-    said(
-        &["run"],
+    let unusable = "no server of the deployment can be used";
+    all_say(
         &settings,
-        &[
-            &refused,
-            "the deployment does not answer",
-            "no server of the deployment can be used",
-        ],
+        &[&refused, "the deployment has not answered yet", unusable],
+        &[&refused, "the deployment does not answer", unusable],
     );
 }
 
@@ -113,10 +109,11 @@ fn a_server_that_closes_connections_or_speaks_no_tls() {
     let no_tls = ReplicaSet::shared().uri() + "&tls=true&serverSelectionTimeoutMS=1000";
     for upstream in [closing, no_tls] {
         let settings = format!("upstream: {upstream}\n{CONSTRAINTS}");
-        for task in TASKS {
-            said(task, &settings, &["no server of the deployment can be used"]);
-        }
-        said(&["run"], &settings, &["the deployment does not answer"]);
+        all_say(
+            &settings,
+            &["no server of the deployment can be used"],
+            &["the deployment does not answer"],
+        );
     }
 }
 
@@ -127,10 +124,7 @@ fn names_that_cannot_be_resolved() {
         "mongodb://nowhere.invalid/?serverSelectionTimeoutMS=1000",
     ] {
         let settings = format!("upstream: {upstream}\n{CONSTRAINTS}");
-        for task in TASKS {
-            said(task, &settings, &["nowhere.invalid"]);
-        }
-        said(&["run"], &settings, &["the deployment does not"]);
+        all_say(&settings, &["nowhere.invalid"], &["the deployment does not"]);
     }
 }
 

@@ -14,6 +14,7 @@ pub fn start_hastened_at(cluster: &Cluster) -> Keyward {
         &settings,
         &[("KEYWARD_REGISTER_HASTE", "10"), ("KEYWARD_TRANSACTIONS_HASTE", "10")],
     )
+    .leaving()
 }
 
 /// Whether a constraint waits for another Keyward.

@@ -13,8 +13,10 @@ fn compare(database: &str, script: impl Fn(&str) -> Command) {
     let native = ReplicaSet::shared();
     let index = doc! { "createIndexes": "users", "indexes": [{ "key": { "region": 1 }, "name": "region_1" }] };
     native.run(database, index).unwrap();
-    shard_users(database);
-    let keyward = start();
+    // These scripts end and make constraints again and again, and each time they would wait for the Keywards of other tests.
+    let cluster = Cluster::alone().unwrap();
+    shard_users_of(&cluster, database);
+    let keyward = start_at(&cluster);
     let expected = output(&mut script(&native.uri()));
     let seen = output(&mut script(&keyward.uri()));
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();

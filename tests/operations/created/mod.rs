@@ -27,7 +27,7 @@ fn start() -> Keyward {
 
 /// The same at another cluster.
 fn start_at(cluster: &Cluster) -> Keyward {
-    Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri()))
+    Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri())).leaving()
 }
 
 /// Shards `database.users` by `region` over two shards.

@@ -65,7 +65,8 @@ fn other_definitions_conflict_as_native_ones_do() {
     let keyward = Keyward::start(
         &CLUSTER.uri(),
         &format!("  - {{ collection: {DATABASE}.users, key: {{ phone: 1 }} }}\n"),
-    );
+    )
+    .leaving();
     must(&reply(&keyward, DATABASE, &create([unique_email()])));
     let code = |index: Document| {
         let reply = reply(&keyward, DATABASE, &create([index]));

@@ -128,7 +128,8 @@ fn an_index_that_a_files_constraint_contradicts_is_refused() {
     let _file = Keyward::start(
         &CLUSTER.uri(),
         &format!("  - {{ collection: {DATABASE}.users, key: {{ email: 1 }}, sparse: true }}\n"),
-    );
+    )
+    .leaving();
     let keyward = start();
     let refused = reply(&keyward, DATABASE, &create([unique_email()]));
     assert_eq!(refused.get_i32("code").ok(), Some(86), "{refused}");
@@ -189,7 +190,7 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
     shard_users_of(&cluster, "created_again_other");
     let quick = start_at(&cluster);
     let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri());
-    let slow = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "4")]);
+    let slow = Keyward::of_in(&settings, &[("KEYWARD_TRANSACTIONS_HASTE", "4")]).leaving();
     must(&reply(&quick, DATABASE, &create([unique_email()])));
     write_first(&slow, DATABASE);
     assert_first_is_held(&slow, DATABASE);

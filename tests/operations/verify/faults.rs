@@ -23,10 +23,11 @@ async fn each_planted_fault_is_found_and_nothing_else_and_what_is_safe_is_repair
     let keyward = Keyward::start_with_lease(&cluster.uri(), &format!("{LEASE}\nsweep: 1day"), &constraints);
     let client = keyward.client().await;
     let users = client.database("verify").collection::<Document>("users");
-    users.insert_many((0..300).map(user)).await.unwrap();
+    // In their order, the router would send them one by one, and a lease is short.
+    users.insert_many((0..300).map(user)).ordered(false).await.unwrap();
     planted::adorn(&users).await;
     let items = client.database("verify").collection::<Document>("items");
-    items.insert_many((0..50).map(item)).await.unwrap();
+    items.insert_many((0..50).map(item)).ordered(false).await.unwrap();
     await_sweeps(&keyward, 5);
     let config = Config::new(&cluster.uri(), LEASE, &constraints);
 

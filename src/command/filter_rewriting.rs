@@ -6,7 +6,7 @@ use crate::constraint::{TypeTest, root_of};
 use crate::proxy_collection::Owner;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
-/// `query`, pinned to the document `owner` with this `{_id}`: its `_id` and shard key become conditions.
+/// `query`, pinned to the document `owner`: the `_id` of the document `id`, and the owner's shard key, become conditions.
 ///
 /// They stand beside the query's own conditions, so that a router sees them. If the query has other conditions on the same
 /// paths, `$and` joins them. Values that the query already asks for aren't repeated: if a path is matched twice, the server

@@ -1,4 +1,4 @@
-//! Writes the server's own time into a command, for terms that Keywards with different clocks share.
+//! Writes times into commands as the server states them; the server's own, for terms that Keywards with different clocks share.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub fn from_now(time: Duration) -> Document {
     doc! { "$add": ["$$NOW", Bson::Int64(millis(time))] }
 }
 
-/// A time as the server states it: in whole milliseconds.
+/// A duration as the server states it: in whole milliseconds.
 pub fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }

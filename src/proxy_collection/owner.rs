@@ -53,7 +53,8 @@ impl ProxyCollection {
             held.extend(pairs.iter().map(is_held));
         }
         if scope == Scope::Linearizable {
-            self.confirm_unheld(pairs, &mut held).await?;
+            // Boxed: each insert would be larger by what few of them need.
+            Box::pin(self.confirm_unheld(pairs, &mut held)).await?;
         }
         Ok(held)
     }

@@ -10,7 +10,7 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 /// # Errors
 /// [`Malformed`] if the body is.
 pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
-    let id = body.value_at("lsid.id")?;
+    let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
     // A binary of subtype 4: int32 length, subtype, 16 bytes.
     let id = id.filter(|id| id.kind == ElementType::Binary);
     Ok(id.and_then(|id| id.value.get(5..)?.try_into().ok()))

@@ -24,7 +24,8 @@ pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
 /// # Errors
 /// [`Malformed`] if the reply isn't BSON.
 pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
-    let id = reply.value_at("cursor.id")?.and_then(|id| id.as_whole_number());
+    let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
+    let id = id.flatten().and_then(|id| id.as_whole_number());
     Ok(id.filter(|id| *id != 0))
 }
 

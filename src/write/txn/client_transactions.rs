@@ -285,7 +285,7 @@ pub async fn commit_unseen(
 /// Makes every shard end the open transactions of the command `body`'s session. Returns `Some` reply if that isn't certain.
 async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option<Vec<u8>>, ForwardError> {
     // Without an id the command would kill all sessions.
-    let Some(id) = body.value_at("lsid.id")? else {
+    let Some(id) = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten() else {
         return Ok(None);
     };
     let mut command = Builder::new();

@@ -44,6 +44,7 @@ pub mod hiding;
 pub mod indexes;
 pub mod known_constraints;
 pub mod prepare;
+pub mod shard;
 pub mod sweep;
 pub mod verify;
 

@@ -160,6 +160,7 @@ fn shard_key_change<'a>(command: &CommandHead<'a>, protection: &impl Protection)
     }
     Ok(match found {
         Some((_, TargetKind::Protected)) => Verdict::Write(Write::ShardKeyChange),
+        None if matches!(command.name, b"shardCollection" | b"shardcollection") => Verdict::Index(IndexCommand::Shard),
         _ => refuse_known(targets(), command, protection),
     })
 }

@@ -7,6 +7,7 @@ use crate::config::Problems;
 use crate::instance::StartError;
 use crate::known_constraints::ChangeRefusal;
 use crate::prepare::PrepareError;
+use crate::shard::ShardRefusal;
 use crate::telemetry::TelemetryError;
 
 /// Why the process ends otherwise than it was asked to.
@@ -24,6 +25,8 @@ pub(super) enum CliFailure {
     Report { path: PathBuf, error: std::io::Error },
     #[error(transparent)]
     Change(#[from] ChangeRefusal),
+    #[error(transparent)]
+    Shard(#[from] ShardRefusal),
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
 }
@@ -46,6 +49,8 @@ impl CliFailure {
             CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
             CliFailure::Change(ChangeRefusal::Store(_)) => Exit::Upstream,
             CliFailure::Change(_) => Exit::Findings,
+            CliFailure::Shard(ShardRefusal::Store(_) | ShardRefusal::Prepare(PrepareError::Store(_))) => Exit::Upstream,
+            CliFailure::Shard(_) => Exit::Findings,
             CliFailure::Collection(_) => Exit::Unsure,
         }
     }

@@ -11,6 +11,7 @@ mod forget;
 mod open_files;
 mod report_file;
 mod run;
+mod shard;
 mod shell;
 mod signals;
 mod status;
@@ -86,6 +87,13 @@ enum CliCommand {
     /// Show the constraints that the cluster knows, end one there, or change its strategy
     #[command(subcommand)]
     Constraints(constraints::ConstraintsCommand),
+    /// Shard a collection with unique indexes that the server couldn't keep: Keyward takes them over, then the server shards it
+    Shard {
+        #[command(flatten)]
+        options: shard::ShardOptions,
+        #[command(flatten)]
+        file: ConfigFile,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -116,7 +124,7 @@ enum Exit {
     /// All is well.
     Success = 0,
     /// `verify` has found something and not repaired it. Or the Keyward that `status` asked isn't ready. Or `forget` got an id that isn't in
-    /// the register, or that of a living Keyward. Or `constraints` changed nothing. Or `doctor` or `check --connect` warns.
+    /// the register, or that of a living Keyward. Or `constraints` changed nothing. Or `shard` stopped. Or `doctor` or `check --connect` warns.
     Findings = 1,
     /// The command line is wrong; or `verify` or `status` can't tell; or a check of `doctor` failed.
     Unsure = 2,
@@ -133,7 +141,7 @@ enum Exit {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
-   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; constraints: nothing changed; doctor, check: a warning
+   1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; constraints: nothing changed; shard: not done; doctor, check: a warning
    2  the command line is wrong; verify: it could not tell; status: nobody answered; doctor: a check failed, or it was interrupted
   65  existing documents violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
@@ -151,6 +159,7 @@ pub fn main() -> ExitCode {
         CliCommand::Status { file, options } => status::run(&file.config, &options),
         CliCommand::Forget { file, options } => forget::run(&file.config, &options),
         CliCommand::Constraints(command) => constraints::run(&command),
+        CliCommand::Shard { options, file } => shard::run(&file, &options),
         CliCommand::Completions { shell } => shell::completions(shell),
         CliCommand::Man => shell::manual(),
     };

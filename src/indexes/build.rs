@@ -7,11 +7,12 @@ use bson::Document;
 use bson::oid::ObjectId;
 use tokio::time::Instant;
 
-use super::create::{WantedConstraints, is_same_index};
+use super::POLL;
+use super::building::{BuildContext, WantedConstraints};
+use super::create::is_same_index;
 use super::list::ListedIndex;
 use super::refusal::IndexRefusal;
 use super::specification::is_index_of;
-use super::{IndexContext, POLL};
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
@@ -21,16 +22,19 @@ use crate::proxy_collection::StoreError;
 const LOGGED: Duration = Duration::from_secs(10);
 
 /// A command whose constraints don't hold.
-pub(super) struct FailedBuild {
+pub struct FailedBuild {
     /// The client's reply.
-    pub(super) reply: Vec<u8>,
+    pub reply: Vec<u8>,
     /// Whether the constraints of this command are gone.
-    pub(super) is_withdrawn: bool,
+    pub is_withdrawn: bool,
 }
 
 /// Has the constraints built, and waits until they hold. The collection had these `indexes` before, if that is known.
-pub(super) async fn build(
-    context: &IndexContext<'_>,
+///
+/// # Errors
+/// [`FailedBuild`] if they don't.
+pub async fn build(
+    context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     indexes: Option<&[ListedIndex]>,
     deadline: Option<Instant>,
@@ -92,7 +96,7 @@ struct AwaitedBuild {
 /// Adds the constraints to the list, except those that it has. One that it has for a former collection is built again, and stays in the list
 /// meanwhile.
 async fn publish(
-    context: &IndexContext<'_>,
+    context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     indexes: Option<&[ListedIndex]>,
     deadline: Option<Instant>,
@@ -144,7 +148,7 @@ async fn publish(
 ///
 /// The list is read before the collection's identity, so an entry with another identity is of an earlier collection.
 async fn settle_outdated(
-    context: &IndexContext<'_>,
+    context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     indexes: Option<&[ListedIndex]>,
 ) -> Result<(), IndexRefusal> {
@@ -153,7 +157,7 @@ async fn settle_outdated(
     };
     let namespace = entry.constraint.namespace();
     let list = context.list.store.read().await?;
-    let client = context.service.upstream.client();
+    let client = context.client;
     let present = Existing::read(client, namespace).await?;
     if present.uuid != entry.collection_uuid {
         return Err(IndexRefusal::dropped(&entry.constraint));
@@ -196,8 +200,11 @@ fn is_same(entry: &ClientConstraint, other: &ClientConstraint) -> bool {
     matches!(is_same_index(&entry.constraint, &other.constraint), Ok(true))
 }
 
-/// The constraint in `list` that is the same index as `entry`; an error if a server couldn't have both indexes.
-pub(super) fn same_in<'l>(
+/// The constraint in `list` that is the same index as `entry`.
+///
+/// # Errors
+/// [`IndexRefusal`] if a server couldn't have both indexes.
+pub fn same_in<'l>(
     list: &'l ClientConstraints,
     entry: &ClientConstraint,
 ) -> Result<Option<&'l ClientConstraint>, IndexRefusal> {
@@ -213,13 +220,13 @@ pub(super) fn same_in<'l>(
 /// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
 /// one any more.
 async fn replace_ended_definition(
-    context: &IndexContext<'_>,
+    context: &BuildContext<'_>,
     entry: &ClientConstraint,
     effective: &Constraint,
     deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
     let mut wait = ClientsWait::until(deadline);
-    let client = context.service.upstream.client();
+    let client = context.client;
     loop {
         // Anew each time: another client may make the former one again.
         let list = context.list.store.read().await?;
@@ -273,7 +280,7 @@ impl ClientsWait {
 
 /// Waits until the constraints hold.
 async fn await_built(
-    context: &IndexContext<'_>,
+    context: &BuildContext<'_>,
     wanted: &WantedConstraints,
     builds: &[AwaitedBuild],
     deadline: Option<Instant>,
@@ -299,15 +306,15 @@ async fn await_built(
 }
 
 /// Whether the constraints of the configuration file hold on every Keyward.
-async fn are_enforced(context: &IndexContext<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
-    let standings = prepare::standings(context.service.upstream.client(), of_file).await?;
+async fn are_enforced(context: &BuildContext<'_>, of_file: &[Arc<Constraint>]) -> Result<bool, StoreError> {
+    let standings = prepare::standings(context.client, of_file).await?;
     let is_enforced = |standing: &Option<Standing>| standing.is_some_and(|one| one.state == ConstraintState::Enforced);
     Ok(standings.iter().all(is_enforced))
 }
 
 /// Whether all the constraints hold by `list`, and this Keyward enforces them. The error is the reply if one ended.
 fn are_built(
-    context: &IndexContext<'_>,
+    context: &BuildContext<'_>,
     wanted: &[ClientConstraint],
     builds: &[AwaitedBuild],
     list: &ClientConstraints,
@@ -316,7 +323,9 @@ fn are_built(
     for (build, entry) in builds.iter().zip(wanted) {
         let constraint = &entry.constraint;
         match list.entry(build.id) {
-            Some(entry) => are_all &= entry.state == BuildState::Built && context.enforces(constraint),
+            Some(entry) => {
+                are_all &= entry.state == BuildState::Built && context.enforces(constraint) != Some(false);
+            }
             None => {
                 let known = list.end_of(build.id).and_then(|ended| ended.reply.to_vec().ok());
                 return Err(known.unwrap_or_else(|| IndexRefusal::dropped(constraint).error().body()));

@@ -15,6 +15,8 @@ pub enum IndexCommand<'a> {
     Drop(Target<'a>),
     /// `listIndexes` on a protected collection.
     List(Target<'a>),
+    /// `shardCollection` of a collection that isn't protected.
+    Shard,
 }
 
 /// The index documents of a `createIndexes`; none if the command has another form, which only the server judges.

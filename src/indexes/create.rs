@@ -8,13 +8,13 @@
 //! If Keyward is killed in between, the indexes or the constraints stay, and the same command goes on from there: another Keyward
 //! builds the constraints to their end.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
 use super::build::{build, same_in};
+use super::building::WantedConstraints;
 use super::command::{index_documents, without_unique};
 use super::list::existing_indexes;
 use super::refusal::IndexRefusal;
@@ -22,29 +22,16 @@ use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::{IndexContext, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
-use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
+use crate::client_constraints::{ClientConstraint, ClientConstraints};
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
-use crate::prepare::{self, Existing};
+use crate::prepare::Existing;
 use crate::proxy_collection::answered;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::reply;
 use crate::upstream::{Connection, shard_keys};
 use crate::wire::OpMsg;
 use crate::write::ForwardError;
-
-/// The indexes of a command that are to be constraints.
-#[derive(Default)]
-pub(super) struct WantedConstraints {
-    /// Their positions in the command, including those that the configuration file states already.
-    pub(super) positions: Vec<usize>,
-    /// The entries that the list gets, unless it has the constraint.
-    pub(super) entries: Vec<ClientConstraint>,
-    /// Their constraints with the collection's collation, where they state none.
-    pub(super) effective: Vec<Constraint>,
-    /// The constraints that the configuration file states already.
-    pub(super) of_file: Vec<Arc<Constraint>>,
-}
 
 /// Carries out the command. Returns nothing if no index is to be a constraint: Keyward then forwards the command unchanged.
 ///
@@ -65,8 +52,8 @@ pub async fn create_indexes(
         return Ok(None);
     }
     let indexes = index_documents(message)?;
-    let wanted = match wanted(context, &indexes, &namespace).await? {
-        Ok(wanted) if wanted.positions.is_empty() => return Ok(None),
+    let (positions, wanted) = match wanted(context, &indexes, &namespace).await? {
+        Ok((positions, _)) if positions.is_empty() => return Ok(None),
         Ok(wanted) => wanted,
         Err(refusal) => {
             return refused(
@@ -81,11 +68,11 @@ pub async fn create_indexes(
     };
     let deadline = deadline(message.body)?;
     let before = existing_indexes(&namespace, message.body, upstream).await?;
-    let reply = upstream.run(&without_unique(message, &wanted.positions)?).await?;
+    let reply = upstream.run(&without_unique(message, &positions)?).await?;
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
-    let failed = match build(context, &wanted, before.as_deref(), deadline).await {
+    let failed = match build(&context.building(), &wanted, before.as_deref(), deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
     };
@@ -103,12 +90,13 @@ pub async fn create_indexes(
     Ok(Some(failed.reply))
 }
 
-/// The indexes that are to be constraints, or why one can't be.
+/// The indexes that are to be constraints, or why one can't be. Their positions in the command come first, including those that the
+/// configuration file states already.
 async fn wanted(
     context: &IndexContext<'_>,
     indexes: &[Doc<'_>],
     namespace: &Namespace,
-) -> Result<Result<WantedConstraints, IndexRefusal>, Malformed> {
+) -> Result<Result<(Vec<usize>, WantedConstraints), IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
         match (index.is_set("unique")?, specification_of(*index)?) {
@@ -122,47 +110,32 @@ async fn wanted(
     Ok(async {
         let client = context.service.upstream.client();
         let shard_keys = answered(shard_keys(client, &[namespace])).await?;
-        let Some(shard_key) = shard_keys.get(&namespace.to_string()) else {
-            return Ok(WantedConstraints::default());
-        };
-        let existing = Existing::read(client, namespace).await?;
+        let shard_key = shard_keys.get(&namespace.to_string());
         let list = context.list.store.read().await?;
-        let (mut wanted, command) = (WantedConstraints::default(), ObjectId::new());
+        // A collection that isn't sharded can have any unique index. But it may be about to be sharded, by `keyward shard`.
+        let is_any_listed = |(_, specification): &(usize, IndexSpec)| is_listed(specification, namespace, &list);
+        if shard_key.is_none() && !specifications.iter().any(is_any_listed) {
+            return Ok(Default::default());
+        }
+        let existing = Existing::read(client, namespace).await?;
+        let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
+        let (mut positions, mut wanted, command) = (Vec::new(), WantedConstraints::default(), ObjectId::new());
+        let can_keep = |specification: &IndexSpec| {
+            shard_key.is_none_or(|key| server_can_keep(specification, existing.collation.as_ref(), key))
+        };
         for (position, specification) in specifications {
-            if server_can_keep(&specification, existing.collation.as_ref(), shard_key)
-                && !is_listed(&specification, namespace, &list)
-            {
+            if can_keep(&specification) && !is_listed(&specification, namespace, &list) {
                 continue;
             }
-            let id = ObjectId::new();
-            let specification = IndexSpec {
-                client_entry: Some(id),
-                ..specification
-            };
-            let constraint = Constraint::new(namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
-            let effective = constraint.inheriting(existing.collation.as_ref());
-            let effective = effective.map_err(IndexRefusal::Specification)?;
-            let effective = effective.unwrap_or_else(|| constraint.clone());
-            wanted.positions.push(position);
-            if let Some(of_file) = same_in_file(context, &effective)? {
-                wanted.of_file.push(of_file);
-                continue;
-            }
-            wanted.effective.push(effective);
-            let entry = ClientConstraint {
-                id,
-                command,
-                constraint: constraint.into(),
-                collection_uuid: existing.uuid.clone(),
-                state: BuildState::Building(context.membership.id()),
-            };
-            wanted.entries.push(entry);
+            let ids = (command, context.membership.id());
+            wanted.add(namespace, specification, &existing, &of_file, ids)?;
+            positions.push(position);
         }
         let is_present = |same: &ClientConstraint| same.collection_uuid == existing.uuid;
         let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if is_present(same));
         let new: Vec<_> = wanted.entries.iter().filter(|entry| !is_made(entry)).collect();
-        check_fleet(context, &new).await?;
-        Ok(wanted)
+        context.building().check_fleet(&new).await?;
+        Ok((positions, wanted))
     }
     .await)
 }
@@ -181,50 +154,17 @@ fn is_of_client(context: &IndexContext<'_>, namespace: &Namespace, name: &str) -
     constraints.any(|constraint| constraint.client_entry().is_some() && constraint.name() == name)
 }
 
-/// The constraint of the configuration file that is the wanted one, if there is one.
-fn same_in_file(context: &IndexContext<'_>, wanted: &Constraint) -> Result<Option<Arc<Constraint>>, IndexRefusal> {
-    let mut same = None;
-    for existing in context.of_file(wanted.namespace()) {
-        if is_same_index(wanted, existing)? {
-            same = Some(existing.clone());
-        }
-    }
-    Ok(same)
-}
-
-/// Whether a constraint on the same collection is the `wanted` one; an error if a server couldn't have both indexes.
-pub(super) fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Result<bool, IndexRefusal> {
+/// Whether a constraint on the same collection is the `wanted` one.
+///
+/// # Errors
+/// [`IndexRefusal`] if a server couldn't have both indexes.
+pub fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Result<bool, IndexRefusal> {
     let name = existing.name().to_owned();
     match (name == wanted.name(), is_index_of(wanted.spec(), existing)) {
         (true, is_same) if is_same => Ok(true),
         (true, _) => Err(IndexRefusal::SameName { name }),
         (false, true) => Err(IndexRefusal::OtherName { name }),
         (false, false) => Ok(false),
-    }
-}
-
-/// Checks that every Keyward can enforce these constraints, which are new.
-async fn check_fleet(context: &IndexContext<'_>, wanted: &[&ClientConstraint]) -> Result<(), IndexRefusal> {
-    let Some(first) = wanted.first() else {
-        return Ok(());
-    };
-    let constraints: Vec<_> = wanted.iter().map(|entry| entry.constraint.clone()).collect();
-    let missing = prepare::privileges::missing(context.service.upstream.client(), &constraints).await?;
-    if !missing.is_empty() {
-        return Err(IndexRefusal::Privileges {
-            namespace: first.constraint.namespace().clone(),
-            missing: missing.join("; "),
-        });
-    }
-    let entries = context.membership.entries().await?;
-    let others: Vec<String> = entries
-        .iter()
-        .filter(|entry| entry.clients_version.is_none())
-        .map(ToString::to_string)
-        .collect();
-    match others.is_empty() {
-        true => Ok(()),
-        false => Err(IndexRefusal::NotFollowed(others.join("; "))),
     }
 }
 

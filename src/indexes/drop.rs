@@ -120,6 +120,6 @@ async fn without_index(
 async fn end(context: &IndexContext<'_>, dropped: &[Arc<Constraint>]) -> Result<(), IndexRefusal> {
     let entries: Vec<ObjectId> = dropped.iter().filter_map(|one| one.client_entry()).collect();
     context.list.remove(&entries).await?;
-    context.await_ended(dropped).await?;
+    context.building().await_ended(dropped).await?;
     Ok(())
 }

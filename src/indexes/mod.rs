@@ -8,15 +8,21 @@
 //! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.
 
 mod build;
+mod building;
 mod command;
 mod create;
 mod drop;
 mod list;
 mod refusal;
+mod shard;
 mod specification;
 
+pub use build::{build, same_in};
+pub use building::{BuildContext, WantedConstraints};
 pub use command::{IndexCommand, asks_for_unique};
 pub use refusal::IndexRefusal;
+pub use shard::explained;
+pub use specification::{server_can_keep, specification_of};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +35,7 @@ use crate::classify::{Target, Write};
 use crate::client_constraints::{ClientConstraint, SharedList};
 use crate::command::running::{API, append_fields};
 use crate::constraint::Constraint;
-use crate::fleet::{Membership, RegisterEntry};
-use crate::metrics::constraint_labels;
+use crate::fleet::Membership;
 use crate::namespace::Namespace;
 use crate::proxy_collection::StoreError;
 use crate::raw::{Builder, Doc, Malformed};
@@ -72,37 +77,13 @@ impl IndexContext<'_> {
         constraints.filter(|constraint| constraint.client_entry().is_none())
     }
 
-    /// Waits until no Keyward enforces constraints that were taken out of the list, but no longer than [`PATIENCE`].
-    async fn await_ended(&self, constraints: &[Arc<Constraint>]) -> Result<(), StoreError> {
-        let version = self.list.store.read().await?.version;
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            let registered = self.membership.entries().await?;
-            let is_behind = |entry: &&RegisterEntry| entry.clients_version.is_some_and(|applied| applied < version);
-            let refuses = |entry: &RegisterEntry| {
-                let mut namespaces = constraints.iter().map(|constraint| constraint.namespace());
-                !entry.has_left && namespaces.any(|namespace| entry.may_write_to(namespace))
-            };
-            let is_behind = registered.iter().filter(is_behind).any(refuses);
-            if !is_behind && !constraints.iter().any(|constraint| self.enforces(constraint)) {
-                return Ok(());
-            }
-            tokio::time::sleep(POLL).await;
+    /// The same for building constraints.
+    fn building(&self) -> BuildContext<'_> {
+        BuildContext {
+            client: self.service.upstream.client(),
+            list: self.list,
+            serving: Some(self.service),
         }
-        let names = constraint_labels(constraints);
-        tracing::warn!(
-            ?names,
-            "another Keyward still enforces constraints that were ended; it ends them once it reads the list"
-        );
-        Ok(())
-    }
-
-    /// Whether this Keyward reserves for a constraint of this name now.
-    fn enforces(&self, constraint: &Constraint) -> bool {
-        let catalog = self.service.writes.catalog();
-        let protected = catalog.on(constraint.namespace());
-        let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
-        constraints.any(|proxy| proxy.constraint.name() == constraint.name())
     }
 }
 
@@ -123,6 +104,9 @@ pub async fn serve(
             None => Ok(None),
         };
     }
+    if command == IndexCommand::Shard {
+        return Ok(Some(explained(upstream.run(message.body.bytes()).await?)?));
+    }
     let (Some(membership), Some(list)) = (&service.membership, &service.client_list) else {
         return Ok(None);
     };
@@ -135,7 +119,7 @@ pub async fn serve(
     match command {
         IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,
         IndexCommand::Drop(target) => drop::drop_indexes(&context, target, message.body, upstream).await,
-        IndexCommand::List(_) => Ok(None),
+        IndexCommand::List(_) | IndexCommand::Shard => Ok(None),
     }
 }
 

@@ -357,9 +357,12 @@ impl MessageHandler<'_> {
         // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;
-        let served = served?;
+        let mut served = served?;
         if changes_shard_key {
             self.enter_epoch();
+            if let Served::Reply(reply) = served {
+                served = Served::Reply(indexes::explained(reply).map_err(write::ForwardError::from)?);
+            }
         }
         match &served {
             Served::Reply(reply) => {

@@ -20,6 +20,7 @@ mod operated;
 mod packaging;
 mod plain_words;
 mod run;
+mod sharded;
 mod srv;
 mod status_page;
 mod status_shown;

@@ -178,10 +178,15 @@ fn writes_to_protected_collections_go_to_the_write_path() {
 
 #[test]
 fn what_gives_a_protected_collection_another_shard_key_is_watched() {
-    for name in ["shardCollection", "shardcollection", "refineCollectionShardKey"] {
+    // A unique index may keep a collection from being sharded: Keyward then says what to do.
+    for (name, others) in [
+        ("shardCollection", Index),
+        ("shardcollection", Index),
+        ("refineCollectionShardKey", Forward),
+    ] {
         for (namespace, expected) in [
             ("shop.users", Write),
-            ("shop.orders", Forward),
+            ("shop.orders", others),
             ("shop.keyward.users.a", KeywardsOwn),
         ] {
             check_in("admin", doc! { name: namespace, "key": { "_id": 1 } }, expected);

@@ -118,10 +118,7 @@ impl ShardTask<'_> {
         }
         for unique in &plan.taken_over {
             self.make_anew(unique, plan).await?;
-            say(format!(
-                "{}: the index isn't unique any more; Keyward keeps it unique",
-                unique.name
-            ));
+            say(format!("{}: the index is made anew, not unique", unique.name));
         }
         if plan.is_sharded {
             say(format!("{namespace} was sharded by {key} before"));
@@ -255,7 +252,7 @@ impl ShardTask<'_> {
         let of_clients = wanted.entries.iter().map(|entry| &entry.constraint);
         let constraints: Vec<_> = of_clients.chain(&wanted.of_file).cloned().collect();
         for constraint in &constraints {
-            say(format!("{}: every Keyward keeps it unique", constraint.name()));
+            say(format!("{}: the constraint holds everywhere", constraint.name()));
         }
         Ok(constraints)
     }
@@ -269,7 +266,7 @@ impl ShardTask<'_> {
         if constraints.is_empty() {
             return Ok(0);
         }
-        tracing::info!(namespace = %self.namespace, watch = ?self.watch, "waiting for writes past Keyward");
+        tracing::info!(namespace = %self.namespace, watch = ?self.watch, "waiting before documents and reservations are compared");
         tokio::time::sleep(self.watch).await;
         let lease = self.verification.lease;
         let mut tally = Tally::default();

@@ -26,9 +26,15 @@ pub(super) enum CliFailure {
     #[error(transparent)]
     Change(#[from] ChangeRefusal),
     #[error(transparent)]
-    Shard(#[from] ShardRefusal),
+    Shard(Box<ShardRefusal>),
     #[error("{0} has no constraint, neither in the configuration nor of a client")]
     Collection(String),
+}
+
+impl From<ShardRefusal> for CliFailure {
+    fn from(refusal: ShardRefusal) -> CliFailure {
+        CliFailure::Shard(Box::new(refusal))
+    }
 }
 
 impl CliFailure {
@@ -49,8 +55,10 @@ impl CliFailure {
             CliFailure::Start(StartError::Setup(_) | StartError::Refused(_) | StartError::Prepare(_)) => Exit::Upstream,
             CliFailure::Change(ChangeRefusal::Store(_)) => Exit::Upstream,
             CliFailure::Change(_) => Exit::Findings,
-            CliFailure::Shard(ShardRefusal::Store(_) | ShardRefusal::Prepare(PrepareError::Store(_))) => Exit::Upstream,
-            CliFailure::Shard(_) => Exit::Findings,
+            CliFailure::Shard(refusal) => match **refusal {
+                ShardRefusal::Store(_) | ShardRefusal::Prepare(PrepareError::Store(_)) => Exit::Upstream,
+                _ => Exit::Findings,
+            },
             CliFailure::Collection(_) => Exit::Unsure,
         }
     }

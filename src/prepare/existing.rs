@@ -14,6 +14,8 @@ use crate::server::driver;
 pub struct Existing {
     /// Its default collation, if it has one.
     pub collation: Option<Document>,
+    /// Whether it is capped.
+    pub is_capped: bool,
     /// Its uuid, if the collection exists.
     pub uuid: Option<Bson>,
     /// The fields that Queryable Encryption encrypts.
@@ -50,6 +52,7 @@ impl Existing {
         };
         Ok(Existing {
             collation: option("collation"),
+            is_capped: nested("options", "capped") == Some(Bson::Boolean(true)),
             uuid: nested("info", "uuid"),
             encrypted,
         })

@@ -278,6 +278,7 @@ async fn read_one(
         collation: default,
         uuid,
         encrypted,
+        ..
     } = Existing::read(client, namespace).await?;
     let constraints = || {
         constraints

@@ -78,6 +78,9 @@ impl ShardTask<'_> {
         if existing.uuid.is_none() {
             return Err(ShardRefusal::NoCollection(self.namespace.clone()));
         }
+        if existing.is_capped {
+            return Err(ShardRefusal::Capped(self.namespace.clone()));
+        }
         let is_sharded = self.is_sharded().await?;
         self.check_strategy().await?;
         for action in ACTIONS {

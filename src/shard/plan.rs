@@ -48,14 +48,15 @@ pub fn to_take_over(
     let mut taken_over: Vec<UniqueIndex> = Vec::new();
     for index in indexes {
         let is_unique = index.get_bool("unique").unwrap_or(false);
-        let original = match original_of(index) {
-            Some(original) => original,
-            None if is_unique => index.clone(),
+        // Of the former, an earlier run has made a constraint, whatever the shard key was then.
+        let (original, is_begun) = match original_of(index) {
+            Some(original) => (original, true),
+            None if is_unique => (index.clone(), false),
             None => continue,
         };
         let unique = UniqueIndex::of(&original, is_collated)?;
         let is_known = taken_over.iter().any(|one| one.name == unique.name);
-        if !is_known && !server_can_keep(&unique.specification, None, shard_key) {
+        if !is_known && (is_begun || !server_can_keep(&unique.specification, None, shard_key)) {
             taken_over.push(unique);
         }
     }
@@ -164,6 +165,12 @@ mod tests {
     }
 
     #[test]
+    fn what_was_begun_for_another_shard_key_is_ended() {
+        let unique = taken_over(&[email()], "region").remove(0);
+        assert_eq!(taken_over(&[unique.meanwhile()], "email")[0].plain, unique.plain);
+    }
+
+    #[test]
     fn what_the_server_can_keep_stays_with_it() {
         let by_region = doc! { "v": 2, "key": { "region": 1, "n": 1 }, "name": "region_1_n_1", "unique": true };
         let plain = doc! { "v": 2, "key": { "name": 1 }, "name": "name_1" };
@@ -204,7 +211,7 @@ mod tests {
                 IndexStep::Done | IndexStep::Gone => break,
             }
         }
-        assert_eq!(indexes, [unique.plain.clone()]);
+        assert_eq!(indexes, std::slice::from_ref(&unique.plain));
         assert_eq!(steps.len(), 5);
         assert_eq!(unique.next_step(&[]), IndexStep::Gone);
     }

@@ -28,6 +28,9 @@ pub enum ShardRefusal {
     /// The collection doesn't exist.
     #[error("{0} doesn't exist; create it first")]
     NoCollection(Namespace),
+    /// The server shards no capped collection.
+    #[error("{0} is capped, and the server shards no such collection")]
+    Capped(Namespace),
     /// The collection is sharded already.
     #[error("{namespace} is sharded by {key} already; to change that, send reshardCollection through a Keyward")]
     OtherKey {

@@ -266,6 +266,14 @@ fn what_cannot_be_taken_over_is_refused_and_nothing_is_changed() {
         .run(DATABASE, doc! { "dropIndexes": "users", "index": "until_1" })
         .unwrap();
     let before = indexes_at_server(DATABASE);
+    CLUSTER
+        .run(
+            "sharded_capped",
+            doc! { "create": "users", "capped": true, "size": 4096 },
+        )
+        .unwrap();
+    let capped = said(shard(&CLUSTER.uri(), "sharded_capped", "[]", BY_REGION, &[]));
+    assert!(capped.1.contains("is capped"), "{}", capped.1);
     let missing = said(shard(&CLUSTER.uri(), "sharded_nowhere", "[]", BY_REGION, &[]));
     assert!(missing.1.contains("doesn't exist"), "{}", missing.1);
     let replica_set = ReplicaSet::shared();

@@ -61,9 +61,14 @@ fn every_write_gets_the_answer_that_native_unique_indexes_give() {
         let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(worker)).collect();
         let mut all = (Seen::default(), Vec::new());
         for worker in workers {
-            let (seen, failures) = worker.join().unwrap();
-            all.0.add(seen);
-            all.1.extend(failures);
+            match worker.join() {
+                Ok((seen, failures)) => {
+                    all.0.add(seen);
+                    all.1.extend(failures);
+                }
+                // What the others found is said, too.
+                Err(_) => all.1.push("a worker panicked; its words stand above".to_owned()),
+            }
         }
         all
     });
@@ -138,7 +143,9 @@ fn start(schemas: &[Schema]) -> Keyward {
             writeln!(constraints, "  - {constraint}").unwrap();
         }
     }
-    Keyward::start(&Cluster::shared().uri(), &constraints)
+    // The connection on which a retry comes late may be silent for long before.
+    let settings = "10s\nlimits: { handshake_timeout: 10m }";
+    Keyward::start_with_lease(&Cluster::shared().uri(), settings, &constraints)
 }
 
 /// Runs the sequence of `seed`; what differs and the shortest way there, if anything does.

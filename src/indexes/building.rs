@@ -29,6 +29,11 @@ pub struct WantedConstraints {
 }
 
 impl WantedConstraints {
+    /// All of them.
+    pub fn constraints(&self) -> impl Iterator<Item = &Arc<Constraint>> {
+        self.entries.iter().map(|entry| &entry.constraint).chain(&self.of_file)
+    }
+
     /// Adds the constraint with this specification on an `existing` collection. Its entry in the list belongs to the `command`, and the
     /// Keyward with the entry `builder` in the register builds it.
     ///

@@ -252,8 +252,7 @@ impl ShardTask<'_> {
                 reply.get_str("errmsg").unwrap_or_default().to_owned(),
             ));
         }
-        let of_clients = wanted.entries.iter().map(|entry| &entry.constraint);
-        let constraints: Vec<_> = of_clients.chain(&wanted.of_file).cloned().collect();
+        let constraints: Vec<_> = wanted.constraints().cloned().collect();
         for constraint in &constraints {
             say(format!("{}: the constraint holds everywhere", constraint.name()));
         }
@@ -292,7 +291,7 @@ impl ShardTask<'_> {
             let command = match unique.next_step(&self.indexes().await?) {
                 IndexStep::MakeMeanwhile => make(unique.meanwhile()),
                 IndexStep::DropUnique => {
-                    self.check_held(unique, plan).await?;
+                    self.check_held(plan).await?;
                     drop(&unique.name)
                 }
                 IndexStep::MakePlain => make(unique.plain.clone()),
@@ -308,27 +307,24 @@ impl ShardTask<'_> {
         }
     }
 
-    /// Checks that the constraint that takes the place of an index still holds: a client may have dropped it.
-    async fn check_held(&self, unique: &UniqueIndex, plan: &ShardPlan) -> Result<(), ShardRefusal> {
-        let name = || ConstraintName {
-            namespace: self.namespace.clone(),
-            name: unique.name.clone(),
-        };
-        let wanted = plan.wanted.entries.iter();
-        let Some(entry) = wanted.clone().find(|entry| entry.constraint.name() == unique.name) else {
-            let standings = prepare::standings(self.client, &plan.wanted.of_file).await?;
-            let is_enforced =
-                |one: &Option<prepare::Standing>| one.is_some_and(|one| one.state == ConstraintState::Enforced);
-            return match standings.iter().all(is_enforced) {
-                true => Ok(()),
-                false => Err(ShardRefusal::Ended(name())),
-            };
-        };
+    /// Checks that the constraints that take the place of the indexes still hold: a client may have dropped one, and a Keyward that doesn't
+    /// know them may have begun to write to the collection.
+    async fn check_held(&self, plan: &ShardPlan) -> Result<(), ShardRefusal> {
+        let wanted = &plan.wanted;
         let list = plan.list.store.read().await?;
-        match same_in(&list, entry)? {
-            Some(same) if same.state == BuildState::Built => Ok(()),
-            _ => Err(ShardRefusal::Ended(name())),
+        for entry in &wanted.entries {
+            if same_in(&list, entry)?.is_none_or(|same| same.state != BuildState::Built) {
+                return Err(ShardRefusal::Ended(entry.constraint.full_name()));
+            }
         }
+        let constraints: Vec<_> = wanted.constraints().cloned().collect();
+        let standings = prepare::standings(self.client, &constraints).await?;
+        for (constraint, standing) in constraints.iter().zip(standings) {
+            if standing.is_none_or(|standing| standing.state != ConstraintState::Enforced) {
+                return Err(ShardRefusal::Ended(constraint.full_name()));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the index that `shardCollection` requires, unless there is one.

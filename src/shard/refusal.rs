@@ -75,8 +75,8 @@ pub enum ShardRefusal {
     /// The constraints don't hold.
     #[error("the unique constraints can't be made, and nothing is changed: {0}")]
     NotBuilt(String),
-    /// A constraint has ended since it was made.
-    #[error("unique constraint {0} was dropped meanwhile; run this again")]
+    /// A constraint has ended since it was made, or another Keyward doesn't enforce it.
+    #[error("unique constraint {0} isn't enforced any more, or was dropped; run this again")]
     Ended(ConstraintName),
     /// Somebody else has dropped an index.
     #[error("index {0} was dropped meanwhile; run this again")]

@@ -81,7 +81,7 @@ fn shard(file: &ConfigFile, options: &ShardOptions) -> Result<(), CliFailure> {
 
 fn announce(options: &ShardOptions, plan: &ShardPlan) {
     for unique in &plan.taken_over {
-        say(&format!("{}: would become a constraint", unique.name));
+        say(&format!("{}: would become a constraint", unique.name()));
     }
     let (namespace, key) = (&options.namespace, &options.key);
     match plan.is_sharded {

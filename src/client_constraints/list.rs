@@ -47,6 +47,12 @@ impl ClientConstraints {
         self.constraints.iter().find(|entry| entry.id == id)
     }
 
+    /// The entries of a collection.
+    pub fn on<'l>(&'l self, namespace: &Namespace) -> impl Iterator<Item = &'l ClientConstraint> {
+        let entries = self.constraints.iter();
+        entries.filter(move |entry| entry.constraint.namespace() == namespace)
+    }
+
     /// Why the build of the entry with this number ended, if it is known still.
     pub fn end_of(&self, id: ObjectId) -> Option<&EndedBuild> {
         self.ended.iter().find(|ended| ended.id == id)
@@ -72,11 +78,8 @@ impl ClientConstraints {
 
     /// The entries for former collections of this name; `uuid` is the identity of the present one.
     pub fn outdated(&self, namespace: &Namespace, uuid: Option<&Bson>) -> Vec<&ClientConstraint> {
-        let of_name = self
-            .constraints
-            .iter()
-            .filter(|entry| entry.constraint.namespace() == namespace);
-        of_name.filter(|entry| entry.collection_uuid.as_ref() != uuid).collect()
+        let is_outdated = |entry: &&ClientConstraint| entry.collection_uuid.as_ref() != uuid;
+        self.on(namespace).filter(is_outdated).collect()
     }
 
     /// Replaces the entry with the number `id` by `anew`, which is the same index. If its build fails, or its client gives up, that ends no

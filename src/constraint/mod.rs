@@ -39,9 +39,9 @@ pub use self::name::ConstraintName;
 pub(crate) use self::text::bytes_of_hex;
 
 pub use self::routing::{root_of, values_asked_for};
-pub use self::spec::{IndexSpec, OnViolation, Sharding, SpecError, Strategy};
+pub use self::spec::{ID_INDEX, IndexSpec, OnViolation, Sharding, SpecError, Strategy};
 
-use self::spec::{ID_INDEX, KeyField};
+use self::spec::KeyField;
 
 /// If a document has more keys than this, each further key's spare memory is freed: there may be a million keys.
 const FEW: usize = 16;

@@ -158,7 +158,7 @@ impl SpecError {
 }
 
 /// The name of the index on `_id`, which every collection has.
-pub(super) const ID_INDEX: &str = "_id_";
+pub const ID_INDEX: &str = "_id_";
 
 /// One field of a key pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]

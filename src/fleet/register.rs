@@ -162,6 +162,30 @@ impl Register {
         })
     }
 
+    /// Watches the entries that are `meant` for as long as their Keywards may write without renewing them. Returns the first that is new
+    /// or renewed, so its Keyward lives; none if all of them have ended.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the cluster doesn't say what stands there.
+    pub async fn renewed(&self, meant: impl Fn(&RegisterEntry) -> bool) -> Result<Option<RegisterEntry>, StoreError> {
+        let find = async || {
+            let mut entries = self.recent().await?;
+            entries.retain(|entry| meant(entry));
+            Ok::<_, StoreError>(entries)
+        };
+        let before = find().await?;
+        let longest = before.iter().map(|entry| entry.terms.lease).max().unwrap_or_default();
+        let begun = Instant::now();
+        while !before.is_empty() && begun.elapsed() <= longest {
+            tokio::time::sleep(POLL).await;
+            let is_as_before = |now: &RegisterEntry| before.iter().any(|one| one.id == now.id && one.beat == now.beat);
+            if let Some(entry) = find().await?.into_iter().find(|now| !is_as_before(now)) {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
     /// Takes `entry` away unless it has changed; gives whether it did.
     pub(super) async fn evict(&self, entry: &RegisterEntry) -> Result<bool, StoreError> {
         let mut filter = doc! { "_id": entry.id, "beat": entry.beat, "left": entry.has_left };

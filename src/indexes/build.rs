@@ -12,7 +12,6 @@ use super::building::{BuildContext, WantedConstraints};
 use super::create::is_same_index;
 use super::list::ListedIndex;
 use super::refusal::IndexRefusal;
-use super::specification::is_index_of;
 use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints};
 use crate::constraint::Constraint;
 use crate::prepare::{self, ConstraintState, Existing, PrepareError, Standing};
@@ -102,16 +101,16 @@ async fn publish(
     deadline: Option<Instant>,
 ) -> Result<Vec<AwaitedBuild>, IndexRefusal> {
     settle_outdated(context, wanted, indexes).await?;
-    for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
-        replace_ended_definition(context, entry, effective, deadline).await?;
+    for effective in &wanted.effective {
+        replace_ended_definition(context, wanted, effective, deadline).await?;
     }
     let mut builds = Vec::new();
     let mut conflict = None;
     let add = |list: &mut ClientConstraints| {
         builds.clear();
         let mut is_changed = false;
-        for entry in &wanted.entries {
-            let same = match same_in(list, entry) {
+        for (entry, effective) in wanted.entries.iter().zip(&wanted.effective) {
+            let same = match wanted.same_in(list, effective) {
                 Ok(same) => same.map(|same| (same.id, same.collection_uuid == entry.collection_uuid)),
                 Err(refusal) => {
                     conflict = Some(refusal);
@@ -155,7 +154,7 @@ async fn settle_outdated(
     let Some(entry) = wanted.entries.first() else {
         return Ok(());
     };
-    let namespace = entry.constraint.namespace();
+    let namespace = &wanted.namespace;
     let list = context.list.store.read().await?;
     let client = context.client;
     let present = Existing::read(client, namespace).await?;
@@ -165,14 +164,14 @@ async fn settle_outdated(
     let (mut others, mut end) = (Vec::new(), Vec::new());
     for outdated in list.outdated(namespace, present.uuid.as_ref()) {
         // A constraint that can't have the collection's default collation isn't one of this collection.
-        let Ok(collated) = outdated.constraint.inheriting(present.collation.as_ref()) else {
+        let Ok(constraint) = wanted.effective(&outdated.constraint) else {
             end.push(outdated.id);
             continue;
         };
-        let constraint = collated.as_ref().unwrap_or(&*outdated.constraint);
-        if !has_index(indexes, constraint) || !prepare::suspend_same(client, constraint).await? {
+        let is_same = |effective: &Constraint| matches!(is_same_index(effective, &constraint), Ok(true));
+        if !wanted.is_of_collection(outdated, indexes) || !prepare::suspend_same(client, &constraint).await? {
             end.push(outdated.id);
-        } else if !wanted.entries.iter().any(|entry| is_same(entry, outdated)) {
+        } else if !wanted.effective.iter().any(is_same) {
             others.push(outdated.id);
         }
     }
@@ -187,41 +186,11 @@ async fn settle_outdated(
     Ok(())
 }
 
-/// Whether the collection has an index for this constraint. If its indexes aren't known, it may have.
-fn has_index(indexes: Option<&[ListedIndex]>, constraint: &Constraint) -> bool {
-    let is_it = |index: &ListedIndex| {
-        let specification = index.specification.as_ref();
-        index.name == constraint.name() && specification.is_some_and(|one| is_index_of(one, constraint))
-    };
-    indexes.is_none_or(|indexes| indexes.iter().any(is_it))
-}
-
-fn is_same(entry: &ClientConstraint, other: &ClientConstraint) -> bool {
-    matches!(is_same_index(&entry.constraint, &other.constraint), Ok(true))
-}
-
-/// The constraint in `list` that is the same index as `entry`.
-///
-/// # Errors
-/// [`IndexRefusal`] if a server couldn't have both indexes.
-pub fn same_in<'l>(
-    list: &'l ClientConstraints,
-    entry: &ClientConstraint,
-) -> Result<Option<&'l ClientConstraint>, IndexRefusal> {
-    let wanted = &entry.constraint;
-    for existing in &list.constraints {
-        if existing.constraint.namespace() == wanted.namespace() && is_same_index(wanted, &existing.constraint)? {
-            return Ok(Some(existing));
-        }
-    }
-    Ok(None)
-}
-
 /// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
 /// one any more.
 async fn replace_ended_definition(
     context: &BuildContext<'_>,
-    entry: &ClientConstraint,
+    wanted: &WantedConstraints,
     effective: &Constraint,
     deadline: Option<Instant>,
 ) -> Result<(), IndexRefusal> {
@@ -230,7 +199,7 @@ async fn replace_ended_definition(
     loop {
         // Anew each time: another client may make the former one again.
         let list = context.list.store.read().await?;
-        if same_in(&list, entry)?.is_some() {
+        if wanted.same_in(&list, effective)?.is_some() {
             return Ok(());
         }
         match prepare::replace_ended_definition(client, effective, list.version).await {
@@ -271,7 +240,7 @@ impl ClientsWait {
         }
         if self.logged.elapsed() >= LOGGED {
             self.logged = Instant::now();
-            tracing::info!(?names, reason, "a client waits until its constraints hold");
+            tracing::info!(?names, reason, "waiting until the constraints hold");
         }
         tokio::time::sleep(POLL).await;
         Ok(())

@@ -7,9 +7,11 @@ use mongodb::Client;
 use tokio::time::Instant;
 
 use super::create::is_same_index;
+use super::list::ListedIndex;
+use super::specification::is_index_of;
 use super::{IndexRefusal, PATIENCE, POLL};
-use crate::client_constraints::{BuildState, ClientConstraint, SharedList};
-use crate::constraint::{Constraint, IndexSpec};
+use crate::client_constraints::{BuildState, ClientConstraint, ClientConstraints, SharedList};
+use crate::constraint::{Constraint, IndexSpec, SpecError};
 use crate::fleet::{Register, RegisterEntry};
 use crate::metrics::constraint_labels;
 use crate::namespace::Namespace;
@@ -17,9 +19,12 @@ use crate::prepare::{self, Existing};
 use crate::proxy_collection::StoreError;
 use crate::session::Service;
 
-/// The constraints that are to be built.
-#[derive(Default)]
+/// The constraints that are to be built on a collection.
 pub struct WantedConstraints {
+    /// The collection.
+    pub namespace: Namespace,
+    /// Its options.
+    pub existing: Existing,
     /// The entries that the list gets, unless it has the constraint.
     pub entries: Vec<ClientConstraint>,
     /// Their constraints with the collection's collation, where they state none.
@@ -34,16 +39,25 @@ impl WantedConstraints {
         self.entries.iter().map(|entry| &entry.constraint).chain(&self.of_file)
     }
 
-    /// Adds the constraint with this specification on an `existing` collection. Its entry in the list belongs to the `command`, and the
-    /// Keyward with the entry `builder` in the register builds it.
+    /// None yet, on this collection.
+    pub fn on(namespace: &Namespace, existing: Existing) -> WantedConstraints {
+        WantedConstraints {
+            namespace: namespace.clone(),
+            existing,
+            entries: Vec::new(),
+            effective: Vec::new(),
+            of_file: Vec::new(),
+        }
+    }
+
+    /// Adds the constraint with this specification. Its entry in the list belongs to the `command`, and the Keyward with the entry `builder`
+    /// in the register builds it. `of_file` has the constraints of the configuration file on the collection, with its collation.
     ///
     /// # Errors
     /// [`IndexRefusal`] if it can't be a constraint, or contradicts one of the configuration file.
     pub fn add(
         &mut self,
-        namespace: &Namespace,
         specification: IndexSpec,
-        existing: &Existing,
         of_file: &[Arc<Constraint>],
         (command, builder): (ObjectId, ObjectId),
     ) -> Result<(), IndexRefusal> {
@@ -52,10 +66,8 @@ impl WantedConstraints {
             client_entry: Some(id),
             ..specification
         };
-        let constraint = Constraint::new(namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
-        let effective = constraint.inheriting(existing.collation.as_ref());
-        let effective = effective.map_err(IndexRefusal::Specification)?;
-        let effective = effective.unwrap_or_else(|| constraint.clone());
+        let constraint = Constraint::new(self.namespace.clone(), specification).map_err(IndexRefusal::Specification)?;
+        let effective = self.effective(&constraint).map_err(IndexRefusal::Specification)?;
         for stated in of_file {
             if is_same_index(&effective, stated)? {
                 self.of_file.push(stated.clone());
@@ -67,10 +79,91 @@ impl WantedConstraints {
             id,
             command,
             constraint: constraint.into(),
-            collection_uuid: existing.uuid.clone(),
+            collection_uuid: self.existing.uuid.clone(),
             state: BuildState::Building(builder),
         });
         Ok(())
+    }
+
+    /// The constraint with the collection's collation, if it states none.
+    ///
+    /// # Errors
+    /// [`SpecError`] if it can't have that collation.
+    pub fn effective(&self, constraint: &Constraint) -> Result<Constraint, SpecError> {
+        let collated = constraint.inheriting(self.existing.collation.as_ref())?;
+        Ok(collated.unwrap_or_else(|| constraint.clone()))
+    }
+
+    /// The constraint in `list` that is the same index as `effective`, one of these constraints. Of two indexes, one may state the collection's
+    /// collation, and the other one inherit it.
+    ///
+    /// # Errors
+    /// [`IndexRefusal`] if a server couldn't have both indexes.
+    pub fn same_in<'l>(
+        &self,
+        list: &'l ClientConstraints,
+        effective: &Constraint,
+    ) -> Result<Option<&'l ClientConstraint>, IndexRefusal> {
+        for listed in list.on(&self.namespace) {
+            // One that can't have the collection's collation is of a former collection.
+            if let Ok(other) = self.effective(&listed.constraint)
+                && is_same_index(effective, &other)?
+            {
+                return Ok(Some(listed));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The entries that `list` doesn't have for this collection.
+    pub fn new_in(&self, list: &ClientConstraints) -> Vec<&ClientConstraint> {
+        let is_made = |effective| match self.same_in(list, effective) {
+            Ok(Some(same)) => same.collection_uuid == self.existing.uuid,
+            Ok(None) | Err(_) => false,
+        };
+        let with_effective = self.entries.iter().zip(&self.effective);
+        let new = with_effective.filter(|(_, effective)| !is_made(effective));
+        new.map(|(entry, _)| entry).collect()
+    }
+
+    /// Whether `list` has an index of this collection with this specification.
+    ///
+    /// # Errors
+    /// [`IndexRefusal`] if it has one that a server couldn't have beside it.
+    pub fn is_listed(
+        &self,
+        specification: &IndexSpec,
+        list: &ClientConstraints,
+        indexes: Option<&[ListedIndex]>,
+    ) -> Result<bool, IndexRefusal> {
+        let constraint = Constraint::new(self.namespace.clone(), specification.clone());
+        // One that no constraint could have isn't in the list.
+        let Ok(wanted) = constraint.and_then(|constraint| self.effective(&constraint)) else {
+            return Ok(false);
+        };
+        let mut of_collection = list
+            .on(&self.namespace)
+            .filter(|listed| self.is_of_collection(listed, indexes));
+        of_collection.try_fold(false, |is_listed, listed| match self.effective(&listed.constraint) {
+            Ok(other) => Ok(is_same_index(&wanted, &other)? || is_listed),
+            Err(_) => Ok(is_listed),
+        })
+    }
+
+    /// Whether `listed` is of this collection: it was made for it, or the collection has its index without `unique`, as after a
+    /// `reshardCollection`. If the indexes aren't known, it may have.
+    pub fn is_of_collection(&self, listed: &ClientConstraint, indexes: Option<&[ListedIndex]>) -> bool {
+        if self.existing.uuid.is_none() || listed.collection_uuid == self.existing.uuid {
+            return self.existing.uuid.is_some();
+        }
+        let Ok(constraint) = self.effective(&listed.constraint) else {
+            return false;
+        };
+        let is_it = |index: &ListedIndex| {
+            let specification = index.specification.as_ref().filter(|_| !index.is_unique);
+            index.name == constraint.name() && specification.is_some_and(|one| is_index_of(one, &constraint))
+        };
+        indexes.is_none_or(|indexes| indexes.iter().any(is_it))
     }
 }
 

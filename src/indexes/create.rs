@@ -13,16 +13,15 @@ use std::time::Duration;
 use bson::{Bson, Document, oid::ObjectId};
 use tokio::time::Instant;
 
-use super::build::{build, same_in};
+use super::build::build;
 use super::building::WantedConstraints;
-use super::command::{index_documents, without_unique};
-use super::list::existing_indexes;
+use super::command::{asks_for_unique, index_documents, without_unique};
+use super::list::{ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::{IndexContext, refused};
 use crate::authorization::Rights;
 use crate::classify::Target;
-use crate::client_constraints::{ClientConstraint, ClientConstraints};
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
 use crate::prepare::Existing;
@@ -52,9 +51,13 @@ pub async fn create_indexes(
         return Ok(None);
     }
     let indexes = index_documents(message)?;
-    let (positions, wanted) = match wanted(context, &indexes, &namespace).await? {
-        Ok((positions, _)) if positions.is_empty() => return Ok(None),
-        Ok(wanted) => wanted,
+    let before = match asks_for_unique(message)? {
+        true => existing_indexes(&namespace, message.body, upstream).await?,
+        false => None,
+    };
+    let (positions, wanted) = match wanted(context, &indexes, &namespace, before.as_deref()).await? {
+        Ok(Some(wanted)) => wanted,
+        Ok(None) => return Ok(None),
         Err(refusal) => {
             return refused(
                 context,
@@ -67,7 +70,6 @@ pub async fn create_indexes(
         }
     };
     let deadline = deadline(message.body)?;
-    let before = existing_indexes(&namespace, message.body, upstream).await?;
     let reply = upstream.run(&without_unique(message, &positions)?).await?;
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
@@ -90,16 +92,19 @@ pub async fn create_indexes(
     Ok(Some(failed.reply))
 }
 
-/// The indexes that are to be constraints, or why one can't be. Their positions in the command come first, including those that the
-/// configuration file states already.
+/// The indexes that are to be constraints, or why one can't be; none if none is to be. Their positions in the command come first, including
+/// those that the configuration file states already. The collection has the indexes `before`, if that is known.
 async fn wanted(
     context: &IndexContext<'_>,
     indexes: &[Doc<'_>],
     namespace: &Namespace,
-) -> Result<Result<(Vec<usize>, WantedConstraints), IndexRefusal>, Malformed> {
+    before: Option<&[ListedIndex]>,
+) -> Result<Result<Option<(Vec<usize>, WantedConstraints)>, IndexRefusal>, Malformed> {
     let mut specifications = Vec::new();
     for (position, index) in indexes.iter().enumerate() {
         match (index.is_set("unique")?, specification_of(*index)?) {
+            // The server keeps it unique, also while `keyward shard` takes it over: it answers whether the command asks for the same.
+            (true, Some(specification)) if is_unique_at_server(&specification, before) => {}
             (true, Some(specification)) => specifications.push((position, specification)),
             (false, Some(IndexSpec { name: Some(name), .. })) if is_of_client(context, namespace, &name) => {
                 return Ok(Err(IndexRefusal::SameName { name }));
@@ -107,44 +112,42 @@ async fn wanted(
             _ => {}
         }
     }
+    if specifications.is_empty() {
+        return Ok(Ok(None));
+    }
     Ok(async {
         let client = context.service.upstream.client();
         let shard_keys = answered(shard_keys(client, &[namespace])).await?;
         let shard_key = shard_keys.get(&namespace.to_string());
         let list = context.list.store.read().await?;
         // A collection that isn't sharded can have any unique index. But it may be about to be sharded, by `keyward shard`.
-        let is_any_listed = |(_, specification): &(usize, IndexSpec)| is_listed(specification, namespace, &list);
-        if shard_key.is_none() && !specifications.iter().any(is_any_listed) {
-            return Ok(Default::default());
+        if shard_key.is_none() && list.on(namespace).next().is_none() {
+            return Ok(None);
         }
-        let existing = Existing::read(client, namespace).await?;
+        let mut wanted = WantedConstraints::on(namespace, Existing::read(client, namespace).await?);
         let of_file: Vec<_> = context.of_file(namespace).cloned().collect();
-        let (mut positions, mut wanted, command) = (Vec::new(), WantedConstraints::default(), ObjectId::new());
-        let can_keep = |specification: &IndexSpec| {
-            shard_key.is_none_or(|key| server_can_keep(specification, existing.collation.as_ref(), key))
-        };
+        let (mut positions, command) = (Vec::new(), ObjectId::new());
         for (position, specification) in specifications {
-            if can_keep(&specification) && !is_listed(&specification, namespace, &list) {
+            let default = wanted.existing.collation.as_ref();
+            let can_keep = shard_key.is_none_or(|key| server_can_keep(&specification, default, key));
+            // One that is listed stays Keyward's, also if its field has become the shard key: the server has it without `unique`.
+            if !wanted.is_listed(&specification, &list, before)? && can_keep {
                 continue;
             }
             let ids = (command, context.membership.id());
-            wanted.add(namespace, specification, &existing, &of_file, ids)?;
+            wanted.add(specification, &of_file, ids)?;
             positions.push(position);
         }
-        let is_present = |same: &ClientConstraint| same.collection_uuid == existing.uuid;
-        let is_made = |entry: &ClientConstraint| matches!(same_in(&list, entry), Ok(Some(same)) if is_present(same));
-        let new: Vec<_> = wanted.entries.iter().filter(|entry| !is_made(entry)).collect();
-        context.building().check_fleet(&new).await?;
-        Ok((positions, wanted))
+        context.building().check_fleet(&wanted.new_in(&list)).await?;
+        Ok((!positions.is_empty()).then_some((positions, wanted)))
     }
     .await)
 }
 
-/// Whether the list has this index already. Then it stays Keyward's, also if its field has become the shard key: the server has it without
-/// `unique`.
-fn is_listed(specification: &IndexSpec, namespace: &Namespace, list: &ClientConstraints) -> bool {
-    let mut listed = list.constraints.iter().map(|entry| &entry.constraint);
-    listed.any(|constraint| constraint.namespace() == namespace && is_index_of(specification, constraint))
+/// Whether the server has an index of this name that it keeps unique.
+fn is_unique_at_server(specification: &IndexSpec, indexes: Option<&[ListedIndex]>) -> bool {
+    let is_it = |index: &ListedIndex| index.is_unique && specification.name.as_ref() == Some(&index.name);
+    indexes.is_some_and(|indexes| indexes.iter().any(is_it))
 }
 
 /// Whether a client's constraint has this name, which an index that isn't unique can't have then. A constraint of the configuration file

@@ -93,6 +93,26 @@ pub struct ListedIndex {
     pub name: String,
     /// Its specification, without `unique`; none if no constraint could have it.
     pub specification: Option<IndexSpec>,
+    /// Whether the server keeps it unique.
+    pub is_unique: bool,
+}
+
+impl ListedIndex {
+    /// From its document in the reply to `listIndexes`; none if it has no name.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it isn't BSON.
+    pub fn of(index: Doc<'_>) -> Result<Option<ListedIndex>, Malformed> {
+        let name = index.get("name")?;
+        let Some(name) = name.and_then(|name| name.as_str().map(str::to_owned)) else {
+            return Ok(None);
+        };
+        Ok(Some(ListedIndex {
+            name,
+            specification: specification_of(index)?,
+            is_unique: index.is_set("unique")?,
+        }))
+    }
 }
 
 /// The indexes of a collection, asked for in the session of the client's command `body`; none if the client may not list them.
@@ -116,11 +136,7 @@ pub async fn existing_indexes(
     }
     let mut indexes = Vec::new();
     for index in cursor::batch(answer)? {
-        let name = index.get("name")?;
-        if let Some(name) = name.and_then(|name| name.as_str().map(str::to_owned)) {
-            let specification = specification_of(index)?;
-            indexes.push(ListedIndex { name, specification });
-        }
+        indexes.extend(ListedIndex::of(index)?);
     }
     Ok(Some(indexes))
 }

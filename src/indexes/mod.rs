@@ -17,12 +17,13 @@ mod refusal;
 mod shard;
 mod specification;
 
-pub use build::{build, same_in};
+pub use build::build;
 pub use building::{BuildContext, WantedConstraints};
 pub use command::{IndexCommand, asks_for_unique};
+pub use list::ListedIndex;
 pub use refusal::IndexRefusal;
 pub use shard::explained;
-pub use specification::{server_can_keep, specification_of};
+pub use specification::{is_index_of, is_same_key, server_can_keep, specification_of};
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -37,18 +37,15 @@ pub fn is_index_of(specification: &IndexSpec, constraint: &Constraint) -> bool {
         && has_collation(specification, constraint)
 }
 
-/// Whether `key` is the key pattern of `constraint`: the same fields in the same order and directions. The types of the numbers don't
-/// matter.
+/// Whether `key` is the key pattern of `constraint`.
 pub fn has_key(key: &Document, constraint: &Constraint) -> bool {
-    let fields = |key: &Document| -> Vec<(String, Option<bool>)> {
-        key.iter()
-            .map(|(path, direction)| (path.clone(), is_descending(direction)))
-            .collect()
-    };
-    let Ok(pattern) = Document::try_from(constraint.key_pattern()) else {
-        return false;
-    };
-    fields(key) == fields(&pattern)
+    Document::try_from(constraint.key_pattern()).is_ok_and(|pattern| is_same_key(key, &pattern))
+}
+
+/// Whether two key patterns have the same fields in the same order, of the same directions or kinds. The types of the numbers don't matter.
+pub fn is_same_key(one: &Document, other: &Document) -> bool {
+    let field = |(path, kind): (&String, &Bson)| (path.clone(), is_descending(kind), kind.as_str().map(str::to_owned));
+    one.iter().map(field).eq(other.iter().map(field))
 }
 
 /// Whether an index with this specification compares strings as `constraint` does.

@@ -11,6 +11,7 @@ use super::definition::{DEFINITIONS, ENFORCED_IN, OF_CLIENT, state_of};
 use super::position::BACKFILL_EPOCH_FIELD;
 use super::removal::REMOVAL_FIELD;
 use super::{ConstraintState, Removal};
+use crate::constraint::ConstraintName;
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
@@ -60,6 +61,16 @@ pub struct KnownDefinition {
     pub removal: Option<Removal>,
     /// What it was before its strategy began to change.
     pub changing: Option<FormerStrategy>,
+}
+
+impl KnownDefinition {
+    /// Its name with its collection.
+    pub fn full_name(&self) -> ConstraintName {
+        ConstraintName {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
 }
 
 /// The constraints of a database that the cluster knows.

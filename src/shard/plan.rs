@@ -1,235 +1,191 @@
-//! Plans what becomes of a collection's unique indexes when it is sharded. Pure.
+//! Looks what `keyward shard` has to do, and whether it can be done. Changes nothing.
 
-use bson::{Document, doc};
+use std::sync::Arc;
 
-use super::ShardRefusal;
-use crate::constraint::IndexSpec;
-use crate::indexes::{server_can_keep, specification_of};
-use crate::raw::Doc;
+use bson::oid::ObjectId;
 
-/// How the name of an index begins that serves queries while another one is made anew.
-const MEANWHILE: &str = "keyward_meanwhile_";
-/// The field behind the key of such an index. No document has it, so the index serves the same queries.
-const MEANWHILE_FIELD: &str = "keyward_meanwhile";
+use super::refusal::index_error;
+use super::{Indexes, ShardRefusal, ShardTask, UniqueIndex};
+use crate::client_constraints::{ClientConstraintStore, ClientConstraints, FoundList, SharedList};
+use crate::constraint::{Constraint, Strategy};
+use crate::fleet::RegisterEntry;
+use crate::indexes::{WantedConstraints, is_same_key};
+use crate::prepare::{self, Existing, KnownDefinition, privileges};
+use crate::upstream::sharded_collection;
 
-/// Fields that `listIndexes` adds, or that mean nothing any more.
-const DROPPED: [&str; 4] = ["v", "ns", "background", "unique"];
-/// Fields that an index keeps when a constraint takes its uniqueness over.
-const KEPT: [&str; 6] = [
-    "key",
-    "name",
-    "sparse",
-    "partialFilterExpression",
-    "collation",
-    "hidden",
-];
+/// What the command needs the user of the configuration file to be allowed, on the collection.
+const ACTIONS: [&str; 3] = ["createIndex", "dropIndex", "enableSharding"];
 
-/// A unique index that becomes a constraint.
-#[derive(Debug, Clone)]
-pub struct UniqueIndex {
-    /// Its name.
-    pub name: String,
-    /// The constraint's specification.
-    pub specification: IndexSpec,
-    /// The index without `unique`, as `createIndexes` takes it.
-    pub plain: Document,
+/// What becomes of the collection.
+pub struct ShardPlan {
+    /// Whether it is sharded by that key already.
+    pub is_sharded: bool,
+    /// The unique indexes that become constraints.
+    pub taken_over: Vec<UniqueIndex>,
+    /// The list of clients' constraints.
+    pub(super) list: SharedList,
+    /// The constraints that the indexes become.
+    pub(super) wanted: WantedConstraints,
+    /// The other constraints on the collection.
+    pub(super) others: Vec<Arc<Constraint>>,
 }
 
-/// The unique indexes that the server couldn't keep unique under `shard_key`. That includes those that an earlier `keyward shard` hasn't
-/// made anew to the end. The collection has these `indexes`, as `listIndexes` shows them, and a default collation if `is_collated`.
-///
-/// # Errors
-/// [`ShardRefusal`] if one can't be a constraint, or has options that the constraint's index couldn't have.
-pub fn to_take_over(
-    indexes: &[Document],
-    is_collated: bool,
-    shard_key: &[String],
-) -> Result<Vec<UniqueIndex>, ShardRefusal> {
-    let mut taken_over: Vec<UniqueIndex> = Vec::new();
-    for index in indexes {
-        let is_unique = index.get_bool("unique").unwrap_or(false);
-        // Of the former, an earlier run has made a constraint, whatever the shard key was then.
-        let (original, is_begun) = match original_of(index) {
-            Some(original) => (original, true),
-            None if is_unique => (index.clone(), false),
-            None => continue,
+impl ShardPlan {
+    /// All constraints on the collection, once the indexes are taken over.
+    pub(super) fn constraints(&self) -> Vec<Arc<Constraint>> {
+        self.wanted.constraints().chain(&self.others).cloned().collect()
+    }
+
+    /// Whether the collection has a default collation.
+    pub(super) fn is_collated(&self) -> bool {
+        self.wanted.existing.collation.is_some()
+    }
+}
+
+impl ShardTask<'_> {
+    /// Looks what is to be done, and whether it can be. Changes nothing.
+    ///
+    /// # Errors
+    /// [`ShardRefusal`] if it can't be done, or the cluster doesn't answer.
+    pub async fn plan(&self) -> Result<ShardPlan, ShardRefusal> {
+        let (store, known) = match ClientConstraintStore::of_deployment(self.client).await? {
+            FoundList::There(store, list) => (store, list),
+            FoundList::Unreadable => return Err(ShardRefusal::MayNotRead),
+            FoundList::None => return Err(ShardRefusal::ReplicaSet),
         };
-        let unique = UniqueIndex::of(&original, is_collated)?;
-        let is_known = taken_over.iter().any(|one| one.name == unique.name);
-        if !is_known && (is_begun || !server_can_keep(&unique.specification, None, shard_key)) {
-            taken_over.push(unique);
+        let existing = Existing::read(self.client, self.namespace).await?;
+        if existing.uuid.is_none() {
+            return Err(ShardRefusal::NoCollection(self.namespace.clone()));
         }
-    }
-    Ok(taken_over)
-}
-
-impl UniqueIndex {
-    fn of(index: &Document, is_collated: bool) -> Result<UniqueIndex, ShardRefusal> {
-        let name = index.get_str("name").unwrap_or_default().to_owned();
-        let is_unknown = |field: &&String| !DROPPED.contains(&field.as_str()) && !KEPT.contains(&field.as_str());
-        if let Some(option) = index.keys().find(is_unknown) {
-            let option = option.clone();
-            return Err(ShardRefusal::Option { name, option });
+        if existing.is_capped {
+            return Err(ShardRefusal::Capped(self.namespace.clone()));
         }
-        let kept = index.iter().filter(|(field, _)| KEPT.contains(&field.as_str()));
-        let mut plain: Document = kept.map(|(field, value)| (field.clone(), value.clone())).collect();
-        if is_collated && !plain.contains_key("collation") {
-            // The index would inherit the collection's collation.
-            plain.insert("collation", doc! { "locale": "simple" });
-        }
-        let specification = plain.to_vec().ok();
-        let specification = specification.and_then(|bytes| specification_of(Doc::new(&bytes).ok()?).ok()?);
-        match specification {
-            Some(specification) => Ok(UniqueIndex {
-                name,
-                specification,
-                plain,
-            }),
-            None => Err(ShardRefusal::Unreadable(name)),
-        }
-    }
-
-    /// The index that serves its queries while it is made anew.
-    pub fn meanwhile(&self) -> Document {
-        let mut meanwhile = self.plain.clone();
-        meanwhile.insert("name", self.meanwhile_name());
-        if let Ok(key) = meanwhile.get_document_mut("key") {
-            key.insert(MEANWHILE_FIELD, 1);
-        }
-        meanwhile
-    }
-
-    /// The name of [`UniqueIndex::meanwhile`].
-    pub fn meanwhile_name(&self) -> String {
-        format!("{MEANWHILE}{}", self.name)
-    }
-
-    /// The next step of making it anew, without `unique`, on a collection with these `indexes`. At any moment one of them serves its
-    /// queries.
-    pub fn next_step(&self, indexes: &[Document]) -> IndexStep {
-        let named = |name: &str| {
-            indexes
-                .iter()
-                .find(|index| index.get_str("name").is_ok_and(|one| one == name))
-        };
-        let is_unique = named(&self.name).map(|index| index.get_bool("unique").unwrap_or(false));
-        match (is_unique, named(&self.meanwhile_name()).is_some()) {
-            (Some(true), false) => IndexStep::MakeMeanwhile,
-            (Some(true), true) => IndexStep::DropUnique,
-            (None, true) => IndexStep::MakePlain,
-            (Some(false), true) => IndexStep::DropMeanwhile,
-            (Some(false), false) => IndexStep::Done,
-            (None, false) => IndexStep::Gone,
-        }
-    }
-}
-
-/// A step of making an index anew, without `unique`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IndexStep {
-    /// Make the index that serves its queries meanwhile.
-    MakeMeanwhile,
-    /// Drop it.
-    DropUnique,
-    /// Make it without `unique`.
-    MakePlain,
-    /// Drop the index that served its queries meanwhile.
-    DropMeanwhile,
-    /// Nothing is left to do.
-    Done,
-    /// Somebody else has dropped it.
-    Gone,
-}
-
-/// The index for which `index` serves queries meanwhile, if it is such a one.
-fn original_of(index: &Document) -> Option<Document> {
-    let name = index.get_str("name").ok()?.strip_prefix(MEANWHILE)?;
-    let mut key = index.get_document("key").ok()?.clone();
-    key.remove(MEANWHILE_FIELD)?;
-    let mut original = index.clone();
-    original.insert("name", name);
-    original.insert("key", key);
-    Some(original)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn email() -> Document {
-        doc! { "v": 2, "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true }
-    }
-
-    fn taken_over(indexes: &[Document], shard_key: &str) -> Vec<UniqueIndex> {
-        to_take_over(indexes, false, &[shard_key.to_owned()]).unwrap()
-    }
-
-    #[test]
-    fn what_was_begun_for_another_shard_key_is_ended() {
-        let unique = taken_over(&[email()], "region").remove(0);
-        assert_eq!(taken_over(&[unique.meanwhile()], "email")[0].plain, unique.plain);
-    }
-
-    #[test]
-    fn what_the_server_can_keep_stays_with_it() {
-        let by_region = doc! { "v": 2, "key": { "region": 1, "n": 1 }, "name": "region_1_n_1", "unique": true };
-        let plain = doc! { "v": 2, "key": { "name": 1 }, "name": "name_1" };
-        let indexes = [
-            doc! { "v": 2, "key": { "_id": 1 }, "name": "_id_" },
-            by_region,
-            plain,
-            email(),
-        ];
-        let taken = taken_over(&indexes, "region");
-        assert_eq!(taken.len(), 1);
-        assert_eq!(
-            taken[0].plain,
-            doc! { "key": { "email": 1 }, "name": "email_1", "sparse": true }
-        );
-        assert!(taken_over(&indexes, "email").iter().all(|one| one.name != "email_1"));
-    }
-
-    #[test]
-    fn an_index_is_served_at_every_step_and_found_again_after_each() {
-        let unique = taken_over(&[email()], "region").remove(0);
-        let mut indexes = vec![email()];
-        let mut steps = Vec::new();
-        loop {
-            // Another run begins here.
-            let step = unique.next_step(&indexes);
-            let is_found = !taken_over(&indexes, "region").is_empty();
-            assert_eq!(is_found, step != IndexStep::Done, "{indexes:?}");
-            assert!(!indexes.is_empty());
-            steps.push(step);
-            let drop =
-                |indexes: &mut Vec<Document>, name: &str| indexes.retain(|one| one.get_str("name").unwrap() != name);
-            match step {
-                IndexStep::MakeMeanwhile => indexes.push(unique.meanwhile()),
-                IndexStep::DropUnique => drop(&mut indexes, &unique.name),
-                IndexStep::MakePlain => indexes.push(unique.plain.clone()),
-                IndexStep::DropMeanwhile => drop(&mut indexes, &unique.meanwhile_name()),
-                IndexStep::Done | IndexStep::Gone => break,
+        let is_sharded = self.is_sharded().await?;
+        let definitions = prepare::known_definitions(self.client, &self.namespace.database).await?;
+        let is_here = |definition: &KnownDefinition| definition.namespace == *self.namespace;
+        let definitions: Vec<_> = definitions.into_iter().filter(is_here).collect();
+        self.check_strategy(&definitions)?;
+        for action in ACTIONS {
+            if !privileges::may(self.client, self.namespace, action).await? {
+                let namespace = self.namespace.clone();
+                return Err(ShardRefusal::MayNot { action, namespace });
             }
         }
-        assert_eq!(indexes, std::slice::from_ref(&unique.plain));
-        assert_eq!(steps.len(), 5);
-        assert_eq!(unique.next_step(&[]), IndexStep::Gone);
+        let shard_key: Vec<String> = self.key.keys().cloned().collect();
+        let indexes = self.indexes(existing.collation.is_some()).await?;
+        let taken_over = indexes.to_take_over(&shard_key)?;
+        let mut plan = ShardPlan {
+            is_sharded,
+            taken_over,
+            list: SharedList::new(store, known.version),
+            wanted: WantedConstraints::on(self.namespace, existing),
+            others: Vec::new(),
+        };
+        self.add_constraints(&mut plan, &indexes, &known, &definitions).await?;
+        Ok(plan)
     }
 
-    #[test]
-    fn an_index_with_more_than_a_constraint_has_is_refused() {
-        let mut expiring = email();
-        expiring.insert("expireAfterSeconds", 60);
-        let refused = to_take_over(&[expiring], false, &["region".to_owned()]);
-        assert!(matches!(refused, Err(ShardRefusal::Option { option, .. }) if option == "expireAfterSeconds"));
+    /// Whether the collection is sharded by this key already; an error if it is by another one.
+    async fn is_sharded(&self) -> Result<bool, ShardRefusal> {
+        let entry = sharded_collection(self.client, self.namespace).await?;
+        let Some(there) = entry.as_ref().and_then(|entry| entry.get_document("key").ok()) else {
+            return Ok(false);
+        };
+        match is_same_key(there, self.key) {
+            true => Ok(true),
+            false => Err(ShardRefusal::OtherKey {
+                namespace: self.namespace.clone(),
+                key: there.to_string(),
+            }),
+        }
     }
 
-    #[test]
-    fn an_index_without_a_collation_states_that_on_a_collated_collection() {
-        let taken = to_take_over(&[email()], true, &["region".to_owned()]).unwrap();
-        assert_eq!(
-            taken[0].plain.get_document("collation").unwrap(),
-            &doc! { "locale": "simple" }
-        );
+    /// Refuses a collection with strict constraints, in the cluster or in the file.
+    fn check_strategy(&self, definitions: &[KnownDefinition]) -> Result<(), ShardRefusal> {
+        let strict = Strategy::Transaction;
+        let mut of_file = self.of_file.iter().filter(|one| one.namespace() == self.namespace);
+        if let Some(constraint) = of_file.find(|one| one.spec().strategy == Some(strict)) {
+            return Err(ShardRefusal::Strict(constraint.full_name()));
+        }
+        let is_strict = |stored: &String| Strategy::of_stored_name(stored) == Some(strict);
+        let mut definitions = definitions.iter();
+        match definitions.find(|one| one.strategy.as_ref().is_some_and(is_strict)) {
+            Some(one) => Err(ShardRefusal::Strict(one.full_name())),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds all constraints on the collection to the plan. Checks that Keywards are there to enforce them, and that each can enforce those
+    /// that are new.
+    async fn add_constraints(
+        &self,
+        plan: &mut ShardPlan,
+        indexes: &Indexes<'_>,
+        known: &ClientConstraints,
+        definitions: &[KnownDefinition],
+    ) -> Result<(), ShardRefusal> {
+        let wanted = &mut plan.wanted;
+        let mut of_file = Vec::new();
+        for constraint in self.of_file.iter().filter(|one| one.namespace() == self.namespace) {
+            // No Keyward starts with one that can't have the collection's collation.
+            let effective = wanted.effective(constraint);
+            let effective = effective.map_err(|_| ShardRefusal::OnlyInFile(constraint.full_name()))?;
+            of_file.push(Arc::new(effective));
+        }
+        let listed = indexes.for_list();
+        let mut of_collection = known.clone();
+        of_collection.constraints.retain(|entry| {
+            entry.constraint.namespace() == self.namespace && wanted.is_of_collection(entry, Some(&listed))
+        });
+        let there = of_collection.with(&of_file);
+        let context = self.context(&plan.list);
+        if plan.taken_over.is_empty() && there.is_empty() {
+            return Ok(());
+        }
+        let builder = self.living_keyward().await?.id;
+        let registered = context.check_fleet(&[]).await?;
+        self.check_file(&of_file, known, definitions, &registered)?;
+        let command = ObjectId::new();
+        for unique in &plan.taken_over {
+            let added = wanted.add(unique.constraint.spec().clone(), &of_file, (command, builder));
+            added.map_err(|refusal| index_error(unique.name(), refusal))?;
+        }
+        for effective in &wanted.effective {
+            let same = wanted.same_in(&of_collection, effective);
+            same.map_err(|refusal| index_error(effective.name(), refusal))?;
+        }
+        context.check_fleet(&wanted.new_in(known)).await?;
+        let is_wanted = |one: &Arc<Constraint>| wanted.constraints().any(|wanted| wanted.name() == one.name());
+        plan.others = there.into_iter().filter(|one| !is_wanted(one)).collect();
+        Ok(())
+    }
+
+    /// Checks that the configuration file has the constraints that Keywards reserve for, and no others.
+    fn check_file(
+        &self,
+        of_file: &[Arc<Constraint>],
+        known: &ClientConstraints,
+        definitions: &[KnownDefinition],
+        registered: &[RegisterEntry],
+    ) -> Result<(), ShardRefusal> {
+        let reserves = |definition: &&KnownDefinition| {
+            let reserves =
+                |entry: &RegisterEntry| definition.identity.is_some_and(|id| entry.constraints.contains(&id));
+            registered.iter().any(|entry| !entry.has_left && reserves(entry))
+        };
+        let reserved: Vec<_> = definitions.iter().filter(reserves).collect();
+        let is_known = |name: &str| {
+            let mut of_clients = known.on(self.namespace).map(|entry| &entry.constraint);
+            of_clients.any(|one| one.name() == name) || of_file.iter().any(|one| one.name() == name)
+        };
+        let of_other = reserved.iter().find(|one| !is_known(&one.name));
+        if let Some(definition) = of_other {
+            return Err(ShardRefusal::NotInFile(definition.full_name()));
+        }
+        let is_reserved = |constraint: &Constraint| reserved.iter().any(|one| one.name == constraint.name());
+        match of_file.iter().find(|constraint| !is_reserved(constraint)) {
+            Some(constraint) => Err(ShardRefusal::OnlyInFile(constraint.full_name())),
+            None => Ok(()),
+        }
     }
 }

@@ -72,22 +72,74 @@ pub enum ShardRefusal {
         "no Keyward that enforces clients' constraints is running; start one, let the applications use it, and run this again"
     )]
     NoKeyward,
+    /// A constraint of another name has the same key and options.
+    #[error(
+        "unique constraint {constraint} has the key and the options of unique index {name}; give it the index's name in the file of every \
+         Keyward, reload them, and run this again"
+    )]
+    OtherName {
+        /// The index.
+        name: String,
+        /// The constraint's name.
+        constraint: String,
+    },
+    /// Keywards reserve for a constraint that this file lacks.
+    #[error(
+        "Keywards enforce unique constraint {0}, which this configuration file doesn't state; name the Keywards' file by `--config`"
+    )]
+    NotInFile(ConstraintName),
+    /// No Keyward reserves for a constraint of this file.
+    #[error(
+        "this configuration file states unique constraint {0}, and no running Keyward enforces it; see its `/readyz`, or \
+         name the Keywards' file by `--config`"
+    )]
+    OnlyInFile(ConstraintName),
+    /// A server has no two such indexes without `unique`.
+    #[error("index {other} has the key and the options of unique index {name}; drop {other}, and run this again")]
+    PlainToo {
+        /// The unique index.
+        name: String,
+        /// The other one.
+        other: String,
+    },
+    /// Another index has the name of one that was to be made anew.
+    #[error(
+        "index {name} isn't the index that was to be replaced: its key or its options differ from those of {meanwhile}, which serves queries \
+         meanwhile; drop one of the two, and run this again"
+    )]
+    OtherIndex {
+        /// The name.
+        name: String,
+        /// The index that serves queries meanwhile.
+        meanwhile: String,
+    },
     /// The constraints don't hold.
-    #[error("the unique constraints can't be made, and nothing is changed: {0}")]
+    #[error("the unique constraints can't be made, and the indexes are unchanged: {0}")]
     NotBuilt(String),
     /// A constraint has ended since it was made, or another Keyward doesn't enforce it.
-    #[error("unique constraint {0} isn't enforced any more, or was dropped; run this again")]
+    #[error("unique constraint {0} isn't enforced, or was dropped; run this again")]
     Ended(ConstraintName),
-    /// Somebody else has dropped an index.
-    #[error("index {0} was dropped meanwhile; run this again")]
-    Gone(String),
-    /// Documents and reservations contradict each other, and the unique indexes are still there.
+    /// The collection has another identity than before.
+    #[error("{0} was dropped, or made anew, meanwhile; run this again")]
+    MadeAnew(Namespace),
+    /// Documents and reservations contradict each other before an index is replaced.
     #[error(
-        "{0} findings: something writes past Keyward. The server still keeps the indexes unique. Let every application use Keyward, run \
+        "{0} findings: something writes past Keyward. No index is replaced by this run. Let every application use Keyward, run \
          `keyward verify --repair`, and then run this again"
     )]
     WrittenPast(u64),
-    /// The same after the indexes were replaced.
+    /// The server refuses the shard key.
+    #[error(
+        "the server didn't shard {namespace}: {reason}. Keyward keeps the fields of the replaced indexes unique; run this again, or with another \
+         shard key"
+    )]
+    NotSharded {
+        /// The collection.
+        namespace: Namespace,
+        /// Why.
+        reason: String,
+    },
+    /// Documents and reservations contradict each other after the collection was sharded.
     #[error(
         "{namespace} is sharded, but there are {findings} findings: something writes past Keyward, and nothing keeps its documents unique. \
          Let every application use Keyward, and run `keyward verify --repair`"
@@ -112,5 +164,20 @@ pub enum ShardRefusal {
 impl From<mongodb::error::Error> for ShardRefusal {
     fn from(error: mongodb::error::Error) -> ShardRefusal {
         ShardRefusal::Store(error.into())
+    }
+}
+
+/// A unique index of this name can't be a constraint on this collection.
+pub(super) fn index_error(name: &str, refusal: IndexRefusal) -> ShardRefusal {
+    match refusal {
+        IndexRefusal::Specification(error) => ShardRefusal::Specification {
+            name: name.to_owned(),
+            error,
+        },
+        IndexRefusal::OtherName { name: constraint } => ShardRefusal::OtherName {
+            name: name.to_owned(),
+            constraint,
+        },
+        other => other.into(),
     }
 }

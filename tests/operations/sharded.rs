@@ -49,6 +49,25 @@ fn said((mut command, _folder): (Command, tempfile::TempDir)) -> (Option<i32>, S
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
+/// The part of a `dropIndexes` that names this index.
+fn index_named(name: &str) -> Vec<u8> {
+    let length = u32::try_from(name.len() + 1).unwrap().to_le_bytes();
+    [b"\x02index\0", &length[..], name.as_bytes(), b"\0"].concat()
+}
+
+/// The indexes of [`create_users`] once the collection is sharded by region. One of them serves the shard key.
+const SHARDED: [(&str, bool); 4] = [
+    ("_id_", false),
+    ("email_1", false),
+    ("name_1", false),
+    ("region_1_number_1", true),
+];
+
+/// What an application asks for when it boots.
+fn email() -> Document {
+    doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true }
+}
+
 /// Two users of `database`, which isn't sharded, with unique indexes.
 fn create_users(database: &str) {
     let users = [user(1, "x"), user(2, "y")];
@@ -56,7 +75,7 @@ fn create_users(database: &str) {
         .run(database, doc! { "insert": "users", "documents": users })
         .unwrap();
     let indexes = [
-        doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true },
+        email(),
         doc! { "key": { "region": 1, "number": 1 }, "name": "region_1_number_1", "unique": true },
         doc! { "key": { "name": 1 }, "name": "name_1" },
     ];
@@ -134,15 +153,8 @@ fn a_collection_with_unique_indexes_is_sharded_and_stays_unique() {
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains(&format!("{namespace} is sharded by")), "{said}");
     spread(DATABASE);
-    let plain = [
-        ("_id_", false),
-        ("email_1", false),
-        ("name_1", false),
-        ("region_1", false),
-        ("region_1_number_1", true),
-    ];
-    assert_eq!(indexes_at_server(DATABASE), owned(&plain));
-    let shown = plain.map(|(name, unique)| (name, unique || name == "email_1"));
+    assert_eq!(indexes_at_server(DATABASE), owned(&SHARDED));
+    let shown = SHARDED.map(|(name, unique)| (name, unique || name == "email_1"));
     for (at, keyward) in keywards.iter().enumerate() {
         let listed = keyward.run(DATABASE, doc! { "listIndexes": "users" }).unwrap();
         assert_eq!(indexes(&listed), owned(&shown));
@@ -152,18 +164,184 @@ fn a_collection_with_unique_indexes_is_sharded_and_stays_unique() {
         let at = i32::try_from(at).unwrap();
         keyward.insert(DATABASE, user(10 + at, &format!("new {at}"))).unwrap();
         // An application that boots asks for what it asked for before.
-        let email = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
-        let made = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [email] });
+        let made = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [email()] });
         assert!(made.is_ok(), "{made:?}");
     }
     // There is nothing left to do.
-    let (code, said) = sharded(DATABASE, &[]);
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("was sharded by"), "{said}");
     let (code, said) = self::said(shard(&CLUSTER.uri(), DATABASE, "[]", r#"{"number": 1}"#, &[]));
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("reshardCollection"), "{said}");
     assert_verified(DATABASE);
+    // Also later, it looks whether something writes past Keyward.
+    let past = user(20, "past");
+    CLUSTER
+        .run(DATABASE, doc! { "insert": "users", "documents": [past] })
+        .unwrap();
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("nothing keeps its documents unique"), "{said}");
+}
+
+/// An index inherits the collection's collation, or states it, or another one. A shard key has the simple one.
+#[test]
+fn a_collated_collection_is_sharded() {
+    const DATABASE: &str = "sharded_collated";
+    let collation = doc! { "locale": "en", "strength": 2 };
+    let create = doc! { "create": "users", "collation": collation.clone() };
+    CLUSTER.run(DATABASE, create).unwrap();
+    create_users(DATABASE);
+    let plain = doc! { "key": { "code": 1 }, "name": "code_1", "unique": true, "sparse": true, "collation": { "locale": "simple" } };
+    CLUSTER
+        .run(DATABASE, doc! { "createIndexes": "users", "indexes": [plain.clone()] })
+        .unwrap();
+    CLUSTER
+        .run(DATABASE, doc! { "dropIndexes": "users", "index": "region_1_number_1" })
+        .unwrap();
+    let keyward = start();
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    spread(DATABASE);
+    assert_eq!(keyward.insert(DATABASE, user(4, "X")), Err(11_000));
+    keyward
+        .insert(DATABASE, {
+            let mut one = user(6, "6");
+            one.insert("code", "c");
+            one
+        })
+        .unwrap();
+    keyward
+        .insert(DATABASE, {
+            let mut one = user(7, "7");
+            one.insert("code", "C");
+            one
+        })
+        .unwrap();
+    let mut stated = email();
+    stated.insert("collation", collation);
+    for index in [email(), stated, plain] {
+        let made = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [index] });
+        assert!(made.is_ok(), "{made:?}");
+    }
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_verified(DATABASE);
+}
+
+/// The server refuses the shard key once the unique indexes are gone. Keyward keeps the fields unique until there is another one.
+#[test]
+fn a_shard_key_that_the_server_refuses_leaves_the_fields_unique() {
+    const DATABASE: &str = "sharded_by_array";
+    create_users(DATABASE);
+    CLUSTER
+        .run(DATABASE, doc! { "dropIndexes": "users", "index": "region_1_number_1" })
+        .unwrap();
+    let keyward = start();
+    let mut tagged = user(3, "z");
+    tagged.insert("tags", vec!["a", "b"]);
+    keyward.insert(DATABASE, tagged).unwrap();
+    let by_tags = shard(&CLUSTER.uri(), DATABASE, "[]", r#"{"tags": 1}"#, &["--watch", "0"]);
+    let (code, said) = self::said(by_tags);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("the server didn't shard"), "{said}");
+    assert_eq!(keyward.insert(DATABASE, user(5, "x")), Err(11_000));
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    spread(DATABASE);
+    assert_eq!(keyward.insert(DATABASE, user(6, "x")), Err(11_000));
+    assert_verified(DATABASE);
+}
+
+/// The one that drops the unique index last drops what the other one has made in its place.
+#[test]
+fn two_at_once_leave_the_index() {
+    const DATABASE: &str = "sharded_twice";
+    create_users(DATABASE);
+    let keyward = start();
+    let relay = Relay::start(CLUSTER.router_address());
+    let held = relay.hold(&index_named("email_1"));
+    let (mut command, _folder) = shard(&relay.uri(), DATABASE, "[]", BY_REGION, &["--watch", "0"]);
+    let running = command.spawn().unwrap();
+    held.wait();
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    drop(held);
+    let output = running.wait_with_output().unwrap();
+    let said = String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(indexes_at_server(DATABASE), owned(&SHARDED));
+    spread(DATABASE);
+    assert_eq!(keyward.insert(DATABASE, user(4, "x")), Err(11_000));
+    assert_verified(DATABASE);
+}
+
+/// Else it would wait for ever, or believe that a constraint of another file were none.
+#[test]
+fn the_file_has_to_be_that_of_the_keywards() {
+    const DATABASE: &str = "sharded_by_file";
+    create_users(DATABASE);
+    let refused = |constraints: &str, expected: &str| {
+        let (code, said) = said(shard(&CLUSTER.uri(), DATABASE, constraints, BY_REGION, &[]));
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains(expected), "{said}");
+    };
+    let constraint =
+        |more: &str| format!("[{{ collection: {DATABASE}.users, key: {{ email: 1 }}, sparse: true{more} }}]");
+    let without = start();
+    refused(&constraint(""), "no running Keyward enforces it");
+    drop(without);
+    let with = |constraints: &str| {
+        Keyward::of(&format!(
+            "upstream: {}\nlease: 10s\nconstraints: {constraints}\n",
+            CLUSTER.uri()
+        ))
+        .leaving()
+    };
+    let named = constraint(", name: mail");
+    let of_other_name = with(&named);
+    refused("[]", "name the Keywards' file");
+    refused(&named, "give it the index's name");
+    drop(of_other_name);
+    let keyward = with(&constraint(""));
+    let (code, said) = said(shard(
+        &CLUSTER.uri(),
+        DATABASE,
+        &constraint(""),
+        BY_REGION,
+        &["--watch", "0"],
+    ));
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(indexes_at_server(DATABASE), owned(&SHARDED));
+    spread(DATABASE);
+    assert_eq!(keyward.insert(DATABASE, user(4, "x")), Err(11_000));
+}
+
+/// A collection that was dropped past Keyward, and made again, isn't sharded: the server can keep its index.
+#[test]
+fn an_index_of_a_collection_that_was_made_anew_is_the_servers() {
+    const DATABASE: &str = "sharded_formerly";
+    create_users(DATABASE);
+    let served = start();
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    CLUSTER.run(DATABASE, doc! { "drop": "users" }).unwrap();
+    CLUSTER
+        .run(DATABASE, doc! { "insert": "users", "documents": [user(1, "x")] })
+        .unwrap();
+    served
+        .run(DATABASE, doc! { "createIndexes": "users", "indexes": [email()] })
+        .unwrap();
+    assert!(indexes_at_server(DATABASE).contains(&("email_1".to_owned(), true)));
+    // And it can be taken over again, once the reservations of the former documents are gone.
+    let namespace = format!("{DATABASE}.users");
+    let repair = ["verify", "--repair", "--collection", &namespace];
+    self::said(keyward(&CLUSTER.uri(), "[]", &repair));
+    let (code, said) = sharded(DATABASE, &["--watch", "0"]);
+    assert_eq!(code, Some(0), "{said}");
+    spread(DATABASE);
+    assert_eq!(served.insert(DATABASE, user(4, "x")), Err(11_000));
 }
 
 /// Between any two of its commands the e-mail is unique, and an index serves queries by it. The next run goes on.
@@ -173,16 +351,11 @@ fn it_is_killed_at_each_step_and_goes_on() {
     create_users(DATABASE);
     let keyward = start();
     let relay = Relay::start(CLUSTER.router_address());
-    let index_named = |name: &str| {
-        let length = u32::try_from(name.len() + 1).unwrap().to_le_bytes();
-        [b"\x02index\0", &length[..], name.as_bytes(), b"\0"].concat()
-    };
-    let steps: [Vec<u8>; 6] = [
+    let steps: [Vec<u8>; 5] = [
         b"keyward_meanwhile_email_1".to_vec(),
         index_named("email_1"),
         b"\x03key\0\x10\0\0\0\x10email\0\x01\0\0\0\0\x02name\0\x08\0\0\0email_1\0".to_vec(),
         index_named("keyward_meanwhile_email_1"),
-        b"region_1\0".to_vec(),
         b"\x02shardCollection\0".to_vec(),
     ];
     for (at, step) in steps.iter().enumerate() {
@@ -207,18 +380,18 @@ fn it_is_killed_at_each_step_and_goes_on() {
             "killed before step {at}"
         );
         // An application that boots meanwhile gets its index, too.
-        let email = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true };
-        if at > 2 {
-            let made = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [email] });
-            assert!(made.is_ok(), "killed before step {at}: {made:?}");
-        }
+        let made = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [email()] });
+        assert!(made.is_ok(), "killed before step {at}: {made:?}");
+        let mut other = email();
+        other.insert("key", doc! { "mail": 1 });
+        let refused = keyward.run(DATABASE, doc! { "createIndexes": "users", "indexes": [other] });
+        assert_eq!(refused.err(), Some(86), "killed before step {at}");
     }
     let (code, said) = sharded(DATABASE, &["--watch", "0"]);
     assert_eq!(code, Some(0), "{said}");
     spread(DATABASE);
     assert_eq!(keyward.insert(DATABASE, user(4, "x")), Err(11_000));
-    let names: Vec<String> = indexes_at_server(DATABASE).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["_id_", "email_1", "name_1", "region_1", "region_1_number_1"]);
+    assert_eq!(indexes_at_server(DATABASE), owned(&SHARDED));
     assert_verified(DATABASE);
 }
 
@@ -262,8 +435,16 @@ fn what_cannot_be_taken_over_is_refused_and_nothing_is_changed() {
         .run(DATABASE, doc! { "createIndexes": "users", "indexes": [expiring] })
         .unwrap();
     refused("[]", "expireAfterSeconds");
+    let beside = doc! { "key": { "email": 1 }, "name": "for_queries", "sparse": true };
+    CLUSTER
+        .run(DATABASE, doc! { "createIndexes": "users", "indexes": [beside] })
+        .unwrap();
     CLUSTER
         .run(DATABASE, doc! { "dropIndexes": "users", "index": "until_1" })
+        .unwrap();
+    refused("[]", "drop for_queries");
+    CLUSTER
+        .run(DATABASE, doc! { "dropIndexes": "users", "index": "for_queries" })
         .unwrap();
     let before = indexes_at_server(DATABASE);
     CLUSTER
@@ -292,11 +473,30 @@ fn without_a_keyward_it_is_refused() {
     cluster
         .run(DATABASE, doc! { "insert": "users", "documents": [user(1, "x")] })
         .unwrap();
-    let email = doc! { "key": { "email": 1 }, "name": "email_1", "unique": true };
     cluster
-        .run(DATABASE, doc! { "createIndexes": "users", "indexes": [email] })
+        .run(DATABASE, doc! { "createIndexes": "users", "indexes": [email()] })
         .unwrap();
-    let (code, said) = said(shard(&cluster.uri(), DATABASE, "[]", BY_REGION, &[]));
-    assert_eq!(code, Some(1), "{said}");
+    let refused = |shard| {
+        let (code, said) = said(shard);
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("no Keyward"), "{said}");
+    };
+    let settings = format!("upstream: {}\nlease: 10s\nconstraints: []\n", cluster.uri());
+    let start = || Keyward::of_in(&settings, &[("KEYWARD_REGISTER_HASTE", "5")]);
+    refused(shard(&cluster.uri(), DATABASE, "[]", BY_REGION, &[]));
+    // One was killed; the register still has it.
+    drop(start());
+    refused(shard(&cluster.uri(), DATABASE, "[]", BY_REGION, &[]));
+    // It is killed before it builds the constraint.
+    let keyward = start();
+    let relay = Relay::start(cluster.router_address());
+    let held = relay.hold(b"\x02update\0\x12\0\0\0clientConstraints\0");
+    let (mut command, _folder) = shard(&relay.uri(), DATABASE, "[]", BY_REGION, &[]);
+    let running = command.spawn().unwrap();
+    held.wait();
+    drop(keyward);
+    drop(held);
+    let output = running.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("no Keyward"), "{said}");
 }

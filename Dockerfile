@@ -12,8 +12,9 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     target=$(rustc -vV | sed -n 's/^host: //p') && \
-    RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --package keyward --target "$target" && \
-    install -D "target/$target/release/keyward" /out/keyward
+    RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=/src=keyward --remap-path-prefix=/usr/local/cargo=cargo" \
+    cargo build --release --locked --package keyward --bin keyward --target "$target" && \
+    install -D "target/$target/release/keyward" /out/keyward && strip --strip-debug /out/keyward
 
 FROM scratch
 COPY --from=build /out/keyward /usr/local/bin/keyward

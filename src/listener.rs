@@ -14,7 +14,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout_at;
 use tracing::{debug, info, warn};
 
-use crate::session::{self, Service, Stage};
+use crate::session::{self, ClientSpan, Service, Stage};
 
 /// Serves clients until `stage` is draining and the last connection has ended. At the deadline of that stage, or once
 /// the sender of `stage` is gone, it cuts off all connections. Returns whether all connections ended by themselves.
@@ -30,10 +30,11 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
             accepted = listener.accept() => match accepted {
                 Ok((client, peer)) if clients.tasks.len() < service.limits().max_connections => {
                     next_id += 1;
-                    debug!(connection = next_id, %peer, "connection accepted");
-                    let client = session::run(client, (next_id, peer), Arc::clone(&service), stage.clone());
+                    let span = ClientSpan::of(next_id, peer);
+                    span.log(|| debug!("connection accepted"));
+                    let client = session::run(client, span.clone(), Arc::clone(&service), stage.clone());
                     let task = clients.tasks.spawn(client);
-                    clients.names.insert(task.id(), (next_id, peer));
+                    clients.spans.insert(task.id(), span);
                 }
                 Ok((client, peer)) => {
                     service.metrics.connections.refused.inc();
@@ -62,6 +63,9 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
             connections = clients.tasks.len(),
             "connections cut off at the end of the drain time"
         );
+        for span in clients.spans.values() {
+            span.log(|| info!("connection cut off"));
+        }
         clients.tasks.shutdown().await;
     }
     is_drained
@@ -76,7 +80,7 @@ fn refuse(client: TcpStream, peer: SocketAddr) {
 #[derive(Default)]
 struct ClientTasks {
     tasks: JoinSet<()>,
-    names: HashMap<Id, (u64, SocketAddr)>,
+    spans: HashMap<Id, ClientSpan>,
 }
 
 impl ClientTasks {
@@ -84,18 +88,18 @@ impl ClientTasks {
     async fn join_next(&mut self, service: &Service) -> Option<()> {
         let ended = self.tasks.join_next_with_id().await?;
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, ())| *task);
-        let client = self.names.remove(&task);
-        if let Err(error) = ended {
-            note_broken(&error, client, service);
+        let span = self.spans.remove(&task);
+        if let (Err(error), Some(span)) = (ended, span) {
+            note_broken(&error, &span, service);
         }
         Some(())
     }
 }
 
 /// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
-fn note_broken(error: &JoinError, client: Option<(u64, SocketAddr)>, service: &Service) {
+fn note_broken(error: &JoinError, client: &ClientSpan, service: &Service) {
     service.writes.note_in_doubt();
-    let (id, peer) = client.unzip();
-    let peer = peer.map(|peer| peer.to_string());
-    tracing::error!(id, peer, %error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
+    client.log(|| {
+        tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
+    });
 }

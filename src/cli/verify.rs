@@ -80,7 +80,7 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) ->
             true => say(&summary(&total, unverified)),
             false => say(&sentence(&total, unverified)),
         }
-        Ok(match (total.left(), unverified) {
+        Ok(match (total.contradictions(), unverified) {
             (0, 0) => Exit::Success,
             (0, _) => Exit::Unsure,
             _ => Exit::Findings,
@@ -109,7 +109,7 @@ fn summary(total: &Tally, unverified: usize) -> Value {
     let kinds: serde_json::Map<String, Value> = total.findings.iter().map(of_kind).collect();
     json!({ "summary": {
         "documents": total.documents, "reservations": total.reservations, "findings": kinds,
-        "left": total.left(), "constraintsNotVerified": unverified,
+        "left": total.left(), "contradictions": total.contradictions(), "constraintsNotVerified": unverified,
     } })
 }
 
@@ -120,8 +120,12 @@ fn sentence(total: &Tally, unverified: usize) -> String {
         0 => String::new(),
         count => format!("; {count} constraints could not be verified to the end"),
     };
+    let harmless = match total.left() - total.contradictions() {
+        0 => String::new(),
+        count => format!("; {count} abandoned reservations are left, which do no harm"),
+    };
     let (documents, reservations) = (total.documents, total.reservations);
     format!(
-        "{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{unverified}"
+        "{documents} documents, {reservations} reservations: {found} findings, {repaired} of them repaired{harmless}{unverified}"
     )
 }

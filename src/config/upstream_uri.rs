@@ -60,6 +60,9 @@ pub enum UpstreamUriError {
     /// A password is given elsewhere, but no user.
     #[error("whose password is it? Give upstream_username_file, or put the user into the connection string")]
     Nobody,
+    /// Several of these.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<UpstreamUriError>),
     /// It sets an option that Keyward sets itself.
     #[error("{option} must be left out or be {instead}: {because}")]
     Contradictory {
@@ -76,18 +79,31 @@ impl UpstreamUri {
     /// Checks a MongoDB connection string.
     ///
     /// # Errors
-    /// [`UpstreamUriError`] with its first problem.
+    /// [`UpstreamUriError`] with all its problems.
     pub fn new(uri: &str) -> Result<Self, UpstreamUriError> {
         let parsed = ConnectionString::parse(uri).map_err(|error| malformed(uri, &error))?;
-        refuse_unsupported(&parsed)?;
-        refuse_contradictory(&parsed)?;
-        if let Some(Tls::Enabled(options)) = &parsed.tls {
-            Connector::new(options).map_err(|error| UpstreamUriError::Tls(error.to_string()))?;
+        let mut refused = refused_options(&parsed);
+        if let Some(Tls::Enabled(options)) = &parsed.tls
+            && let Err(error) = Connector::new(options)
+        {
+            refused.push(UpstreamUriError::Tls(error.to_string()));
         }
         let (service, hosts) = match parsed.host_info {
-            HostInfo::DnsRecord(name) => (Some(name), Vec::new()),
-            addresses => (None, hosts(addresses)?),
+            HostInfo::DnsRecord(name) => (Some(name), Ok(Vec::new())),
+            addresses => (None, hosts(addresses)),
         };
+        let hosts = hosts.unwrap_or_else(|error| {
+            refused.push(error);
+            Vec::new()
+        });
+        match refused.pop() {
+            Some(only) if refused.is_empty() => return Err(only),
+            Some(last) => {
+                refused.push(last);
+                return Err(UpstreamUriError::Several(refused));
+            }
+            None => {}
+        }
         Ok(UpstreamUri {
             uri: uri.to_owned(),
             username: parsed.credential.and_then(|credential| credential.username),
@@ -182,51 +198,49 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(encoded).collect()
 }
 
-fn refuse_unsupported(parsed: &ConnectionString) -> Result<(), UpstreamUriError> {
-    if parsed.load_balanced == Some(true) {
-        return Err(UpstreamUriError::NotSupported("loadBalanced"));
-    }
-    if parsed.tls_insecure() == Some(true) {
-        return Err(UpstreamUriError::NotSupported("tlsInsecure"));
-    }
-    Ok(())
-}
-
-fn refuse_contradictory(parsed: &ConnectionString) -> Result<(), UpstreamUriError> {
-    let contradictory = |option, instead, because| {
-        Err(UpstreamUriError::Contradictory {
-            option,
-            instead,
-            because,
-        })
-    };
+/// What the string asks for that Keyward can't do, or does otherwise.
+fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
     let acknowledgment = parsed.write_concern.as_ref().and_then(|concern| concern.w.as_ref());
-    if acknowledgment.is_some_and(|w| *w != Acknowledgment::Majority) {
-        return contradictory(
+    let level = parsed.read_concern.as_ref().map(|concern| &concern.level);
+    let unsupported = [
+        (parsed.load_balanced == Some(true), "loadBalanced"),
+        (parsed.tls_insecure() == Some(true), "tlsInsecure"),
+    ];
+    let contradictory = [
+        (
+            acknowledgment.is_some_and(|w| *w != Acknowledgment::Majority),
             "w",
             "majority",
             "a reservation that can be rolled back protects nothing",
-        );
-    }
-    if !matches!(parsed.read_preference, None | Some(ReadPreference::Primary)) {
-        return contradictory(
+        ),
+        (
+            !matches!(parsed.read_preference, None | Some(ReadPreference::Primary)),
             "readPreference",
             "primary",
             "a secondary may not know yet who owns a key",
-        );
-    }
-    let level = parsed.read_concern.as_ref().map(|concern| &concern.level);
-    if level.is_some_and(|level| *level != ReadConcernLevel::Majority) {
-        return contradictory(
+        ),
+        (
+            level.is_some_and(|level| *level != ReadConcernLevel::Majority),
             "readConcernLevel",
             "majority",
             "a read may return data that is rolled back later",
-        );
-    }
-    if parsed.retry_writes == Some(false) {
-        return contradictory("retryWrites", "true", "a reservation must survive an election");
-    }
-    Ok(())
+        ),
+        (
+            parsed.retry_writes == Some(false),
+            "retryWrites",
+            "true",
+            "a reservation must survive an election",
+        ),
+    ];
+    let unsupported = unsupported.into_iter().filter(|(is_set, _)| *is_set);
+    let unsupported = unsupported.map(|(_, option)| UpstreamUriError::NotSupported(option));
+    let contradictory = contradictory.into_iter().filter(|(is_set, ..)| *is_set);
+    let contradictory = contradictory.map(|(_, option, instead, because)| UpstreamUriError::Contradictory {
+        option,
+        instead,
+        because,
+    });
+    unsupported.chain(contradictory).collect()
 }
 
 fn hosts(info: HostInfo) -> Result<Vec<Host>, UpstreamUriError> {
@@ -334,6 +348,15 @@ mod tests {
     fn options_that_an_application_usually_has_are_taken() {
         let usual = "mongodb://u:p@a,b/app?retryWrites=true&w=majority&authSource=admin&appName=keyward&maxPoolSize=20";
         assert!(UpstreamUri::new(usual).is_ok());
+    }
+
+    #[test]
+    fn all_problems_are_named_at_once() {
+        let wrong = "mongodb://a/?w=1&readPreference=secondary&retryWrites=false&loadBalanced=false";
+        let error = UpstreamUri::new(wrong).unwrap_err().to_string();
+        for option in ["w must", "; readPreference must", "; retryWrites must"] {
+            assert!(error.contains(option), "{error}");
+        }
     }
 
     #[test]

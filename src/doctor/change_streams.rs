@@ -51,9 +51,10 @@ pub async fn events(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     scratch.run(close).await?;
     Ok(CheckOutcome::of(seen.len() == ids.len(), || {
         format!(
-            "{} of {} inserts were shown within {EVENT_MAX:?}",
+            "{} of {} inserts were shown within {}",
             seen.len(),
-            ids.len()
+            ids.len(),
+            humantime::format_duration(EVENT_MAX)
         )
     }))
 }

@@ -240,7 +240,7 @@ impl ClientsWait {
         }
         if self.logged.elapsed() >= LOGGED {
             self.logged = Instant::now();
-            tracing::info!(?names, reason, "waiting until the constraints hold");
+            tracing::info!(names = names.join(", "), reason, "waiting until the constraints hold");
         }
         tokio::time::sleep(POLL).await;
         Ok(())

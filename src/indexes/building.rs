@@ -227,9 +227,9 @@ impl BuildContext<'_> {
             }
             tokio::time::sleep(POLL).await;
         }
-        let names = constraint_labels(constraints);
+        let names = constraint_labels(constraints).join(", ");
         tracing::warn!(
-            ?names,
+            names,
             "another Keyward still enforces constraints that were ended; it ends them once it reads the list"
         );
         Ok(())

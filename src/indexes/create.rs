@@ -201,7 +201,8 @@ async fn drop_made(
     if !reply::is_ok(Doc::new(&reply)?)? {
         let error = reply::errmsg(Doc::new(&reply)?)?.unwrap_or_default();
         let error = String::from_utf8_lossy(error);
-        tracing::warn!(%namespace, ?made, %error, "indexes of a createIndexes that failed stay, without being unique");
+        let made = made.join(", ");
+        tracing::warn!(%namespace, made, %error, "indexes of a createIndexes that failed stay, without being unique");
     }
     Ok(())
 }

@@ -276,7 +276,8 @@ impl Instance {
         match replaced.await {
             Ok((added, removed)) => {
                 if !(added.is_empty() && removed.is_empty()) {
-                    tracing::info!(?added, ?removed, version = list.version, "clients' constraints applied");
+                    let (added, removed) = (added.join(", "), removed.join(", "));
+                    tracing::info!(added, removed, version = list.version, "clients' constraints applied");
                 }
                 self.clients.applied(list);
                 self.privileges = following_privileges(&self.service, &self.config, &self.readiness);

@@ -18,7 +18,7 @@ const TEXT_CHARS_MAX: usize = 128;
 
 /// The span of one client's connection; clones are the same one.
 #[derive(Debug, Clone)]
-pub(super) struct ClientSpan {
+pub struct ClientSpan {
     span: Span,
     /// What the span shows already.
     stated: Stated,
@@ -26,7 +26,7 @@ pub(super) struct ClientSpan {
 
 impl ClientSpan {
     /// The span of connection `id`, whose client is at `peer`. It is of the highest level, so that it names the client in all lines.
-    pub(super) fn of(id: u64, peer: SocketAddr) -> ClientSpan {
+    pub fn of(id: u64, peer: SocketAddr) -> ClientSpan {
         ClientSpan {
             span: error_span!(parent: None, "connection", id, %peer, app = Empty, driver = Empty, user = Empty),
             stated: Stated::default(),
@@ -39,7 +39,7 @@ impl ClientSpan {
     }
 
     /// Names the client in the lines that `log` writes.
-    pub(super) fn log(&self, log: impl FnOnce()) {
+    pub fn log(&self, log: impl FnOnce()) {
         self.span.in_scope(log);
     }
 

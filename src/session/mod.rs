@@ -14,6 +14,7 @@ mod greeting;
 mod judgement;
 mod left_open;
 mod notice;
+mod refusals;
 mod replies;
 mod request_context;
 mod requests;
@@ -23,7 +24,6 @@ mod timer;
 mod unpacking;
 mod work_time;
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -34,6 +34,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tracing::{debug, warn};
 
+pub use client_span::ClientSpan;
 pub(crate) use drain::draining;
 pub use drain::{Drain, Stage};
 pub use end::End;
@@ -51,8 +52,8 @@ use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, MESSAGE_BYTES_MAX};
 use crate::write::{self, CatalogEpoch};
-use client_span::ClientSpan;
 use notice::{Notice, Notices};
+use refusals::RefusalLog;
 use replies::Replies;
 use requests::Requests;
 use timer::Timer;
@@ -172,6 +173,7 @@ struct Session {
     service: Arc<Service>,
     /// Names the client in the log.
     client_span: ClientSpan,
+    refusals: RefusalLog,
     client_in: Incoming,
     client_out: Outgoing,
     upstream: Connection,
@@ -211,16 +213,10 @@ type Noticing<F> = Pin<Box<F>>;
 
 /// Serves a client until its connection ends; once `stage` is draining, until it may go.
 ///
-/// `id` and `peer` name the connection in the logs.
-pub async fn run(
-    client: TcpStream,
-    (id, peer): (u64, SocketAddr),
-    service: Arc<Service>,
-    stage: watch::Receiver<Stage>,
-) {
+/// `client_span` names the client in the log.
+pub async fn run(client: TcpStream, client_span: ClientSpan, service: Arc<Service>, stage: watch::Receiver<Stage>) {
     let _open = service.metrics.connections.open();
     let limits = service.limits();
-    let client_span = ClientSpan::of(id, peer);
     let greeting = greet(client, &service, &limits, stage.clone());
     let end = match client_span.around(greeting).await {
         Ok(connections) => {
@@ -291,6 +287,7 @@ impl Session {
             },
             service,
             client_span,
+            refusals: RefusalLog::default(),
             client_in,
             client_out,
             upstream,

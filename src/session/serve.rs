@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use super::judgement::Judged;
+use super::refusals::RefusalLog;
 use super::replies::PendingReply;
 use super::request_context::RequestContext;
 use super::{Drain, End, Requests, Service, Session, closing, work_time};
@@ -79,6 +80,7 @@ impl Session {
                 may_act_for_client: !self.service.upstream.has_credential() || self.replies.is_authenticated(),
                 drain: self.drain.as_ref(),
                 rights: &mut self.rights,
+                refusals: &mut self.refusals,
                 upstream: &mut self.upstream,
                 epoch: &mut self.epoch,
                 is_unanswered: &mut self.is_unanswered,
@@ -165,6 +167,7 @@ struct MessageHandler<'s> {
     may_act_for_client: bool,
     drain: Option<&'s Drain>,
     rights: &'s mut Rights,
+    refusals: &'s mut RefusalLog,
     upstream: &'s mut Connection,
     epoch: &'s mut CatalogEpoch,
     /// Whether messages without replies may be under way.
@@ -196,7 +199,9 @@ impl MessageHandler<'_> {
                 Ok(false) => return Ok(Action::JudgeAnew),
                 Err(refusal) => {
                     commands.turned_away.inc();
-                    return reply_to.answer(&refusal.body(&Times::default()));
+                    let error = refusal.body(&Times::default());
+                    self.refusals.note(&error);
+                    return reply_to.answer(&error);
                 }
             }
         }
@@ -210,7 +215,9 @@ impl MessageHandler<'_> {
         match verdict {
             Verdict::Refuse(refusal) => {
                 commands.refused.inc();
-                reply_to.answer(&refusal.error().body())
+                let error = refusal.error().body();
+                self.refusals.note(&error);
+                reply_to.answer(&error)
             }
             Verdict::Write(write) if !judged.is_unchanged() => {
                 // The server checks a message whole before it runs any of it; so does the write path.
@@ -342,6 +349,7 @@ impl MessageHandler<'_> {
         // Checked before Keyward does anything with its own rights, which aren't the client's.
         if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
             commands.unauthorized.inc();
+            self.refusals.note(&body);
             return Ok(Served::Reply(body));
         }
         // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.

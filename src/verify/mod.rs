@@ -63,6 +63,12 @@ impl Tally {
         self.findings.values().map(|(found, repaired)| found - repaired).sum()
     }
 
+    /// How many of those contradict a document. An abandoned reservation doesn't: the sweeper deletes it.
+    pub fn contradictions(&self) -> u64 {
+        let abandoned = self.findings.get(&FindingKind::Abandoned);
+        self.left() - abandoned.map_or(0, |(found, repaired)| found - repaired)
+    }
+
     /// Adds another collection's.
     pub fn add(&mut self, other: &Tally) {
         self.documents += other.documents;

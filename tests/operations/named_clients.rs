@@ -75,6 +75,28 @@ fn the_name_of_an_application_stays_on_its_line() {
     assert!(line.contains(r#"app="shop\nforged""#), "{line}");
 }
 
+/// It uses what can't be protected. The log says so once, not for each try.
+#[test]
+fn a_refused_command_leads_to_its_client() {
+    let constraint = "  - { collection: named_refused.users, key: { email: 1 } }\n";
+    let keyward = Keyward::start(&ReplicaSet::shared().uri(), constraint);
+    let mut client = TcpStream::connect(&keyward.address).unwrap();
+    send(&mut client, &hello("etl"));
+    let out = doc! { "aggregate": "x", "pipeline": [{ "$out": "users" }], "cursor": {}, "$db": "named_refused" };
+    for _ in 0..3 {
+        send(&mut client, &out);
+    }
+    keyward.until("the line", || keyward.log().contains("command refused"));
+    assert_eq!(keyward.metric("keyward_client_commands_refused_total"), 3);
+    let log = keyward.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("command refused")).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let peer = format!("peer={}", client.local_addr().unwrap());
+    for part in [&peer, r#"app="etl""#, "unlogged=0", "aggregate", "can't be used on"] {
+        assert!(lines[0].contains(part), "{part} in {}", lines[0]);
+    }
+}
+
 /// The lines about a write of its are written while Keyward serves it.
 #[test]
 fn a_line_about_a_write_names_its_client() {

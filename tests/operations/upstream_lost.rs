@@ -54,6 +54,9 @@ fn a_router_that_is_killed_is_reported_until_it_is_back() {
     assert_eq!(keyward.metric("keyward_upstream_reachable"), 0);
     assert_eq!(keyward.metric("keyward_upstream_lost_total"), 1);
     assert!(keyward.metric("keyward_upstream_reachable_changed_timestamp_seconds") > reached_at);
+    keyward.until("a client in vain", || {
+        !is_served(&keyward.address) && keyward.metric("keyward_upstream_connections_failed_total") > 0
+    });
     let log = keyward.log();
     let line = log
         .lines()

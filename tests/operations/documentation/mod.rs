@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a document that isn't as it must be fails its test")]
 
 mod commands;
+mod debug_output;
 mod inventories;
 pub mod markdown;
 mod messages;

@@ -1,0 +1,34 @@
+//! Logs commands of one client that Keyward answers with an error of its own: the first at once, then one line a minute at most.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::raw::Doc;
+use crate::server::reply;
+
+/// How long to leave it between two lines about one client.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// What the log has said of a client's refused commands.
+#[derive(Debug, Default)]
+pub(super) struct RefusalLog {
+    logged: Option<Instant>,
+    /// Refused commands since that line.
+    unlogged: u64,
+}
+
+impl RefusalLog {
+    /// Notes a command that is answered with this error. The line names the client if it's written in the client's span.
+    pub(super) fn note(&mut self, error: &[u8]) {
+        let now = Instant::now();
+        if self.logged.is_some_and(|logged| now < logged + PAUSE) {
+            self.unlogged += 1;
+            return;
+        }
+        let errmsg = Doc::new(error).and_then(reply::errmsg).ok().flatten();
+        let reason = String::from_utf8_lossy(errmsg.unwrap_or_default());
+        tracing::info!(%reason, unlogged = self.unlogged, "command refused");
+        (self.logged, self.unlogged) = (Some(now), 0);
+    }
+}

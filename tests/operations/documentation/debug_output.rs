@@ -53,10 +53,10 @@ fn found(tokens: TokenStream, of_the_log: bool) -> Vec<String> {
             }
             TokenTree::Literal(literal) if literal.to_string().contains(":?}") => found.push(literal.to_string()),
             // A field is `?value` or `name = ?value`. Elsewhere the mark stands behind an expression.
-            TokenTree::Punct(mark) if of_the_log && mark.as_char() == '?' => {
-                if index == 0 || [",", "="].contains(&before(1).as_str()) {
-                    found.push(format!("?{}", text(index + 1)));
-                }
+            TokenTree::Punct(mark)
+                if of_the_log && mark.as_char() == '?' && ["", ",", "="].contains(&before(1).as_str()) =>
+            {
+                found.push(format!("?{}", text(index + 1)));
             }
             _ => {}
         }

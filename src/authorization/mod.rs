@@ -21,7 +21,9 @@ use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
 
-use needs::{Actions, Need};
+pub use needs::Actions;
+
+use needs::Need;
 use privileges::Privileges;
 
 /// How long what the server said holds: as long as a `mongos` keeps users' rights (`userCacheInvalidationIntervalSecs`).
@@ -103,22 +105,8 @@ impl Rights {
         }
     }
 
-    /// Whether they seem to be enough to drop the collection. The server has the last word.
-    pub fn may_drop(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.may(Actions::DROP_COLLECTION, database, collection)
-    }
-
-    /// The same for making an index.
-    pub fn may_create_index(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.may(Actions::CREATE_INDEX, database, collection)
-    }
-
-    /// The same for dropping an index.
-    pub fn may_drop_index(&self, database: &[u8], collection: &[u8]) -> bool {
-        self.may(Actions::DROP_INDEX, database, collection)
-    }
-
-    fn may(&self, actions: Actions, database: &[u8], collection: &[u8]) -> bool {
+    /// Whether they seem to be enough for these actions on the collection. The server has the last word.
+    pub fn may(&self, actions: Actions, database: &[u8], collection: &[u8]) -> bool {
         let need = Need {
             database,
             collection,

@@ -9,13 +9,21 @@ use crate::wire::OpMsg;
 pub struct Actions(u8);
 
 impl Actions {
+    /// Reads documents.
     pub const FIND: Actions = Actions(1);
+    /// Inserts documents.
     pub const INSERT: Actions = Actions(2);
+    /// Changes documents.
     pub const UPDATE: Actions = Actions(4);
+    /// Deletes documents.
     pub const REMOVE: Actions = Actions(8);
+    /// Leaves out the collection's validator.
     pub const BYPASS_VALIDATION: Actions = Actions(16);
+    /// Drops the collection.
     pub const DROP_COLLECTION: Actions = Actions(32);
+    /// Makes an index.
     pub const CREATE_INDEX: Actions = Actions(64);
+    /// Drops an index.
     pub const DROP_INDEX: Actions = Actions(128);
 
     /// The action that the server calls `name`, or none if no write needs it.

@@ -4,7 +4,6 @@
 //! Other clients may write without reserving meanwhile. So the constraints aren't enforced after it, only backfilled:
 //! `keyward run` reads the documents once more, and has little to write.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -12,7 +11,7 @@ use clap::Args;
 use super::failure::CliFailure;
 use super::report_file::ReportFile;
 use super::task::Task;
-use super::{ConfigFile, Exit, OneCollection};
+use super::{ConfigFile, Exit, OneCollection, say};
 use crate::instance::StartError;
 use crate::metrics::constraint_labels;
 use crate::prepare::{self, PrepareError, Reports};
@@ -31,17 +30,7 @@ pub(super) struct BackfillOptions {
 }
 
 /// Backfills the collections of the configuration, or one of them.
-pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &BackfillOptions) -> Exit {
-    match backfill_documents(file, only, options) {
-        Ok(exit) => exit,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn backfill_documents(file: &ConfigFile, only: &OneCollection, options: &BackfillOptions) -> Result<Exit, CliFailure> {
+pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &BackfillOptions) -> Result<Exit, CliFailure> {
     let task = Task::new(file, only)?;
     let report_file = options.report.as_deref().map(ReportFile::create).transpose()?;
     let constraints = task.constraints_of_file()?;
@@ -63,15 +52,13 @@ fn backfill_documents(file: &ConfigFile, only: &OneCollection, options: &Backfil
     if let Some(file) = report_file {
         file.finish(&format!("{json:#}"))?;
     }
-    // If the reader is gone, the exit code still has the outcome.
-    let say = |text: String| drop(writeln!(std::io::stdout(), "{text}"));
     match (options.json, reports.is_empty()) {
-        (true, true) => say(format!("{json:#}")),
+        (true, true) => say(&format!("{json:#}")),
         (true, false) => {
-            say(format!("{json:#}"));
+            say(&format!("{json:#}"));
             eprintln!("keyward: {}", reports.without_values());
         }
-        (false, true) if options.dry_run => say(format!("no duplicates under {}", labels.join(", "))),
+        (false, true) if options.dry_run => say(&format!("no duplicates under {}", labels.join(", "))),
         (false, true) => {}
         (false, false) => eprintln!("keyward: {reports}"),
     }

@@ -4,15 +4,14 @@
 //! `keyward doctor` does, but creates nothing there.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 use tokio::runtime::Runtime;
 
-use super::Exit;
 use super::failure::CliFailure;
+use super::{Exit, say};
 use crate::config::{Config, LogFormat};
 use crate::constraint::Constraint;
 use crate::doctor::{self, CheckOutcome, Worst};
@@ -28,43 +27,24 @@ pub struct CheckOptions {
 }
 
 /// Checks `file`; the summary goes to standard output, problems go to standard error.
-pub fn run(file: &Path, options: &CheckOptions) -> Exit {
-    match Config::load(file) {
-        Ok(config) => {
-            // A reader that has closed the pipe still gets the exit code.
-            let _ = write!(
-                std::io::stdout(),
-                "{}: no problems\n\n{}",
-                file.display(),
-                summary(&config)
-            );
-            match options.connect {
-                true => connected(&config),
-                false => Exit::Success,
-            }
-        }
-        Err(problems) => {
-            eprintln!("{problems}");
-            Exit::Config
-        }
+pub(super) fn run(file: &Path, options: &CheckOptions) -> Result<Exit, CliFailure> {
+    let config = Config::load(file)?;
+    say(&format!(
+        "{}: no problems\n\n{}",
+        file.display(),
+        summary(&config).trim_end()
+    ));
+    match options.connect {
+        true => look(&config),
+        false => Ok(Exit::Success),
     }
 }
 
 /// Looks at the deployment of `config`, and prints a line for each check and for each constraint.
-fn connected(config: &Config) -> Exit {
-    match looked(config) {
-        Ok(exit) => exit,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn looked(config: &Config) -> Result<Exit, CliFailure> {
+fn look(config: &Config) -> Result<Exit, CliFailure> {
     telemetry::start(&config.log, None)?;
     Runtime::new()?.block_on(async {
-        say("");
+        say(&"");
         let (report, upstream) = doctor::look(config, &mut |line| say(&line.text())).await;
         let Some(upstream) = upstream else {
             return Ok(Exit::Upstream);
@@ -90,11 +70,6 @@ fn looked(config: &Config) -> Result<Exit, CliFailure> {
             Worst::Passed => Exit::Success,
         })
     })
-}
-
-/// A reader that has closed the pipe still gets the exit code.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 fn summary(config: &Config) -> String {

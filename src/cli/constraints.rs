@@ -2,16 +2,13 @@
 //!
 //! Of the configuration file it uses only `upstream`. The constraints in the file don't matter.
 
-use std::fmt::Display;
-use std::io::Write;
-
 use clap::{Args, Subcommand, ValueEnum};
 use mongodb::Client;
 use serde_json::{Value, json};
 
 use super::failure::CliFailure;
 use super::task::Task;
-use super::{ConfigFile, Exit, OneCollection};
+use super::{ConfigFile, Exit, OneCollection, say};
 use crate::constraint::{ConstraintName, Strategy};
 use crate::extended_json;
 use crate::fleet::RegisterEntry;
@@ -78,20 +75,14 @@ pub(super) enum NewStrategy {
 }
 
 /// Carries the command out.
-pub(super) fn run(command: &ConstraintsCommand) -> Exit {
-    let done = match command {
+pub(super) fn run(command: &ConstraintsCommand) -> Result<Exit, CliFailure> {
+    match command {
         ConstraintsCommand::List { file, json } => list(file, *json),
         ConstraintsCommand::Show { named, file, json } => show(file, named, *json),
         ConstraintsCommand::Remove { named, file } => remove(file, named),
         ConstraintsCommand::Strategy { named, strategy, file } => set_strategy(file, named, *strategy),
-    };
-    match done {
-        Ok(()) => Exit::Success,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
+    }?;
+    Ok(Exit::Success)
 }
 
 /// Runs `work` with a client of the deployment in `file`.
@@ -308,10 +299,4 @@ fn set_strategy(file: &ConfigFile, named: &NamedConstraint, strategy: NewStrateg
         "{namespace}: strategy {strategy} for {changed}; now write `strategy: {strategy}` for one of them in every file"
     ));
     Ok(())
-}
-
-/// Says it on standard output. Where nobody listens any more, there is nothing left to do.
-fn say(what: &dyn Display) {
-    // A reader that has closed the pipe still gets the exit code.
-    let _ = writeln!(std::io::stdout(), "{what}");
 }

@@ -3,7 +3,6 @@
 //! Lines go to standard output when they are known, or all of them as one JSON document. The first SIGINT or SIGTERM ends the checks and
 //! has the scratch database dropped; a second one ends the process at once.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +11,7 @@ use clap::Args;
 
 use super::failure::CliFailure;
 use super::signals::Signals;
-use super::{ConfigFile, Exit};
+use super::{ConfigFile, Exit, say};
 use crate::config::Config;
 use crate::doctor::{self, Examination, Group, Line, Worst};
 use crate::telemetry;
@@ -28,17 +27,7 @@ pub(super) struct DoctorOptions {
 }
 
 /// Examines the deployment of the configuration.
-pub(super) fn run(file: &ConfigFile, options: &DoctorOptions) -> Exit {
-    match examined(file, options) {
-        Ok(exit) => exit,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn examined(file: &ConfigFile, options: &DoctorOptions) -> Result<Exit, CliFailure> {
+pub(super) fn run(file: &ConfigFile, options: &DoctorOptions) -> Result<Exit, CliFailure> {
     let config = Config::load(&file.config)?;
     telemetry::start(&config.log, None)?;
     let runtime = tokio::runtime::Runtime::new()?;
@@ -92,9 +81,4 @@ fn show_line(line: &Line, last: &mut Option<Group>) {
         *last = Some(group);
     }
     say(&line.text());
-}
-
-/// A reader that has closed the pipe still gets the exit code.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -1,8 +1,6 @@
 //! `keyward forget`: removes a Keyward from the register that has ended, so that no constraint waits for it any more. It refuses
 //! to remove a Keyward that still renews its entry.
 
-use std::path::Path;
-
 use bson::oid::ObjectId;
 use clap::Args;
 
@@ -22,33 +20,19 @@ pub struct ForgetOptions {
 }
 
 /// Takes the Keyward out of the register of the deployment in `file`.
-pub(super) fn run(file: &Path, options: &ForgetOptions) -> Exit {
-    match forget(file, options.id) {
-        Ok(Forgotten::Gone) => Exit::Success,
-        Ok(Forgotten::Unknown) => {
-            eprintln!("keyward: no Keyward {} is in the register", options.id);
-            Exit::Findings
-        }
-        Ok(Forgotten::Lives(entry)) => {
-            eprintln!("keyward: {entry} still renews its entry; stop it first");
-            Exit::Findings
-        }
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn forget(file: &Path, id: ObjectId) -> Result<Forgotten, CliFailure> {
-    let file = ConfigFile {
-        config: file.to_owned(),
-    };
-    let task = Task::new(&file, &OneCollection { collection: None })?;
-    task.runtime.block_on(async {
+pub(super) fn run(file: &ConfigFile, options: &ForgetOptions) -> Result<Exit, CliFailure> {
+    let id = options.id;
+    let task = Task::new(file, &OneCollection { collection: None })?;
+    let forgotten = task.runtime.block_on(async {
         let client = task.connect().await?;
         tracing::info!(%id, "watching its entry for as long as it may write without renewing it");
         let forgotten = Register::of(&client).forget(id).await;
-        Ok(forgotten.map_err(|error| StartError::from(PrepareError::from(error)))?)
-    })
+        Ok::<_, CliFailure>(forgotten.map_err(|error| StartError::from(PrepareError::from(error)))?)
+    })?;
+    match forgotten {
+        Forgotten::Gone => return Ok(Exit::Success),
+        Forgotten::Unknown => eprintln!("keyward: no Keyward {id} is in the register"),
+        Forgotten::Lives(entry) => eprintln!("keyward: {entry} still renews its entry; stop it first"),
+    }
+    Ok(Exit::Findings)
 }

@@ -19,6 +19,8 @@ mod task;
 mod verify;
 mod watched;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -150,20 +152,29 @@ Exit codes:
 
 /// Runs the command of this process's command line.
 pub fn main() -> ExitCode {
-    let exit = match Cli::parse().command {
+    let done = match Cli::parse().command {
         CliCommand::Run(file) => run::run(&file.config),
         CliCommand::Backfill { file, only, options } => backfill::run(&file, &only, &options),
-        CliCommand::Verify { file, only, options } => verify::run(&file, &only, &options),
+        CliCommand::Verify { file, only, options } => Ok(verify::run(&file, &only, &options)),
         CliCommand::Check { file, options } => check::run(&file.config, &options),
         CliCommand::Doctor { file, options } => doctor::run(&file, &options),
         CliCommand::Status { file, options } => status::run(&file.config, &options),
-        CliCommand::Forget { file, options } => forget::run(&file.config, &options),
+        CliCommand::Forget { file, options } => forget::run(&file, &options),
         CliCommand::Constraints(command) => constraints::run(&command),
         CliCommand::Shard { options, file } => shard::run(&file, &options),
-        CliCommand::Completions { shell } => shell::completions(shell),
-        CliCommand::Man => shell::manual(),
+        CliCommand::Completions { shell } => Ok(shell::completions(shell)),
+        CliCommand::Man => Ok(shell::manual()),
     };
+    let exit = done.unwrap_or_else(|error| {
+        error.print();
+        error.exit()
+    });
     ExitCode::from(exit as u8)
+}
+
+/// Says it on standard output. If nobody reads it any more, the exit code still says how the command ended.
+fn say(what: &dyn Display) {
+    let _ = writeln!(std::io::stdout(), "{what}");
 }
 
 #[cfg(test)]

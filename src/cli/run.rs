@@ -19,17 +19,7 @@ use crate::instance::Instance;
 use crate::telemetry::{self, Telemetry};
 
 /// Runs Keyward with the configuration in `file` until a signal stops it.
-pub(super) fn run(file: &Path) -> Exit {
-    match start(file) {
-        Ok(()) => Exit::Success,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn start(file: &Path) -> Result<(), CliFailure> {
+pub(super) fn run(file: &Path) -> Result<Exit, CliFailure> {
     let mut watched = Watched::new(file);
     let config = Config::load(file)?;
     let telemetry = telemetry::start(&config.log, config.traces.as_ref())?;
@@ -39,7 +29,7 @@ fn start(file: &Path) -> Result<(), CliFailure> {
     // A second signal may leave connections open: they end here, not when they like.
     runtime.shutdown_background();
     telemetry.finish(*ended.as_ref().unwrap_or(&Duration::ZERO));
-    ended.map(|_| ())
+    ended.map(|_| Exit::Success)
 }
 
 /// Gives how long the process may still take for its own affairs.

@@ -1,6 +1,5 @@
 //! Runs `keyward shard`: shards a collection with unique indexes that the server couldn't keep.
 
-use std::io::Write;
 use std::time::Duration;
 
 use bson::Document;
@@ -8,7 +7,7 @@ use clap::Args;
 
 use super::failure::CliFailure;
 use super::task::Task;
-use super::{ConfigFile, Exit, OneCollection};
+use super::{ConfigFile, Exit, OneCollection, say};
 use crate::namespace::Namespace;
 use crate::shard::{ShardPlan, ShardTask};
 use crate::verify::{Finding, VerifySettings};
@@ -41,17 +40,7 @@ fn shard_key(text: &str) -> Result<Document, String> {
 }
 
 /// Shards the collection.
-pub(super) fn run(file: &ConfigFile, options: &ShardOptions) -> Exit {
-    match shard(file, options) {
-        Ok(()) => Exit::Success,
-        Err(error) => {
-            error.print();
-            error.exit()
-        }
-    }
-}
-
-fn shard(file: &ConfigFile, options: &ShardOptions) -> Result<(), CliFailure> {
+pub(super) fn run(file: &ConfigFile, options: &ShardOptions) -> Result<Exit, CliFailure> {
     let task = Task::new(file, &OneCollection { collection: None })?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
@@ -71,11 +60,11 @@ fn shard(file: &ConfigFile, options: &ShardOptions) -> Result<(), CliFailure> {
         let plan = shard.plan().await?;
         if options.dry_run {
             announce(options, &plan);
-            return Ok(());
+            return Ok(Exit::Success);
         }
-        let mut report = |finding: &Finding| say(&finding.to_string());
+        let mut report = |finding: &Finding| say(finding);
         shard.carry_out(&plan, &mut |done| say(&done), &mut report).await?;
-        Ok(())
+        Ok(Exit::Success)
     })
 }
 
@@ -88,9 +77,4 @@ fn announce(options: &ShardOptions, plan: &ShardPlan) {
         true => say(&format!("{namespace} is sharded by {key} already")),
         false => say(&format!("{namespace} would be sharded by {key}")),
     }
-}
-
-/// Says it on standard output. Where nobody listens any more, the work goes on.
-fn say(what: &str) {
-    let _ = writeln!(std::io::stdout(), "{what}");
 }

@@ -1,6 +1,5 @@
 //! Runs `keyward status`: shows what a running Keyward says of itself, read from its admin port.
 
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use clap::Args;
 
 use serde_json::Value;
 
-use super::Exit;
+use super::failure::CliFailure;
+use super::{Exit, say};
 use crate::config::Config;
 
 /// An admin port that takes longer doesn't answer.
@@ -26,16 +26,10 @@ pub struct StatusOptions {
 }
 
 /// Prints the status of the Keyward whose configuration is `file`, or that `options` name.
-pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
+pub(super) fn run(file: &Path, options: &StatusOptions) -> Result<Exit, CliFailure> {
     let admin = match &options.admin {
         Some(admin) => admin.clone(),
-        None => match Config::load(file) {
-            Ok(config) => config.admin.to_string(),
-            Err(problems) => {
-                eprintln!("{problems}");
-                return Exit::Config;
-            }
-        },
+        None => Config::load(file)?.admin.to_string(),
     };
     let asked = match options.json {
         true => ask(&admin, "/status.json", |text| {
@@ -46,10 +40,9 @@ pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
             is_either.then(|| text.starts_with("ready"))
         }),
     };
-    match asked {
+    Ok(match asked {
         Ok((is_ready, lines)) => {
-            // A reader that has closed the pipe still gets the exit code.
-            let _ = write!(std::io::stdout(), "{lines}");
+            say(&lines.trim_end());
             match is_ready {
                 true => Exit::Success,
                 false => Exit::Findings,
@@ -59,7 +52,7 @@ pub(super) fn run(file: &Path, options: &StatusOptions) -> Exit {
             eprintln!("keyward: {admin} doesn't answer as a Keyward's admin port does: {error}");
             Exit::Unsure
         }
-    }
+    })
 }
 
 /// The page, and whether clients are welcome, as its status code says. `ready` reads the same from the text; none if it is no such page.

@@ -170,6 +170,7 @@ impl CheckError {
 pub type Running<'a> = BoxFuture<'a, Result<CheckOutcome, CheckError>>;
 
 /// One line of the examination.
+#[derive(Clone, Copy)]
 pub struct Check {
     /// The group that it is shown in.
     pub group: Group,

@@ -29,253 +29,100 @@ pub fn of_connection() -> [Check; 2] {
 
 /// All others.
 pub fn checks() -> Vec<Check> {
-    [
-        of_versions_and_privileges(),
-        of_sharding(),
-        of_transactions(),
-        of_retries_and_reads(),
-        of_errors(),
-        of_streams_and_clocks(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    CHECKS.to_vec()
 }
 
-fn of_versions_and_privileges() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::Versions,
-            name: "wire version",
-            assumption: "Each server speaks the wire version of MongoDB 6.0 or a newer one.",
-            at_risk: "a retry may release keys that its first try has used",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(versions::wire(scratch)),
-        },
-        Check {
-            group: Group::Versions,
-            name: "release",
-            assumption: "The server states its release.",
-            at_risk: "nothing",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(versions::release(scratch)),
-        },
-        Check {
-            group: Group::Versions,
-            name: "feature version",
-            assumption: "The feature version is 6.0 or newer.",
-            at_risk: "newer commands are refused",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(versions::features(scratch)),
-        },
-        Check {
-            group: Group::Privileges,
-            name: "role",
-            assumption: "The user has the privileges that docs/security.md lists for these constraints.",
-            at_risk: "a start waits until they are granted",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(privileges::role(scratch)),
-        },
-    ]
+/// What each row says: the group, what the check needs, its name, its assumption, what is at risk without that, and the check.
+macro_rules! checks {
+    ($($group:ident, $needs:ident, $name:literal, $assumption:literal, $at_risk:literal, $run:path;)*) => {
+        &[$(Check {
+            group: Group::$group,
+            name: $name,
+            assumption: $assumption,
+            at_risk: $at_risk,
+            needs: Needs::$needs,
+            run: |scratch| Box::pin($run(scratch)),
+        }),*]
+    };
 }
 
-fn of_sharding() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::Sharding,
-            name: "moved statement memory",
-            assumption: "A chunk that moves takes the memory of retryable writes along.",
-            at_risk: "a retry after a move may take effect twice",
-            needs: Needs::Cluster,
-            run: |scratch| Box::pin(sharding::moved_chunk(scratch)),
-        },
-        Check {
-            group: Group::Sharding,
-            name: "equal numbers",
-            assumption: "Equal numbers of different types meet on one shard, and count as one key.",
-            at_risk: "two documents may hold one key",
-            needs: Needs::Scratch,
-            run: |scratch| Box::pin(sharding::equal_numbers(scratch)),
-        },
-        Check {
-            group: Group::Sharding,
-            name: "balancer",
-            assumption: "The balancer, draining shards and zones are as the operator expects.",
-            at_risk: "nothing; a start waits for chunks under way",
-            needs: Needs::Cluster,
-            run: |scratch| Box::pin(sharding::balancer(scratch)),
-        },
-    ]
-}
-
-fn of_transactions() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::Transactions,
-            name: "snapshot over shards",
-            assumption: "A transaction reads all shards as of one moment, commits on all, and can be committed again.",
-            at_risk: "in strict mode, two documents may hold one key",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(transactions::snapshot(scratch)),
-        },
-        Check {
-            group: Group::Transactions,
-            name: "commit of an aborted transaction",
-            assumption: "The commit of an aborted transaction fails with TransientTransactionError.",
-            at_risk: "a write that left nothing may be reported as done",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(transactions::aborted(scratch)),
-        },
-        Check {
-            group: Group::Transactions,
-            name: "commit of an unknown transaction",
-            assumption: "The commit of a transaction that the servers don't know fails with NoSuchTransaction.",
-            at_risk: "a write that left nothing may be reported as done",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(transactions::forgotten(scratch)),
-        },
-        Check {
-            group: Group::Transactions,
-            name: "placeholder and insert",
-            assumption: "Of a takeover and a late insert of the owner, only one commits, in whatever order they run.",
-            at_risk: "in strict mode, two documents may hold one key",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(transactions::conflict(scratch)),
-        },
-        Check {
-            group: Group::Transactions,
-            name: "transaction lifetime",
-            assumption: "The servers end an open transaction within a minute.",
-            at_risk: "keys of a killed process stay taken for longer",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(transactions::lifetime(scratch)),
-        },
-    ]
-}
-
-fn of_retries_and_reads() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::Retries,
-            name: "retried statements",
-            assumption: "The reply to a retry names the statements that its first try has carried out (retriedStmtIds).",
-            at_risk: "a retry may release keys that its first try has used",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(retries::insert(scratch)),
-        },
-        Check {
-            group: Group::Retries,
-            name: "retried findAndModify",
-            assumption: "A repeated findAndModify gives the document of its first try, and says so (retriedStmtId).",
-            at_risk: "a retry may release keys that its first try has used",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(retries::find_and_modify(scratch)),
-        },
-        Check {
-            group: Group::Retries,
-            name: "probe that matches nothing",
-            assumption: "A router sends a statement whose query can't match to the shards that the query names.",
-            at_risk: "a retry isn't recognised, and may take effect twice",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(retries::probe(scratch)),
-        },
-        Check {
-            group: Group::Reads,
-            name: "linearizable read",
-            assumption: "A linearizable read over several shards shows every acknowledged document.",
-            at_risk: "a key may be taken from a document that holds it",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(reads::linearizable(scratch)),
-        },
-        Check {
-            group: Group::Reads,
-            name: "default read concern",
-            assumption: "The cluster's default read concern isn't `available`.",
-            at_risk: "clients see documents that a moved chunk has left behind",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(reads::default_read(scratch)),
-        },
-        Check {
-            group: Group::Reads,
-            name: "default write concern",
-            assumption: "The cluster's default write concern is majority.",
-            at_risk: "a rollback undoes clients' writes, and leaves their reservations",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(reads::default_write(scratch)),
-        },
-    ]
-}
-
-fn of_errors() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::Errors,
-            name: "duplicate of a unique index",
-            assumption: "E11000 of a unique index has keyPattern, keyValue and the index's name.",
-            at_risk: "drivers get other errors than from a native index",
-            needs: Needs::Scratch,
-            run: |scratch| Box::pin(errors::duplicate(scratch)),
-        },
-        Check {
-            group: Group::Errors,
-            name: "duplicate of an _id",
-            assumption: "E11000 of an embedded _id has keyPattern, keyValue and the index's name.",
-            at_risk: "a taken key isn't recognised",
-            needs: Needs::Scratch,
-            run: |scratch| Box::pin(errors::duplicate_id(scratch)),
-        },
-        Check {
-            group: Group::Errors,
-            name: "majority write",
-            assumption: "A majority of each shard's members acknowledges a write within ten seconds.",
-            at_risk: "no reservation can be made",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(errors::majority(scratch)),
-        },
-        Check {
-            group: Group::Errors,
-            name: "write concern timeout",
-            assumption: "A write that too few members acknowledge in time is counted, with a writeConcernError.",
-            at_risk: "a write that may be rolled back counts as acknowledged",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(errors::unacknowledged(scratch)),
-        },
-    ]
-}
-
-fn of_streams_and_clocks() -> Vec<Check> {
-    vec![
-        Check {
-            group: Group::ChangeStreams,
-            name: "events of all shards",
-            assumption: "A change stream shows the inserts of all shards.",
-            at_risk: "clients' change streams miss events",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(change_streams::events(scratch)),
-        },
-        Check {
-            group: Group::Clocks,
-            name: "cluster time",
-            assumption: "Replies state the cluster time.",
-            at_risk: "the age of reservations is unknown",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(clocks::stated(scratch)),
-        },
-        Check {
-            group: Group::Clocks,
-            name: "cluster time of all shards",
-            assumption: "A reply's cluster time isn't before the time of any shard that took part.",
-            at_risk: "in strict mode, two documents may hold one key",
-            needs: Needs::TwoPlaces,
-            run: |scratch| Box::pin(clocks::gossip(scratch)),
-        },
-        Check {
-            group: Group::Clocks,
-            name: "clock spread",
-            assumption: "The servers' clocks differ by less than a quarter of the lease.",
-            at_risk: "nothing; times in logs can't be compared",
-            needs: Needs::Deployment,
-            run: |scratch| Box::pin(clocks::spread(scratch)),
-        },
-    ]
-}
+const CHECKS: &[Check] = checks! {
+    Versions, Deployment, "wire version",
+        "Each server speaks the wire version of MongoDB 6.0 or a newer one.",
+        "a retry may release keys that its first try has used", versions::wire;
+    Versions, Deployment, "release",
+        "The server states its release.",
+        "nothing", versions::release;
+    Versions, Deployment, "feature version",
+        "The feature version is 6.0 or newer.",
+        "newer commands are refused", versions::features;
+    Privileges, Deployment, "role",
+        "The user has the privileges that docs/security.md lists for these constraints.",
+        "a start waits until they are granted", privileges::role;
+    Sharding, Cluster, "moved statement memory",
+        "A chunk that moves takes the memory of retryable writes along.",
+        "a retry after a move may take effect twice", sharding::moved_chunk;
+    Sharding, Scratch, "equal numbers",
+        "Equal numbers of different types meet on one shard, and count as one key.",
+        "two documents may hold one key", sharding::equal_numbers;
+    Sharding, Cluster, "balancer",
+        "The balancer, draining shards and zones are as the operator expects.",
+        "nothing; a start waits for chunks under way", sharding::balancer;
+    Transactions, TwoPlaces, "snapshot over shards",
+        "A transaction reads all shards as of one moment, commits on all, and can be committed again.",
+        "in strict mode, two documents may hold one key", transactions::snapshot;
+    Transactions, TwoPlaces, "commit of an aborted transaction",
+        "The commit of an aborted transaction fails with TransientTransactionError.",
+        "a write that left nothing may be reported as done", transactions::aborted;
+    Transactions, TwoPlaces, "commit of an unknown transaction",
+        "The commit of a transaction that the servers don't know fails with NoSuchTransaction.",
+        "a write that left nothing may be reported as done", transactions::forgotten;
+    Transactions, TwoPlaces, "placeholder and insert",
+        "Of a takeover and a late insert of the owner, only one commits, in whatever order they run.",
+        "in strict mode, two documents may hold one key", transactions::conflict;
+    Transactions, Deployment, "transaction lifetime",
+        "The servers end an open transaction within a minute.",
+        "keys of a killed process stay taken for longer", transactions::lifetime;
+    Retries, TwoPlaces, "retried statements",
+        "The reply to a retry names the statements that its first try has carried out (retriedStmtIds).",
+        "a retry may release keys that its first try has used", retries::insert;
+    Retries, TwoPlaces, "retried findAndModify",
+        "A repeated findAndModify gives the document of its first try, and says so (retriedStmtId).",
+        "a retry may release keys that its first try has used", retries::find_and_modify;
+    Retries, TwoPlaces, "probe that matches nothing",
+        "A router sends a statement whose query can't match to the shards that the query names.",
+        "a retry isn't recognised, and may take effect twice", retries::probe;
+    Reads, TwoPlaces, "linearizable read",
+        "A linearizable read over several shards shows every acknowledged document.",
+        "a key may be taken from a document that holds it", reads::linearizable;
+    Reads, Deployment, "default read concern",
+        "The cluster's default read concern isn't `available`.",
+        "clients see documents that a moved chunk has left behind", reads::default_read;
+    Reads, Deployment, "default write concern",
+        "The cluster's default write concern is majority.",
+        "a rollback undoes clients' writes, and leaves their reservations", reads::default_write;
+    Errors, Scratch, "duplicate of a unique index",
+        "E11000 of a unique index has keyPattern, keyValue and the index's name.",
+        "drivers get other errors than from a native index", errors::duplicate;
+    Errors, Scratch, "duplicate of an _id",
+        "E11000 of an embedded _id has keyPattern, keyValue and the index's name.",
+        "a taken key isn't recognised", errors::duplicate_id;
+    Errors, TwoPlaces, "majority write",
+        "A majority of each shard's members acknowledges a write within ten seconds.",
+        "no reservation can be made", errors::majority;
+    Errors, TwoPlaces, "write concern timeout",
+        "A write that too few members acknowledge in time is counted, with a writeConcernError.",
+        "a write that may be rolled back counts as acknowledged", errors::unacknowledged;
+    ChangeStreams, TwoPlaces, "events of all shards",
+        "A change stream shows the inserts of all shards.",
+        "clients' change streams miss events", change_streams::events;
+    Clocks, Deployment, "cluster time",
+        "Replies state the cluster time.",
+        "the age of reservations is unknown", clocks::stated;
+    Clocks, TwoPlaces, "cluster time of all shards",
+        "A reply's cluster time isn't before the time of any shard that took part.",
+        "in strict mode, two documents may hold one key", clocks::gossip;
+    Clocks, Deployment, "clock spread",
+        "The servers' clocks differ by less than a quarter of the lease.",
+        "nothing; times in logs can't be compared", clocks::spread;
+};

@@ -143,6 +143,14 @@ impl Pair {
         Ok(session.commit().await?.is_ok())
     }
 
+    /// One whose write has begun, with the sessions of the write and of the takeover.
+    async fn begun(scratch: &Scratch) -> Result<(Pair, ScratchSession<'_>, ScratchSession<'_>), CheckError> {
+        let pair = Pair::new(scratch).await?;
+        let (mut writer, other) = (scratch.session().await?, scratch.session().await?);
+        pair.begin_write(&mut writer).await?;
+        Ok((pair, writer, other))
+    }
+
     /// The write's second half. Gives whether it took effect.
     async fn end_write(&self, session: &mut ScratchSession<'_>) -> Result<bool, CheckError> {
         if !session.go_on(insert(self.owner.clone())).await?.is_ok() {
@@ -154,18 +162,14 @@ impl Pair {
 }
 
 async fn takeover_first(scratch: &Scratch) -> Result<bool, CheckError> {
-    let pair = Pair::new(scratch).await?;
-    let (mut writer, mut other) = (scratch.session().await?, scratch.session().await?);
-    pair.begin_write(&mut writer).await?;
+    let (pair, mut writer, mut other) = Pair::begun(scratch).await?;
     must(&pair.begin_takeover(&mut other).await?, "a placeholder")?;
     let is_taken = pair.end_takeover(&mut other).await?;
     Ok(is_taken && !pair.end_write(&mut writer).await?)
 }
 
 async fn takeover_meanwhile(scratch: &Scratch) -> Result<bool, CheckError> {
-    let pair = Pair::new(scratch).await?;
-    let (mut writer, mut other) = (scratch.session().await?, scratch.session().await?);
-    pair.begin_write(&mut writer).await?;
+    let (pair, mut writer, mut other) = Pair::begun(scratch).await?;
     must(&writer.go_on(insert(pair.owner.clone())).await?, "an insert")?;
     let placed = pair.begin_takeover(&mut other).await?;
     other.abort().await?;
@@ -173,9 +177,7 @@ async fn takeover_meanwhile(scratch: &Scratch) -> Result<bool, CheckError> {
 }
 
 async fn takeover_after(scratch: &Scratch) -> Result<bool, CheckError> {
-    let pair = Pair::new(scratch).await?;
-    let (mut writer, mut other) = (scratch.session().await?, scratch.session().await?);
-    pair.begin_write(&mut writer).await?;
+    let (pair, mut writer, mut other) = Pair::begun(scratch).await?;
     let is_written = pair.end_write(&mut writer).await?;
     let placed = pair.begin_takeover(&mut other).await?;
     other.abort().await?;
@@ -183,9 +185,7 @@ async fn takeover_after(scratch: &Scratch) -> Result<bool, CheckError> {
 }
 
 async fn insert_meanwhile(scratch: &Scratch) -> Result<bool, CheckError> {
-    let pair = Pair::new(scratch).await?;
-    let (mut writer, mut other) = (scratch.session().await?, scratch.session().await?);
-    pair.begin_write(&mut writer).await?;
+    let (pair, mut writer, mut other) = Pair::begun(scratch).await?;
     must(&pair.begin_takeover(&mut other).await?, "a placeholder")?;
     let is_written = pair.end_write(&mut writer).await?;
     Ok(!is_written && pair.end_takeover(&mut other).await?)

@@ -20,7 +20,7 @@ use super::list::{ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
 use super::{IndexContext, refused};
-use crate::authorization::Rights;
+use crate::authorization::Actions;
 use crate::classify::Target;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
@@ -62,7 +62,7 @@ pub async fn create_indexes(
             return refused(
                 context,
                 &refusal,
-                (Rights::may_create_index, target),
+                (Actions::CREATE_INDEX, target),
                 message.body,
                 upstream,
             )

@@ -10,7 +10,7 @@ use super::list::existing_indexes;
 use super::refusal::IndexRefusal;
 use super::specification::has_key;
 use super::{IndexContext, refused};
-use crate::authorization::Rights;
+use crate::authorization::Actions;
 use crate::classify::Target;
 use crate::constraint::Constraint;
 use crate::namespace::Namespace;
@@ -42,7 +42,7 @@ pub async fn drop_indexes(
     let dropped = match dropped(&constraints, body)? {
         Ok(dropped) if dropped.is_empty() => return Ok(None),
         Ok(dropped) => dropped,
-        Err(refusal) => return refused(context, &refusal, (Rights::may_drop_index, target), body, upstream).await,
+        Err(refusal) => return refused(context, &refusal, (Actions::DROP_INDEX, target), body, upstream).await,
     };
     let answer = upstream.run(body.bytes()).await?;
     let reply = Doc::new(&answer)?;

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::authorization::Rights;
+use crate::authorization::{Actions, Rights};
 use crate::catalog::Catalog;
 use crate::classify::{Target, Write};
 use crate::client_constraints::{ClientConstraint, SharedList};
@@ -124,20 +124,18 @@ pub async fn serve(
     }
 }
 
-/// Whether a client may do something to the collection of this database.
-type NeededRight = fn(&Rights, &[u8], &[u8]) -> bool;
-
-/// Refuses a command. If the client seems to lack the right to it, the server refuses it instead, and the client learns of no constraint.
+/// Refuses a command. If the client seems to lack the right to `actions`, the server refuses it instead, and the client learns of no constraint.
 async fn refused(
     context: &IndexContext<'_>,
     refusal: &IndexRefusal,
-    (may, target): (NeededRight, Target<'_>),
+    (actions, target): (Actions, Target<'_>),
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let has_users = context.service.upstream.has_credential();
     let rights = Rights::if_known::<ForwardError>(has_users, body, upstream).await?;
-    Ok(may(&rights, target.database, target.collection).then(|| refusal.error().body()))
+    let may = rights.may(actions, target.database, target.collection);
+    Ok(may.then(|| refusal.error().body()))
 }
 
 /// Waits until this Keyward reserves for all constraints that clients have made on `namespaces` by now, if it does so soon. Returns whether

@@ -121,8 +121,7 @@ impl Instance {
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let readiness = Readiness::starting();
         let metrics = Metrics::new(&config.constraints);
-        let reloads = LastReload::default();
-        let board = StatusBoard::default();
+        let (reloads, board) = (LastReload::default(), StatusBoard::default());
         let pages = admin_pages(config, &metrics, &readiness, &reloads, &board)?;
         tracing::info!(admin = %pages.address, upstream = %config.upstream, "starting");
         let socket = bound(config.listen).map_err(not_listening("listen", config.listen))?;
@@ -147,11 +146,12 @@ impl Instance {
         };
         let listener = socket.listen(BACKLOG).map_err(not_listening("listen", config.listen))?;
         let address = listener.local_addr().map_err(not_listening("listen", config.listen))?;
-        let writes = write::Context::new(Arc::new(served.catalog), config.lease, metrics.group_commit.clone());
-        let writes = writes.requiring_login(upstream.has_credential());
-        let service = Service::new(upstream, writes, metrics, config.limits).encrypted(tls);
-        let service = service.registered(membership.clone()).following(clients.shared());
-        let service = Arc::new(service.shown_on(board));
+        let (catalog, group_commit) = (Arc::new(served.catalog), metrics.group_commit.clone());
+        let writes = write::Context::new(catalog, config.lease, group_commit, upstream.has_credential());
+        let mut service = Service::new(upstream, writes, metrics, config.limits);
+        (service.tls, service.client_list) = (tls, clients.shared());
+        (service.membership, service.board) = (Some(membership.clone()), board);
+        let service = Arc::new(service);
         fleet::show(&config.constraints, &served.waiting, &service, &readiness);
         left_out.show(&LeftOutConstraints::default(), &[], &service, &readiness);
         let [shard_keys, certificates, counting] = following(&service);

@@ -112,29 +112,6 @@ impl Service {
         service
     }
 
-    /// Encrypts clients' connections.
-    pub fn encrypted(self, tls: Option<Arc<tls::Acceptor>>) -> Service {
-        Service { tls, ..self }
-    }
-
-    /// Writes only as the register of Keywards allows.
-    pub fn registered(self, membership: Arc<Membership>) -> Service {
-        Service {
-            membership: Some(membership),
-            ..self
-        }
-    }
-
-    /// Follows the list of clients' constraints, if there is one.
-    pub fn following(self, client_list: Option<Arc<SharedList>>) -> Service {
-        Service { client_list, ..self }
-    }
-
-    /// Notes on `board` what `/status` shows.
-    pub fn shown_on(self, board: StatusBoard) -> Service {
-        Service { board, ..self }
-    }
-
     /// Whether the register permits this Keyward to write.
     fn is_permitted_to_write(&self) -> bool {
         self.membership

@@ -94,17 +94,8 @@ pub async fn verify(
     let proxy = &protected.constraints[position];
     let (documents, reservations) = proxy.estimate().await?;
     let what = format!("{} {}", protected.namespace, proxy.constraint.name());
-    let mut verification = Verification {
-        protected,
-        position,
-        proxy,
-        settings,
-        pace: Throttle::start(settings.rate),
-        progress: Progress::start("verifying", what, 0, documents + reservations),
-        unreserved: HashMap::new(),
-        tally,
-        report,
-    };
+    let progress = Progress::start("verifying", what, 0, documents + reservations);
+    let mut verification = Verification::new((protected, position), settings, progress, tally, report);
     verification.documents().await?;
     verification.reservations().await
 }
@@ -121,17 +112,8 @@ pub async fn verify_documents(
     documents: &[RawDocumentBuf],
     report: &mut (dyn FnMut(&Finding) + Send + Sync),
 ) -> Result<(), StoreError> {
-    let mut verification = Verification {
-        protected,
-        position,
-        proxy: &protected.constraints[position],
-        settings,
-        pace: Throttle::start(settings.rate),
-        progress: Progress::none(),
-        unreserved: HashMap::new(),
-        tally: &mut Tally::default(),
-        report,
-    };
+    let mut tally = Tally::default();
+    let mut verification = Verification::new((protected, position), settings, Progress::none(), &mut tally, report);
     verification.these(documents).await
 }
 
@@ -149,7 +131,28 @@ struct Verification<'a> {
     report: &'a mut (dyn FnMut(&Finding) + Send + Sync),
 }
 
-impl Verification<'_> {
+impl<'a> Verification<'a> {
+    /// Of the constraint at `position` of a collection.
+    fn new(
+        (protected, position): (&'a Protected, usize),
+        settings: VerifySettings,
+        progress: Progress,
+        tally: &'a mut Tally,
+        report: &'a mut (dyn FnMut(&Finding) + Send + Sync),
+    ) -> Verification<'a> {
+        Verification {
+            protected,
+            position,
+            proxy: &protected.constraints[position],
+            settings,
+            pace: Throttle::start(settings.rate),
+            progress,
+            unreserved: HashMap::new(),
+            tally,
+            report,
+        }
+    }
+
     fn note(&mut self, finding: &Finding) {
         let count = self.tally.findings.entry(finding.kind).or_default();
         count.0 += 1;

@@ -38,26 +38,17 @@ pub struct Context {
 }
 
 impl Context {
-    /// Enforces the constraints of `catalog`.
-    pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit) -> Context {
+    /// Enforces the constraints of `catalog`, for clients that have to log in if the deployment `has_users`.
+    pub fn new(catalog: Arc<Catalog>, lease: Duration, group_commit: GroupCommit, has_users: bool) -> Context {
         Context {
             catalog: ArcSwap::new(catalog),
             lease,
             attempts: AttemptRegistry::default(),
             epochs: CatalogEpochs::new(lease),
-            has_users: false,
+            has_users,
             transactions: ClientTransactions::default(),
             groups: Arc::new(Groups::new(group_commit)),
             documents_max: AtomicUsize::new(Limits::default().max_documents_per_statement),
-        }
-    }
-
-    /// The same context; if `have_to`, clients have to log in.
-    #[must_use]
-    pub fn requiring_login(self, have_to: bool) -> Context {
-        Context {
-            has_users: have_to,
-            ..self
         }
     }
 
@@ -135,7 +126,7 @@ mod tests {
     }
 
     fn context_with(lease: Duration) -> Context {
-        Context::new(Arc::default(), lease, Metrics::new(&[]).group_commit)
+        Context::new(Arc::default(), lease, Metrics::new(&[]).group_commit, false)
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use super::context::Context;
 use super::forward::ForwardError;
 use super::txn::{ErrorReply, Failure};
-use crate::authorization::Rights;
+use crate::authorization::{Actions, Rights};
 use crate::catalog::Protected;
 use crate::command::running::{API, append_fields};
 use crate::constraint::{Key, PROXY_PREFIX};
@@ -62,7 +62,7 @@ async fn drop_with(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let Namespace { database, collection } = &protected.namespace;
-    let decided = match rights.may_drop(database.as_bytes(), collection.as_bytes()) {
+    let decided = match rights.may(Actions::DROP_COLLECTION, database.as_bytes(), collection.as_bytes()) {
         true => decided(context, protected).await,
         false => Vec::new(),
     };

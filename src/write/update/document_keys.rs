@@ -78,25 +78,12 @@ pub struct DocumentAsRead {
     pub is_one_of_several: bool,
 }
 
-/// Reads the documents that `selection` selects, at most `most` of them.
+/// Reads the documents that `selection` selects, at most `most` of them. `kept` gets the top-level fields that keys and routes are made of, of
+/// each document of the first reply.
 ///
 /// # Errors
 /// [`Failure`].
 pub async fn read(
-    protected: &Protected,
-    selection: &Selection<'_>,
-    most: usize,
-    transaction: &mut Transaction,
-    upstream: &mut Connection,
-) -> Result<Vec<DocumentKeys>, Failure> {
-    read_keeping(protected, selection, most, None, transaction, upstream).await
-}
-
-/// The same. `kept` gets the top-level fields that keys and routes are made of, of each document of the first reply.
-///
-/// # Errors
-/// [`Failure`].
-pub async fn read_keeping(
     protected: &Protected,
     selection: &Selection<'_>,
     most: usize,
@@ -146,7 +133,7 @@ pub async fn read_these(
             query: Some(Doc::new(&query)?),
             ..selection
         };
-        documents.extend(read(protected, &selection, usize::MAX, transaction, upstream).await?);
+        documents.extend(read(protected, &selection, usize::MAX, None, transaction, upstream).await?);
     }
     if ids.len() > in_one_query(ids.iter().copied()) {
         // Two of them may be equal, as 1 and 1.0 are.

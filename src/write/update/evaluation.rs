@@ -225,14 +225,13 @@ impl<'a> Statement<'a> {
                 ..*selection
             };
             let kept = kept.as_deref_mut();
-            let found =
-                document_keys::read_keeping(protected, &selection, most, kept, transaction, op.upstream).await?;
+            let found = document_keys::read(protected, &selection, most, kept, transaction, op.upstream).await?;
             at_owner.note(!found.is_empty(), op);
             if !found.is_empty() {
                 return Ok(found);
             }
         }
-        document_keys::read_keeping(protected, selection, most, kept, transaction, op.upstream).await
+        document_keys::read(protected, selection, most, kept, transaction, op.upstream).await
     }
 
     /// Reads the documents again at their places, which the statement doesn't change. `None` if it has changed other documents
@@ -262,7 +261,7 @@ impl<'a> Statement<'a> {
                 ..under
             };
             // Not one alone: a second one shows that the shard key is another one.
-            let after = document_keys::read(protected, &selection, 2, transaction, op.upstream).await?;
+            let after = document_keys::read(protected, &selection, 2, None, transaction, op.upstream).await?;
             return Ok(Some(after).filter(|after| are_places_equal(before, after)));
         }
         let query = self.query()?.unwrap_or(Doc::empty());

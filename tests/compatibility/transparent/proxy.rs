@@ -38,7 +38,12 @@ impl Proxy {
             let upstream = Upstream::new(upstream).await.unwrap();
             let service = Service::new(
                 upstream,
-                write::Context::new(Arc::default(), Duration::from_secs(10), Metrics::new(&[]).group_commit),
+                write::Context::new(
+                    Arc::default(),
+                    Duration::from_secs(10),
+                    Metrics::new(&[]).group_commit,
+                    false,
+                ),
                 Metrics::new(&[]),
                 limits,
             );

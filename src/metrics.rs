@@ -37,20 +37,7 @@ pub struct Metrics {
     pub certificates: Certificates,
     /// The deployment.
     pub upstream: UpstreamMetrics,
-    reservations: IntCounterVec,
-    released: IntCounterVec,
-    takeovers: IntCounterVec,
-    duplicates: IntCounterVec,
-    conflicts_waited: IntCounterVec,
-    in_doubt: IntCounterVec,
-    sweeps: IntCounterVec,
-    swept: IntCounterVec,
-    routed_hits: IntCounterVec,
-    routed_misses: IntCounterVec,
-    routed_fell_back: IntCounterVec,
-    given_twice: IntCounterVec,
-    audit_repaired: IntCounterVec,
-    audit_violations: IntCounterVec,
+    of_constraints: ConstraintFamilies,
     /// For how long changes have waited for the audit of a collection that this Keyward audits.
     pub audit_behind_seconds: IntGauge,
     /// The number of Keywards in the register.
@@ -94,37 +81,71 @@ pub struct GroupCommit {
     pub lost: IntCounter,
 }
 
-/// The metrics of one constraint.
-#[derive(Debug, Clone)]
-pub struct ConstraintMetrics {
+/// Makes the counters of one constraint. Each row has a field, the metric's name, and its help.
+macro_rules! constraint_counters {
+    ($($(#[$doc:meta])* $field:ident, $name:literal, $help:literal;)*) => {
+        /// The metrics of one constraint.
+        #[derive(Debug, Clone)]
+        pub struct ConstraintMetrics {
+            $($(#[$doc])* pub $field: IntCounter,)*
+        }
+
+        /// Those of all constraints.
+        #[derive(Debug, Clone)]
+        struct ConstraintFamilies {
+            $($field: IntCounterVec,)*
+        }
+
+        impl ConstraintFamilies {
+            fn new(make: &Maker) -> Self {
+                ConstraintFamilies {
+                    $($field: make.of_constraint($name, $help),)*
+                }
+            }
+
+            fn named(&self, name: &str) -> ConstraintMetrics {
+                ConstraintMetrics {
+                    $($field: self.$field.with_label_values(&[name]),)*
+                }
+            }
+
+            /// Stops showing those of the constraint `name`. A missing label was removed before.
+            fn forget(&self, name: &str) {
+                $(let _ = self.$field.remove_label_values(&[name]);)*
+            }
+        }
+    };
+}
+
+constraint_counters! {
     /// Reservations written, including takeovers and backfills.
-    pub reservations: IntCounter,
+    reservations, "reservations_total", "Reservations written.";
     /// Reservations released because their write didn't happen, or because their document no longer holds the key.
-    pub released: IntCounter,
+    released, "released_total", "Reservations released.";
     /// Abandoned reservations taken over.
-    pub takeovers: IntCounter,
+    takeovers, "takeovers_total", "Abandoned reservations taken over.";
     /// Keys refused because another document holds them.
-    pub duplicates: IntCounter,
+    duplicates, "duplicates_total", "Keys refused because another document holds them.";
     /// Conflicts with a reservation in flight, for whose outcome a write waited.
-    pub conflicts_waited: IntCounter,
+    conflicts_waited, "conflicts_waited_total", "Conflicts with a reservation in flight.";
     /// Reservations that stay until they are checked, because the outcome of their write is unknown.
-    pub in_doubt: IntCounter,
+    in_doubt, "in_doubt_total", "Reservations whose write has an unknown outcome.";
     /// Sweeps that this Keyward completed.
-    pub sweeps: IntCounter,
+    sweeps, "sweeps_total", "Sweeps brought to their end.";
     /// Reservations without an owner that its sweeps deleted.
-    pub swept: IntCounter,
+    swept, "swept_total", "Reservations without an owner that a sweep deleted.";
     /// Reads by the key that the owner's shard alone answered, and statements that found their document there.
-    pub routed_hits: IntCounter,
+    routed_hits, "routed_hits_total", "Reads by the key that one shard answered.";
     /// Reads and statements by the key that went on unchanged because no usable reservation was found in time.
-    pub routed_misses: IntCounter,
+    routed_misses, "routed_misses_total", "Reads by the key without a reservation.";
     /// Reads and statements by the key that found nothing at the owner, and then went on unchanged.
-    pub routed_fell_back: IntCounter,
+    routed_fell_back, "routed_fell_back_total", "Reads by the key that found nothing there.";
     /// Keys that one statement gave to two documents, because another client had changed the shard key.
-    pub given_twice: IntCounter,
+    given_twice, "given_twice_total", "Keys that one statement gave to two documents.";
     /// Documents written past Keyward whose keys its audits reserved.
-    pub audit_repaired: IntCounter,
+    audit_repaired, "audit_repaired_total", "Documents written by others whose keys an audit reserved.";
     /// Documents that its audits found to violate the constraint.
-    pub audit_violations: IntCounter,
+    audit_violations, "audit_violations_total", "Documents that an audit found to violate the constraint.";
 }
 
 impl Certificates {
@@ -188,27 +209,7 @@ impl Metrics {
             group_commit: GroupCommit::new(&make),
             upstream: UpstreamMetrics::new(&make),
             buffered_bytes: make.gauge("client_buffered_bytes", "Bytes of clients' messages on their way."),
-            reservations: make.of_constraint("reservations_total", "Reservations written."),
-            released: make.of_constraint("released_total", "Reservations released."),
-            takeovers: make.of_constraint("takeovers_total", "Abandoned reservations taken over."),
-            duplicates: make.of_constraint("duplicates_total", "Keys refused because another document holds them."),
-            conflicts_waited: make.of_constraint("conflicts_waited_total", "Conflicts with a reservation in flight."),
-            in_doubt: make.of_constraint("in_doubt_total", "Reservations whose write has an unknown outcome."),
-            sweeps: make.of_constraint("sweeps_total", "Sweeps brought to their end."),
-            swept: make.of_constraint("swept_total", "Reservations without an owner that a sweep deleted."),
-            routed_hits: make.of_constraint("routed_hits_total", "Reads by the key that one shard answered."),
-            routed_misses: make.of_constraint("routed_misses_total", "Reads by the key without a reservation."),
-            routed_fell_back: make
-                .of_constraint("routed_fell_back_total", "Reads by the key that found nothing there."),
-            given_twice: make.of_constraint("given_twice_total", "Keys that one statement gave to two documents."),
-            audit_repaired: make.of_constraint(
-                "audit_repaired_total",
-                "Documents written by others whose keys an audit reserved.",
-            ),
-            audit_violations: make.of_constraint(
-                "audit_violations_total",
-                "Documents that an audit found to violate the constraint.",
-            ),
+            of_constraints: ConstraintFamilies::new(&make),
             audit_behind_seconds: make.gauge(
                 "audit_behind_seconds",
                 "The longest time for which changes have waited for an audit here.",
@@ -233,27 +234,7 @@ impl Metrics {
 
     /// The metrics of `constraint`.
     pub fn constraint(&self, constraint: &Constraint) -> ConstraintMetrics {
-        self.named(&constraint_label(constraint))
-    }
-
-    fn named(&self, name: &str) -> ConstraintMetrics {
-        let of = |counters: &IntCounterVec| counters.with_label_values(&[name]);
-        ConstraintMetrics {
-            reservations: of(&self.reservations),
-            released: of(&self.released),
-            takeovers: of(&self.takeovers),
-            duplicates: of(&self.duplicates),
-            conflicts_waited: of(&self.conflicts_waited),
-            in_doubt: of(&self.in_doubt),
-            sweeps: of(&self.sweeps),
-            swept: of(&self.swept),
-            routed_hits: of(&self.routed_hits),
-            routed_misses: of(&self.routed_misses),
-            routed_fell_back: of(&self.routed_fell_back),
-            given_twice: of(&self.given_twice),
-            audit_repaired: of(&self.audit_repaired),
-            audit_violations: of(&self.audit_violations),
-        }
+        self.of_constraints.named(&constraint_label(constraint))
     }
 
     /// The constraints that have metrics, by their name here, with whether each is enforced.
@@ -263,7 +244,7 @@ impl Metrics {
         let of = |series: &prometheus::proto::Metric| {
             let name = series.get_label().first()?.value().to_owned();
             let is_ready = series.get_gauge().get_value() > 0.0;
-            let metrics = self.named(&name);
+            let metrics = self.of_constraints.named(&name);
             Some((name, is_ready, metrics))
         };
         let mut constraints: Vec<_> = series.filter_map(of).collect();
@@ -287,25 +268,7 @@ impl Metrics {
     /// Stops showing the metrics of `constraint`.
     pub fn forget(&self, constraint: &Constraint) {
         let name = constraint_label(constraint);
-        for counters in [
-            &self.reservations,
-            &self.released,
-            &self.takeovers,
-            &self.duplicates,
-            &self.conflicts_waited,
-            &self.in_doubt,
-            &self.sweeps,
-            &self.swept,
-            &self.routed_hits,
-            &self.routed_misses,
-            &self.routed_fell_back,
-            &self.given_twice,
-            &self.audit_repaired,
-            &self.audit_violations,
-        ] {
-            // A missing label was removed before.
-            let _ = counters.remove_label_values(&[&name]);
-        }
+        self.of_constraints.forget(&name);
         let _ = self.ready.remove_label_values(&[&name]);
         let _ = self.waits_for.remove_label_values(&[&name]);
     }

@@ -124,16 +124,7 @@ pub(super) async fn followed(
     config: &Config,
     readiness: &Readiness,
 ) -> Result<FollowedList, StartError> {
-    loop {
-        match FollowedList::of(upstream.client()).await {
-            Ok(list) => {
-                readiness.unblock(&Obstacle::Upstream);
-                return Ok(list);
-            }
-            Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
-            Err(error) => return Err(PrepareError::from(error).into()),
-        }
-    }
+    until_answered(config, readiness, async || FollowedList::of(upstream.client()).await).await
 }
 
 /// Enters this Keyward in the register.
@@ -143,12 +134,23 @@ pub(super) async fn joined(
     readiness: &Readiness,
     clients: ClientsView,
 ) -> Result<Membership, StartError> {
+    let terms = EntryTerms::of(config.lease).hastened();
+    let listen = config.listen.to_string();
+    let join = async || Membership::join(upstream.client(), listen.clone(), terms, clients).await;
+    until_answered(config, readiness, join).await
+}
+
+/// Asks until the deployment answers.
+async fn until_answered<T>(
+    config: &Config,
+    readiness: &Readiness,
+    ask: impl AsyncFn() -> Result<T, StoreError>,
+) -> Result<T, StartError> {
     loop {
-        let terms = EntryTerms::of(config.lease).hastened();
-        match Membership::join(upstream.client(), config.listen.to_string(), terms, clients).await {
-            Ok(membership) => {
+        match ask().await {
+            Ok(answer) => {
                 readiness.unblock(&Obstacle::Deployment);
-                return Ok(membership);
+                return Ok(answer);
             }
             Err(error) if may_pass(&error) => wait_after(&error, config, readiness).await,
             Err(error) => return Err(PrepareError::from(error).into()),

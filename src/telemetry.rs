@@ -64,7 +64,21 @@ pub fn start(log: &Log, traces: Option<&traces::TraceSettings>) -> Result<Teleme
     let layers = layers(log.format, level, traces.as_ref());
     let started = tracing_subscriber::registry().with(layers).try_init();
     started.map_err(|_| TelemetryError::StartedTwice)?;
+    std::panic::set_hook(Box::new(log_panic));
     Ok(Telemetry { filter, traces })
+}
+
+/// Logs that a task ends because an invariant doesn't hold. Else a task in the background would end unseen.
+fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string);
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let reason = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(
+        place,
+        reason,
+        "an invariant does not hold: the task that met it has ended"
+    );
 }
 
 fn filter(log: &Log) -> EnvFilter {

@@ -36,7 +36,7 @@ impl Status {
             "protectedWrites": {
                 "count": commands.protected_seconds.get_sample_count(),
                 "meanMilliseconds": mean_millis(&commands.protected_seconds),
-                "meanOwnMilliseconds": mean_millis(&commands.protected_proxy_seconds),
+                "meanProxyMilliseconds": mean_millis(&commands.protected_proxy_seconds),
             },
             "configuration": configuration,
             "work": admin.board.work.all().into_iter().map(|work| json!({
@@ -76,7 +76,7 @@ fn constraints(admin: &Admin) -> Value {
             "sinceStart": {
                 "reserved": metrics.reservations.get(), "duplicates": metrics.duplicates.get(),
                 "waits": metrics.conflicts_waited.get(), "takenOver": metrics.takeovers.get(),
-                "givenBack": metrics.released.get(), "inDoubt": metrics.in_doubt.get(), "swept": metrics.swept.get(),
+                "released": metrics.released.get(), "inDoubt": metrics.in_doubt.get(), "swept": metrics.swept.get(),
             },
         })
     };

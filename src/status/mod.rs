@@ -52,7 +52,7 @@ const COLUMNS: [&str; 10] = [
     "duplicates",
     "waits",
     "taken over",
-    "given back",
+    "released",
     "in doubt",
     "swept",
 ];
@@ -91,7 +91,7 @@ impl Status {
                 format!("{} writes", commands.protected_seconds.get_sample_count()),
             ),
             ("their time", mean(&commands.protected_seconds)),
-            ("of it own", mean(&commands.protected_proxy_seconds)),
+            ("in Keyward", mean(&commands.protected_proxy_seconds)),
         ];
         facts.extend(of_configuration(admin));
         facts.extend(of_fleet(admin));

@@ -216,7 +216,7 @@ fn a_constraint_made_again_waits_for_who_ends_the_one_before() {
         slow.until("the other constraint", || {
             assert_first_is_held(&slow, DATABASE);
             slow.log()
-                .contains("applied added=[\"created_again_other.users.email_1\"]")
+                .contains("applied added=\"created_again_other.users.email_1\"")
         });
         for _ in 0..20 {
             assert_first_is_held(&slow, DATABASE);

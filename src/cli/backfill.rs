@@ -39,7 +39,7 @@ pub(super) fn run(file: &ConfigFile, only: &OneCollection, options: &BackfillOpt
         let (lease, metrics) = (task.config.lease, &task.metrics);
         let reports = match options.dry_run {
             true => prepare::find_duplicates(&client, &constraints, lease, metrics).await,
-            false => match prepare::prepare(&client, &constraints, lease, metrics, None).await {
+            false => match prepare::prepare(&client, &constraints, lease, metrics, None, &[]).await {
                 Ok(_) => Ok(Reports::default()),
                 Err(PrepareError::Duplicates(reports)) => Ok(reports),
                 Err(error) => Err(error),

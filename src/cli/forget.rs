@@ -15,8 +15,12 @@ use crate::prepare::PrepareError;
 #[derive(Debug, Args)]
 pub struct ForgetOptions {
     /// The Keyward's id, as `/readyz` names it; its process must be gone, with all that it had sent
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = id)]
     id: ObjectId,
+}
+
+fn id(text: &str) -> Result<ObjectId, &'static str> {
+    ObjectId::parse_str(text).map_err(|_| "an id has 24 hexadecimal digits; `/readyz` names it")
 }
 
 /// Takes the Keyward out of the register of the deployment in `file`.

@@ -49,7 +49,9 @@ pub(super) fn run(file: &Path, options: &StatusOptions) -> Result<Exit, CliFailu
             }
         }
         Err(error) => {
-            eprintln!("keyward: {admin} doesn't answer as a Keyward's admin port does: {error}");
+            eprintln!(
+                "keyward: {admin} doesn't answer as a Keyward's admin port does: {error}; is Keyward running there?"
+            );
             Exit::Unsure
         }
     })

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mongodb::Client;
 use mongodb::error::{ErrorKind, RETRYABLE_WRITE_ERROR};
 
 use super::StartError;
@@ -14,9 +15,10 @@ use super::left_out::LeftOutConstraints;
 use crate::catalog::Catalog;
 use crate::client_constraints::is_current;
 use crate::config::Config;
+use crate::constraint::Constraint;
 use crate::fleet::{self, ClientsView, EntryTerms, Membership};
 use crate::metrics::Metrics;
-use crate::prepare::{self, PrepareError, WaitingConstraint};
+use crate::prepare::{self, PrepareError, Report, Reports, WaitingConstraint};
 use crate::proxy_collection::{StoreError, answered};
 use crate::readiness::{Obstacle, Readiness};
 use crate::server::{code, definite, driver};
@@ -208,7 +210,8 @@ pub(super) struct ServedConstraints {
     pub left_out: LeftOutConstraints,
 }
 
-/// Makes all constraints hold, those of the file's configuration and those of clients, except those that may be left out and are violated.
+/// Makes all constraints hold, those of the file's configuration and those of clients, except violated ones that may be left out or were
+/// enforced before.
 /// A broken connection or a shard without a primary may interrupt this; a later try finishes every step that has begun.
 pub(super) async fn prepared(
     upstream: &Upstream,
@@ -218,10 +221,11 @@ pub(super) async fn prepared(
     membership: &Membership,
 ) -> Result<ServedConstraints, StartError> {
     let mut left_out = LeftOutConstraints::default();
+    let mut deferred: Vec<Arc<Constraint>> = Vec::new();
     let mut is_changed = false;
+    let client = upstream.client();
     loop {
         let prepared = async {
-            let client = upstream.client();
             let constraints = &left_out.serving(&config.constraints, clients.list());
             left_out.give_up(client, membership).await?;
             let doubt = membership.doubt();
@@ -232,7 +236,7 @@ pub(super) async fn prepared(
                 membership.declare([], &reserving.identities(|_| true)).await?;
             }
             let (reserving, waiting) =
-                prepare::prepare(client, constraints, config.lease, metrics, Some(membership)).await?;
+                prepare::prepare(client, constraints, config.lease, metrics, Some(membership), &deferred).await?;
             // An enforced constraint is not left out: its documents have been changed meanwhile.
             if left_out.is_any_enforced(client).await? {
                 return Ok(None);
@@ -262,7 +266,12 @@ pub(super) async fn prepared(
                 });
             }
             Ok(None) => left_out = LeftOutConstraints::default(),
-            Err(PrepareError::Duplicates(reports)) if left_out.add(&config.constraints, &reports) => {}
+            Err(PrepareError::Duplicates(reports)) => {
+                let first = defer(&mut deferred, client, config, reports).await?;
+                if !left_out.add(&config.constraints, &first) {
+                    return Err(PrepareError::Duplicates(first).into());
+                }
+            }
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             // The next try makes it anew, or says why it can't.
             Err(PrepareError::Changed(changed)) => {
@@ -272,6 +281,31 @@ pub(super) async fn prepared(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Adds the violated constraints that were enforced before, and may not be left out, to those `deferred`. Returns the other reports. Other
+/// Keywards serve clients although such a constraint is violated since, and so does a start: only a first start ends.
+async fn defer(
+    deferred: &mut Vec<Arc<Constraint>>,
+    client: &Client,
+    config: &Config,
+    reports: Reports,
+) -> Result<Reports, PrepareError> {
+    let is_violated = |constraint: &&Arc<Constraint>| reports.0.iter().any(|report| report.is_of(constraint));
+    let violated = config.constraints.iter().filter(is_violated);
+    let violated: Vec<_> = violated.filter(|one| !one.may_be_left_out()).cloned().collect();
+    let standings = prepare::standings(client, &violated).await?;
+    for (constraint, standing) in violated.into_iter().zip(standings) {
+        if standing.is_some_and(|standing| standing.was_enforced) {
+            deferred.push(constraint);
+        }
+    }
+    let is_deferred = |report: &Report| deferred.iter().any(|constraint| report.is_of(constraint));
+    let (later, first): (Vec<_>, Vec<_>) = reports.0.into_iter().partition(is_deferred);
+    if !later.is_empty() {
+        tracing::error!(reports = %Reports(later), "constraints aren't enforced");
+    }
+    Ok(Reports(first))
 }
 
 /// Shows `error` in `/readyz` and in the log, and waits a moment.

@@ -22,7 +22,7 @@ pub(super) struct LeftOutConstraints(Vec<(Arc<Constraint>, u64)>);
 
 impl LeftOutConstraints {
     /// Leaves out the constraints that `reports` is about, if all of them may be; returns whether they may. They are
-    /// some of `constraints`.
+    /// some of `constraints`; there may be none.
     pub(super) fn add(&mut self, constraints: &[Arc<Constraint>], reports: &Reports) -> bool {
         let violated = reports.0.iter().map(|report| {
             let constraint = constraints.iter().find(|constraint| report.is_of(constraint))?;

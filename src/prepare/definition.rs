@@ -62,11 +62,15 @@ pub struct Standing {
     pub identity: ObjectId,
     /// Whether a Keyward reads its documents now.
     pub is_claimed: bool,
+    /// Whether it was enforced once, if it isn't now.
+    pub was_enforced: bool,
 }
 
 /// In a constraint's document: the backfill epoch in which it was marked as enforced. In any other epoch it isn't
 /// enforced. Versions that know no register of Keywards don't write this field.
 pub(super) const ENFORCED_IN: &str = "enforcedIn";
+/// There once the constraint was enforced, also if it isn't any more. Earlier versions don't write this field.
+const WAS_ENFORCED: &str = "wasEnforced";
 /// In the document of a constraint that a client made: its entry in the list of clients' constraints, or `true` once it has ended.
 pub(super) const OF_CLIENT: &str = "ofClient";
 /// The state that versions without the register write for a constraint that isn't enforced.
@@ -94,7 +98,7 @@ impl Definitions {
     pub(super) async fn standings(&self, namespace: &Namespace) -> Result<Vec<(String, Standing)>, StoreError> {
         let found = self.collection.find(doc! { "_id.collection": &namespace.collection });
         let found = found.projection(doc! {
-            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, "identity": 1, "isClaimed": is_claimed(),
+            "state": 1, BACKFILL_EPOCH_FIELD: 1, ENFORCED_IN: 1, WAS_ENFORCED: 1, "identity": 1, "isClaimed": is_claimed(),
         });
         let found: Vec<Document> = answered(answered(found.into_future()).await?.try_collect()).await?;
         let standing = |document: &Document| {
@@ -103,6 +107,7 @@ impl Definitions {
                 state: state_of(document)?,
                 identity: document.get_object_id("identity").ok()?,
                 is_claimed: document.get_bool("isClaimed").unwrap_or(false),
+                was_enforced: document.contains_key(WAS_ENFORCED),
             };
             Some((name, standing))
         };
@@ -245,6 +250,7 @@ impl Definitions {
         let mut set = doc! { "state": now.name(), PROXY_FIELD.as_str(): proxy };
         if now == ConstraintState::Enforced {
             set.insert(ENFORCED_IN, backfill_epoch);
+            set.insert(WAS_ENFORCED, true);
         }
         let update = self
             .collection

@@ -60,9 +60,9 @@ pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKe
 pub use reserving::{IfClaimed, ReservingConstraints, WaitingConstraint};
 use sharding::Deployment;
 
-/// Prepares all `constraints` in their order. Returns the prepared constraints, and those that can't be called enforced
-/// yet because another Keyward may write without them. Without `membership`, no constraint becomes enforced: this
-/// process doesn't know whether any Keyward reserves meanwhile.
+/// Prepares all `constraints` in their order, but backfills no documents for those `deferred`. Returns the prepared constraints, and those
+/// that can't be called enforced yet because another Keyward may write without them, or because they are deferred. Without `membership`, no
+/// constraint becomes enforced: this process doesn't know whether any Keyward reserves meanwhile.
 ///
 /// # Errors
 /// [`PrepareError`]; Keyward must not serve clients then.
@@ -72,18 +72,20 @@ pub async fn prepare(
     lease: Duration,
     metrics: &Metrics,
     membership: Option<&Membership>,
+    deferred: &[Arc<Constraint>],
 ) -> Result<(ReservingConstraints, Vec<WaitingConstraint>), PrepareError> {
     // Checked before anything is stored, because a stored strategy would conflict with the next configuration.
     check_strategies(client, constraints, lease, metrics).await?;
     let reserving = make(client, constraints, lease, metrics).await?;
     // Clients' constraints are backfilled while Keyward serves.
-    let of_file = |constraint: &Constraint| constraint.client_entry().is_none();
+    let is_deferred = |constraint: &Constraint| deferred.iter().any(|one| one.has_name_of(constraint));
+    let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && !is_deferred(constraint);
     let waiting = reserving
         .backfill_documents(
             client,
             lease,
             membership,
-            (of_file, |_: &Constraint| false, |_: &Constraint| true),
+            (is_meant, |_: &Constraint| false, |_: &Constraint| true),
             IfClaimed::Wait,
         )
         .await?;

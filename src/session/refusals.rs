@@ -28,7 +28,7 @@ impl RefusalLog {
         }
         let errmsg = Doc::new(error).and_then(reply::errmsg).ok().flatten();
         let reason = String::from_utf8_lossy(errmsg.unwrap_or_default());
-        tracing::info!(%reason, unlogged = self.unlogged, "command refused");
+        tracing::info!(reason = &*reason, unlogged = self.unlogged, "command refused");
         (self.logged, self.unlogged) = (Some(now), 0);
     }
 }

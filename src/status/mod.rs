@@ -90,7 +90,7 @@ impl Status {
                 "protected",
                 format!("{} writes", commands.protected_seconds.get_sample_count()),
             ),
-            ("their time", mean(&commands.protected_seconds)),
+            ("write time", mean(&commands.protected_seconds)),
             ("in Keyward", mean(&commands.protected_proxy_seconds)),
         ];
         facts.extend(of_configuration(admin));
@@ -213,13 +213,19 @@ fn of_configuration(admin: &Admin) -> Vec<(&'static str, String)> {
 fn of_fleet(admin: &Admin) -> Option<(&'static str, String)> {
     let seen = admin.board.fleet()?;
     let named = |entry: &RegisterEntry| {
-        let RegisterEntry { host, pid, version, .. } = entry;
+        let RegisterEntry {
+            host,
+            pid,
+            address,
+            version,
+            ..
+        } = entry;
         let of_it = match (entry.id == seen.own, entry.has_left) {
             (true, _) => ", this one",
             (false, true) => ", ended",
             (false, false) => "",
         };
-        format!("{host} process {pid} (version {version}{of_it})")
+        format!("{host} process {pid} (listen {address}, version {version}{of_it})")
     };
     let keywards: Vec<String> = seen.entries.iter().map(named).collect();
     Some(("fleet", keywards.join(", ")))

@@ -95,18 +95,19 @@ async fn settle(
     if count > 0 {
         proxy.metrics.swept.inc_by(count);
         tracing::info!(
+            namespace = %protected.namespace,
             constraint = proxy.constraint.name(),
             count,
             "reservations without owner deleted"
         );
     }
     let route_of = |document: Doc<'_>| owner_of(protected, document).ok();
-    let constraint = proxy.constraint.name();
+    let (namespace, constraint) = (&protected.namespace, proxy.constraint.name());
     match proxy.renew_routes(&old, &protected.shard_key, route_of).await {
         Ok(0) => {}
-        Ok(count) => tracing::info!(constraint, count, "reservations name the present shard key"),
+        Ok(count) => tracing::info!(%namespace, constraint, count, "reservations name the present shard key"),
         // They only cost look-ups on all shards. The next sweep tries again.
-        Err(error) => tracing::warn!(%error, constraint, "reservations still name a former shard key"),
+        Err(error) => tracing::warn!(%error, %namespace, constraint, "reservations still name a former shard key"),
     }
     Ok(())
 }

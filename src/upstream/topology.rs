@@ -7,7 +7,7 @@ use mongodb::event::sdam::SdamEvent;
 use mongodb::options::ServerAddress;
 use mongodb::{ServerInfo, ServerType, TopologyType};
 use tokio::sync::watch;
-use tracing::{error, info};
+use tracing::{debug, error, info};
 
 use crate::server::driver;
 
@@ -66,10 +66,12 @@ pub fn follow(publish: &watch::Sender<Targets>, publish_reasons: &watch::Sender<
     publish.send_if_modified(|current| {
         let is_new = *current != targets;
         if is_new {
+            let names: Vec<String> = targets.addresses.iter().map(ToString::to_string).collect();
             // Where none is left, `instance/reachability.rs` warns once that lasts.
-            if !targets.addresses.is_empty() {
-                let names: Vec<String> = targets.addresses.iter().map(ToString::to_string).collect();
-                info!(targets = names.join(", "), "upstream changed");
+            match current.addresses.is_empty() {
+                _ if names.is_empty() => {}
+                true => debug!(targets = names.join(", "), "upstream found"),
+                false => info!(targets = names.join(", "), "upstream changed"),
             }
             *current = targets;
         }

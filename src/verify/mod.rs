@@ -179,6 +179,9 @@ struct RecheckTimes {
     pause: Duration,
 }
 
+/// The pause from which on the log says what is waited for: few suspects need it.
+const LOGGED_PAUSE: Duration = Duration::from_millis(1_600);
+
 impl RecheckTimes {
     fn until(last: Instant) -> RecheckTimes {
         let pause = Duration::from_millis(100);
@@ -190,6 +193,11 @@ impl RecheckTimes {
         let now = Instant::now();
         if self.pause.is_zero() {
             return false;
+        }
+        if self.pause == LOGGED_PAUSE {
+            let left =
+                humantime::format_duration(Duration::from_secs(self.last.saturating_duration_since(now).as_secs()));
+            tracing::info!(%left, "waiting until writes of suspicious documents can't be under way any more");
         }
         match now + self.pause < self.last {
             true => {

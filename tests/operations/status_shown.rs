@@ -125,7 +125,7 @@ fn the_fleet_and_the_configuration_are_shown() {
     let (_, lines) = status(&keyward.admin, &[]);
     assert!(lines.contains("\nneeds restart  log.format\n"), "{lines}");
     assert!(
-        lines.contains(&format!("process {} (version", keyward.pid())),
+        lines.contains(&format!("process {} (listen 127.0.0.1:0, version", keyward.pid())),
         "{lines}"
     );
 }

@@ -183,3 +183,39 @@ fn the_constraint_that_chose_the_strategy_may_be_left_out() {
     assert_eq!(keyward.reload(&strict)["constraintsLeftOut"], json!([]));
     assert_eq!(keyward.insert(database, user(5, "1")), Err(11000));
 }
+
+/// Another Keyward without the constraint let duplicates in. At three in the morning, a restart mustn't make an outage of that.
+#[test]
+fn a_start_with_what_was_enforced_before_serves() {
+    let database = "violated_since";
+    drop_database(database);
+    let label = format!("{database}.users.phone_1");
+    let with = settings(database, "stop");
+    let haste = [("KEYWARD_REGISTER_HASTE", "10")];
+    let keyward = Keyward::of_in(&with, &haste);
+    keyward.insert(database, user(1, "1")).unwrap();
+    assert_eq!(state(database, "phone"), "enforced");
+    keyward.stop();
+    let without = with.lines().filter(|line| !line.contains("phone"));
+    let without: String = without.map(|line| format!("{line}\n")).collect();
+    let lacking = Keyward::of_in(&without, &haste);
+    lacking.insert(database, user(2, "1")).unwrap();
+    lacking.stop();
+
+    let again = Keyward::of_in(&with, &haste);
+    assert_eq!(ready(&again, &label), 0);
+    assert!(again.log().contains("constraints aren't enforced"), "{}", again.log());
+    // New duplicates are refused, of this constraint and of others.
+    assert_eq!(again.insert(database, user(3, "1")), Err(11000));
+    again.insert(database, user(4, "4")).unwrap();
+    assert_eq!(
+        again.insert(database, doc! { "_id": 5, "email": "4@x", "phone": "5" }),
+        Err(11000)
+    );
+    again.until("the violation at /readyz", || {
+        again.get("/readyz").contains("violate unique constraint phone_1")
+    });
+    delete(&again, database, 2);
+    again.until("enforced", || ready(&again, &label) == 1);
+    assert_eq!(again.insert(database, user(6, "1")), Err(11000));
+}

@@ -63,10 +63,10 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
             connections = clients.tasks.len(),
             "connections cut off at the end of the drain time"
         );
+        clients.tasks.shutdown().await;
         for span in clients.spans.values() {
             span.log(|| info!("connection cut off"));
         }
-        clients.tasks.shutdown().await;
     }
     is_drained
 }

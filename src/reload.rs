@@ -340,14 +340,15 @@ async fn enforce(
         reserving.check_unchanged(client, is_new).await?;
         // A backfill that began before now may have missed writes that were under way here.
         suspend(service, added).await?;
-        // Clients' constraints are backfilled in the background.
-        let of_file = |constraint: &Constraint| constraint.client_entry().is_none();
+        // Clients' constraints are backfilled in the background, and so are those that wait since before: if documents violate one, that
+        // mustn't stop others.
+        let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && is_new(constraint);
         waiting = reserving
             .backfill_documents(
                 client,
                 current.lease,
                 Some(membership),
-                (of_file, is_new, is_new),
+                (is_meant, is_new, is_new),
                 IfClaimed::Wait,
             )
             .await?;

@@ -64,7 +64,11 @@ pub fn start(log: &Log, traces: Option<&traces::TraceSettings>) -> Result<Teleme
     let layers = layers(log.format, level, traces.as_ref());
     let started = tracing_subscriber::registry().with(layers).try_init();
     started.map_err(|_| TelemetryError::StartedTwice)?;
-    std::panic::set_hook(Box::new(log_panic));
+    let to_standard_error = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| match tracing::enabled!(tracing::Level::ERROR) {
+        true => log_panic(panic),
+        false => to_standard_error(panic),
+    }));
     Ok(Telemetry { filter, traces })
 }
 
@@ -92,6 +96,8 @@ fn layers(
     traces: Option<&Traces>,
 ) -> Box<dyn Layer<Registry> + Send + Sync> {
     let lines = fmt::layer()
+        // Else a closed standard error is a panic, and the log of that panic another one.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let lines = match format {

@@ -202,7 +202,7 @@ pub fn show(constraints: &[Arc<Constraint>], waiting: &[WaitingConstraint], serv
                 readiness.note(
                     &label,
                     match others.is_empty() {
-                        true => "reserving: another Keyward reads the documents".to_owned(),
+                        true => "reserving: a Keyward reads the documents".to_owned(),
                         false => format!("reserving: waits for {}", others.join("; ")),
                     },
                 );

@@ -235,8 +235,11 @@ pub(super) async fn prepared(
                 let reserving = prepare::make(client, constraints, config.lease, metrics).await?;
                 membership.declare([], &reserving.identities(|_| true)).await?;
             }
-            let (reserving, waiting) =
-                prepare::prepare(client, constraints, config.lease, metrics, Some(membership), &deferred).await?;
+            let prepared = prepare::prepare(client, constraints, config.lease, metrics, Some(membership), &deferred);
+            let (reserving, waiting) = match prepared.await {
+                Err(PrepareError::Duplicates(reports)) => return defer(&mut deferred, client, config, reports).await,
+                prepared => prepared?,
+            };
             // An enforced constraint is not left out: its documents have been changed meanwhile.
             if left_out.is_any_enforced(client).await? {
                 return Ok(None);
@@ -266,12 +269,7 @@ pub(super) async fn prepared(
                 });
             }
             Ok(None) => left_out = LeftOutConstraints::default(),
-            Err(PrepareError::Duplicates(reports)) => {
-                let first = defer(&mut deferred, client, config, reports).await?;
-                if !left_out.add(&config.constraints, &first) {
-                    return Err(PrepareError::Duplicates(first).into());
-                }
-            }
+            Err(PrepareError::Duplicates(first)) if left_out.add(&config.constraints, &first) => {}
             Err(PrepareError::Store(error)) if may_pass(&error) => wait_after(&error, config, readiness).await,
             // The next try makes it anew, or says why it can't.
             Err(PrepareError::Changed(changed)) => {
@@ -283,14 +281,17 @@ pub(super) async fn prepared(
     }
 }
 
-/// Adds the violated constraints that were enforced before, and may not be left out, to those `deferred`. Returns the other reports. Other
-/// Keywards serve clients although such a constraint is violated since, and so does a start: only a first start ends.
-async fn defer(
+/// Adds the violated constraints that were enforced before, and may not be left out, to those `deferred`. Other Keywards serve clients although
+/// such a constraint is violated since, and so does a start: only a first start ends.
+///
+/// # Errors
+/// Always: [`PrepareError::Duplicates`] with the other reports, if any; or the cluster doesn't answer.
+async fn defer<T>(
     deferred: &mut Vec<Arc<Constraint>>,
     client: &Client,
     config: &Config,
     reports: Reports,
-) -> Result<Reports, PrepareError> {
+) -> Result<T, PrepareError> {
     let is_violated = |constraint: &&Arc<Constraint>| reports.0.iter().any(|report| report.is_of(constraint));
     let violated = config.constraints.iter().filter(is_violated);
     let violated: Vec<_> = violated.filter(|one| !one.may_be_left_out()).cloned().collect();
@@ -305,7 +306,7 @@ async fn defer(
     if !later.is_empty() {
         tracing::error!(reports = %Reports(later), "constraints aren't enforced");
     }
-    Ok(Reports(first))
+    Err(PrepareError::Duplicates(Reports(first)))
 }
 
 /// Shows `error` in `/readyz` and in the log, and waits a moment.

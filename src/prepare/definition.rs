@@ -149,6 +149,10 @@ impl Definitions {
             self.suspend(constraint).await?;
         }
         let is_enforced = state == ConstraintState::Enforced && was_complete;
+        if is_enforced && !found.contains_key(WAS_ENFORCED) {
+            let note = doc! { "$set": { WAS_ENFORCED: true } };
+            answered(self.collection.update_one(id(constraint), note).into_future()).await?;
+        }
         Ok(Registered {
             identity,
             is_enforced,

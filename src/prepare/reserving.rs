@@ -25,7 +25,7 @@ use crate::proxy_collection::StoreError;
 pub struct WaitingConstraint {
     /// The constraint.
     pub constraint: Arc<Constraint>,
-    /// These Keywards' entries in the register; none if another Keyward reads the documents just now.
+    /// These Keywards' entries in the register; none if a Keyward reads the documents just now, or is about to.
     pub others: Vec<RegisterEntry>,
 }
 

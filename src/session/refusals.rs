@@ -1,4 +1,4 @@
-//! Logs commands of one client that Keyward answers with an error of its own: the first at once, then one line a minute at most.
+//! Logs commands of one client that Keyward refuses because it can't protect them: the first at once, then one line a minute at most.
 
 use std::time::Duration;
 

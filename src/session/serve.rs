@@ -199,9 +199,7 @@ impl MessageHandler<'_> {
                 Ok(false) => return Ok(Action::JudgeAnew),
                 Err(refusal) => {
                     commands.turned_away.inc();
-                    let error = refusal.body(&Times::default());
-                    self.refusals.note(&error);
-                    return reply_to.answer(&error);
+                    return reply_to.answer(&refusal.body(&Times::default()));
                 }
             }
         }
@@ -349,7 +347,6 @@ impl MessageHandler<'_> {
         // Checked before Keyward does anything with its own rights, which aren't the client's.
         if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
             commands.unauthorized.inc();
-            self.refusals.note(&body);
             return Ok(Served::Reply(body));
         }
         // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.

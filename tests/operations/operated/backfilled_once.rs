@@ -8,7 +8,7 @@ use testkit::keyward::Keyward;
 
 /// Makes a claim to a backfill last for 6 s instead of 30.
 const HASTE: [(&str, &str); 1] = [("KEYWARD_REGISTER_HASTE", "5")];
-const ANOTHER: &str = "reserving: another Keyward reads the documents";
+const ANOTHER: &str = "reserving: a Keyward reads the documents";
 
 #[test]
 fn one_keyward_backfills_for_all_and_another_if_it_is_killed() {

@@ -215,6 +215,12 @@ fn a_start_with_what_was_enforced_before_serves() {
     again.until("the violation at /readyz", || {
         again.get("/readyz").contains("violate unique constraint phone_1")
     });
+    // It is in no other constraint's way.
+    let more = format!("{with}  - {{ collection: {database}.others, key: {{ x: 1 }} }}\n");
+    assert_eq!(again.reload(&more)["outcome"], "applied");
+    let other = |id: i32| doc! { "insert": "others", "documents": [{ "_id": id, "x": 1 }] };
+    again.run(database, other(1)).unwrap();
+    assert_eq!(again.run(database, other(2)).err(), Some(11000));
     delete(&again, database, 2);
     again.until("enforced", || ready(&again, &label) == 1);
     assert_eq!(again.insert(database, user(6, "1")), Err(11000));

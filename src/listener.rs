@@ -89,17 +89,20 @@ impl ClientTasks {
         let ended = self.tasks.join_next_with_id().await?;
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, ())| *task);
         let span = self.spans.remove(&task);
-        if let (Err(error), Some(span)) = (ended, span) {
-            note_broken(&error, &span, service);
+        if let Err(error) = ended {
+            note_broken(&error, span, service);
         }
         Some(())
     }
 }
 
 /// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
-fn note_broken(error: &JoinError, client: &ClientSpan, service: &Service) {
+fn note_broken(error: &JoinError, client: Option<ClientSpan>, service: &Service) {
     service.writes.note_in_doubt();
-    client.log(|| {
-        tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
-    });
+    let log =
+        || tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
+    match client {
+        Some(client) => client.log(log),
+        None => log(),
+    }
 }

@@ -150,8 +150,11 @@ impl Definitions {
         }
         let is_enforced = state == ConstraintState::Enforced && was_complete;
         if is_enforced && !found.contains_key(WAS_ENFORCED) {
+            // One that replaces it meanwhile has another identity.
+            let mut same = id(constraint);
+            same.insert("identity", identity);
             let note = doc! { "$set": { WAS_ENFORCED: true } };
-            answered(self.collection.update_one(id(constraint), note).into_future()).await?;
+            answered(self.collection.update_one(same, note).into_future()).await?;
         }
         Ok(Registered {
             identity,

@@ -16,7 +16,15 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start().unwrap());
 const BY_REGION: &str = r#"{"region": 1}"#;
 
 fn start() -> Keyward {
-    Keyward::of(&format!("upstream: {}\nlease: 10s\nconstraints: []\n", CLUSTER.uri())).leaving()
+    start_with("[]")
+}
+
+fn start_with(constraints: &str) -> Keyward {
+    let upstream = CLUSTER.uri();
+    Keyward::of(&format!(
+        "upstream: {upstream}\nlease: 10s\nconstraints: {constraints}\n"
+    ))
+    .leaving()
 }
 
 /// A command of Keyward's against `upstream`, with these constraints in its file.
@@ -66,6 +74,13 @@ const SHARDED: [(&str, bool); 4] = [
 /// What an application asks for when it boots.
 fn email() -> Document {
     doc! { "key": { "email": 1 }, "name": "email_1", "unique": true, "sparse": true }
+}
+
+/// With these constraints in its file, it ends with exit code 1, and says what is `expected`.
+fn assert_refused(database: &str, constraints: &str, expected: &str) {
+    let (code, said) = said(shard(&CLUSTER.uri(), database, constraints, BY_REGION, &[]));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(expected), "{said}");
 }
 
 /// Two users of `database`, which isn't sharded, with unique indexes.
@@ -282,29 +297,18 @@ fn two_at_once_leave_the_index() {
 fn the_file_has_to_be_that_of_the_keywards() {
     const DATABASE: &str = "sharded_by_file";
     create_users(DATABASE);
-    let refused = |constraints: &str, expected: &str| {
-        let (code, said) = said(shard(&CLUSTER.uri(), DATABASE, constraints, BY_REGION, &[]));
-        assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains(expected), "{said}");
-    };
+    let refused = |constraints: &str, expected: &str| assert_refused(DATABASE, constraints, expected);
     let constraint =
         |more: &str| format!("[{{ collection: {DATABASE}.users, key: {{ email: 1 }}, sparse: true{more} }}]");
     let without = start();
     refused(&constraint(""), "no running Keyward enforces it");
     drop(without);
-    let with = |constraints: &str| {
-        Keyward::of(&format!(
-            "upstream: {}\nlease: 10s\nconstraints: {constraints}\n",
-            CLUSTER.uri()
-        ))
-        .leaving()
-    };
     let named = constraint(", name: mail");
-    let of_other_name = with(&named);
+    let of_other_name = start_with(&named);
     refused("[]", "name the Keywards' file");
     refused(&named, "give it the index's name");
     drop(of_other_name);
-    let keyward = with(&constraint(""));
+    let keyward = start_with(&constraint(""));
     let (code, said) = said(shard(
         &CLUSTER.uri(),
         DATABASE,
@@ -422,11 +426,7 @@ fn a_collection_that_is_written_past_keyward_keeps_its_unique_index() {
 fn what_cannot_be_taken_over_is_refused_and_nothing_is_changed() {
     const DATABASE: &str = "sharded_not";
     create_users(DATABASE);
-    let refused = |constraints: &str, expected: &str| {
-        let (code, said) = said(shard(&CLUSTER.uri(), DATABASE, constraints, BY_REGION, &[]));
-        assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains(expected), "{said}");
-    };
+    let refused = |constraints: &str, expected: &str| assert_refused(DATABASE, constraints, expected);
     let strict = format!("[{{ collection: {DATABASE}.users, key: {{ email: 1 }}, strategy: strict }}]");
     refused(&strict, "is strict");
     let expiring =

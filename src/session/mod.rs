@@ -376,3 +376,21 @@ enum Stepped {
     /// The timer rang.
     Rang,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an idle connection occupies: its state, and never that of a write that it might do.
+    const CONNECTION_BYTES_MAX: usize = 6 * 1024;
+
+    fn future_bytes<A, B, C, D, F: Future>(_: impl FnOnce(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn an_idle_connection_occupies_no_memory_for_what_it_may_do() {
+        let bytes = future_bytes(run);
+        assert!(bytes <= CONNECTION_BYTES_MAX, "{bytes} bytes");
+    }
+}

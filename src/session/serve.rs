@@ -298,12 +298,12 @@ impl MessageHandler<'_> {
 
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
     async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
-        if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.may_act_for_client)
-            && let Some(routed) = by_key
-                .route(&judged.request, self.service, self.rights, self.upstream)
-                .await?
-        {
-            return reply_to.answer_leaving(routed.leaves_cursor, &routed.body);
+        if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.may_act_for_client) {
+            let routed: BoxFuture<'_, _> =
+                Box::pin(by_key.route(&judged.request, self.service, self.rights, self.upstream));
+            if let Some(routed) = routed.await? {
+                return reply_to.answer_leaving(routed.leaves_cursor, &routed.body);
+            }
         }
         Ok(Action::Forward(judged.pending()))
     }
@@ -325,8 +325,9 @@ impl MessageHandler<'_> {
         };
         if !undeclared.is_empty() {
             let follows = indexes::follows_all(&undeclared, self.catalog, self.service);
-            let declared = membership.declare_if(undeclared.iter().cloned(), &[], follows).await;
-            if !declared.map_err(|error| unregistered(error.to_string()))? {
+            // Boxed, like all that a connection seldom needs: its state would be part of every idle connection.
+            let declared: BoxFuture<'_, _> = Box::pin(membership.declare_if(undeclared.iter().cloned(), &[], follows));
+            if !declared.await.map_err(|error| unregistered(error.to_string()))? {
                 return Ok(false);
             }
         }

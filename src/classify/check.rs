@@ -286,16 +286,32 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
             }
         })?;
     }
-    for out in outputs {
-        let verdict = output(command, out.name, &out, protection)?;
+    for out in &outputs {
+        let verdict = output(command, out.name, out, protection)?;
         if verdict != Verdict::Forward {
             return Ok(verdict);
         }
+    }
+    if let Some(out) = outputs.first()
+        && has_empty_first_batch(command.message.body)?
+    {
+        let stage = String::from_utf8_lossy(out.name).into_owned();
+        return Ok(Verdict::Refuse(CommandRefusal::WritesLater { stage }));
     }
     Ok(match asks_for_changes(command.message.body)? {
         true => Verdict::List(Listing::Changes),
         false => Verdict::Forward,
     })
+}
+
+/// Whether the server runs the pipeline of the `aggregate` `body` only at the first `getMore`. It drops the fraction of a number.
+fn has_empty_first_batch(body: Doc<'_>) -> Result<bool, Malformed> {
+    let size = body
+        .nested("cursor")?
+        .map(|cursor| cursor.get("batchSize"))
+        .transpose()?
+        .flatten();
+    Ok(size.is_some_and(|size| size.is_number() && size.as_whole_number().is_none_or(|whole| whole == 0)))
 }
 
 /// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.

@@ -106,6 +106,15 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
+    /// An `aggregate` would write only during a `getMore`.
+    #[error(
+        "aggregate with {stage} can't be used through Keyward with cursor.batchSize 0, because the server would write only \
+         during a getMore, when other constraints may hold; leave out batchSize"
+    )]
+    WritesLater {
+        /// The stage that writes.
+        stage: String,
+    },
     /// `$db` occurs twice in the command.
     #[error("BSON field '$db' is a duplicate field")]
     TwoDatabases,

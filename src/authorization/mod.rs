@@ -153,6 +153,19 @@ impl Rights {
         Ok(Ruling::MayWrite)
     }
 
+    /// Whether the client may change any documents, as far as the server says. It may if the server doesn't say.
+    ///
+    /// # Errors
+    /// [`RightsError`]: the connection has to go.
+    pub async fn may_write_somewhere(&mut self, body: Doc<'_>, upstream: &mut Connection) -> Result<bool, RightsError> {
+        match ask(body, upstream).await {
+            Ok(known) => self.0 = known,
+            Err(RightsError::Unanswered { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        Ok(!matches!(&self.0, KnownRights::Privileges { privileges, .. } if privileges.are_none()))
+    }
+
     /// Whether the client may read documents of `namespace`, as far as the server has said lately. If the server doesn't say,
     /// the client may not.
     ///

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use connection::{Connection, ConnectionError, Reply};
+pub use connection::{Connection, ConnectionError, Reply, Unanswered};
 pub use probe::Probe;
 pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
 pub use statement_memory::{is_named, reports_retries};

@@ -104,6 +104,7 @@ struct SeenTransaction {
     is_committed: bool,
     /// How often the constraints had changed when the transaction began.
     changes: u64,
+    /// When it began, wrote a protected document last, or was committed.
     at: Instant,
 }
 
@@ -184,6 +185,7 @@ impl ClientTransactions {
             return Err(no_such);
         }
         seen.unfinished += 1;
+        seen.at = Instant::now();
         Ok(StatementUnderWay { transactions: self, id })
     }
 
@@ -197,7 +199,10 @@ impl ClientTransactions {
                     seen.is_doomed = true;
                     return Commit::Refuse;
                 }
-                seen.is_committed = true;
+                if !seen.is_committed {
+                    seen.is_committed = true;
+                    seen.at = Instant::now();
+                }
                 Commit::Forward
             }
             _ => Commit::Unseen,

@@ -320,7 +320,7 @@ impl Transaction {
                 let refused = ErrorReply {
                     body: body.bytes().to_vec(),
                 };
-                if refused.code() == Some(TRANSACTION_TOO_OLD) {
+                if refused.code() == Some(TRANSACTION_TOO_OLD) && !self.is_clients() {
                     upstream.catch_up();
                 }
                 // The error concerns the transaction that the first try had left.

@@ -7,7 +7,7 @@ use bson::{RawDocument, spec::ElementType};
 use super::Times;
 use super::write_reply::append_error;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::server::reply as server;
+use crate::server::{code, reply as server};
 
 /// The most bytes of errors; later ones lose their text: a reply of more than 16 MB can't be sent.
 const ERRORS_BYTES_MAX: usize = 5 << 20;
@@ -39,14 +39,14 @@ pub enum BulkFault {
 }
 
 impl BulkFault {
-    pub(super) fn code(&self) -> (i32, &'static str) {
+    pub(super) fn code(&self) -> i32 {
         match self {
-            BulkFault::NotAdmin => (13, "Unauthorized"),
-            BulkFault::UnknownField(_) => (40415, "Location40415"),
-            BulkFault::Namespace(_) => (73, "InvalidNamespace"),
-            BulkFault::NamespaceIndex(_) => (2, "BadValue"),
-            BulkFault::TwoNumberings => (72, "InvalidOptions"),
-            BulkFault::TooLong => (115, "CommandNotSupported"),
+            BulkFault::NotAdmin => code::UNAUTHORIZED,
+            BulkFault::UnknownField(_) => code::UNKNOWN_FIELD,
+            BulkFault::Namespace(_) => code::INVALID_NAMESPACE,
+            BulkFault::NamespaceIndex(_) => code::BAD_VALUE,
+            BulkFault::TwoNumberings => code::INVALID_OPTIONS,
+            BulkFault::TooLong => code::COMMAND_NOT_SUPPORTED,
         }
     }
 }

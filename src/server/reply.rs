@@ -163,6 +163,13 @@ pub fn has_label(reply: Doc<'_>, label: &str) -> bool {
     labels.any(|element| element.as_str() == Some(label))
 }
 
+/// Gives the error in `reply` this code, and the server's name for it.
+pub fn append_code(reply: &mut Builder, code: i32) {
+    reply
+        .int32("code", code)
+        .string("codeName", super::code::name(code).as_bytes());
+}
+
 /// Gives the error in `reply` this label.
 pub fn append_label(reply: &mut Builder, label: &str) {
     reply

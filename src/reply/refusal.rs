@@ -7,7 +7,7 @@ use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
 use crate::reply::{BulkFault, Times};
 use crate::server::code;
-use crate::server::reply::{append_code, append_label};
+use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_code, append_label};
 
 /// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -118,7 +118,7 @@ impl WriteRefusal {
     pub fn outlasted(is_retryable: bool) -> WriteRefusal {
         WriteRefusal::Unregistered {
             reason: "its entry couldn't be renewed while this write waited".to_owned(),
-            label: is_retryable.then_some("RetryableWriteError"),
+            label: is_retryable.then_some(RETRYABLE_WRITE_ERROR),
         }
     }
 
@@ -149,8 +149,8 @@ impl WriteRefusal {
         reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
         append_code(&mut reply, self.code());
         let label = match self {
-            WriteRefusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
-            WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
+            WriteRefusal::Unsure { retryable: true, .. } => Some(RETRYABLE_WRITE_ERROR),
+            WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some(TRANSIENT_TRANSACTION_ERROR),
             WriteRefusal::Unregistered { label, .. } => *label,
             _ => None,
         };

@@ -126,3 +126,14 @@ codes! {
     /// A read has a legacy op code.
     LEGACY_READ = 5_739_101;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_without_a_name_is_a_location() {
+        assert_eq!(name(DUPLICATE_KEY), "DuplicateKey");
+        assert_eq!(name(DUPLICATE_FIELD), "Location40413");
+    }
+}

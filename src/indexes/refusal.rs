@@ -68,6 +68,15 @@ pub enum IndexRefusal {
     Store(#[from] StoreError),
 }
 
+/// The codes of refused specifications that a client gets with their own names; any other has the name of
+/// [`code::CANNOT_CREATE_INDEX`].
+const NAMED: [i32; 4] = [
+    code::BAD_VALUE,
+    code::INVALID_INDEX_SPECIFICATION_OPTION,
+    code::TOO_MANY_KEY_FIELDS,
+    code::UNIQUE_HASHED_INDEX,
+];
+
 /// Marks Keyward's own reason, which a client could mistake for the server's.
 fn own_prefix(error: &SpecError) -> &'static str {
     match error {
@@ -84,32 +93,23 @@ impl IndexRefusal {
 
     /// The error for the client.
     pub fn error(&self) -> ServerError {
-        let (code, code_name) = match self {
-            IndexRefusal::Specification(SpecError::Refused { code, .. }) => (*code, name_of(*code)),
-            IndexRefusal::SameName { .. } => (code::INDEX_KEY_SPECS_CONFLICT, "IndexKeySpecsConflict"),
-            IndexRefusal::OtherName { .. } => (code::INDEX_OPTIONS_CONFLICT, "IndexOptionsConflict"),
-            IndexRefusal::InFile(_) => (code::INVALID_OPTIONS, "InvalidOptions"),
-            IndexRefusal::Dropped(_) => (code::INDEX_BUILD_ABORTED, "IndexBuildAborted"),
-            IndexRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
-            IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => {
-                (code::HOST_UNREACHABLE, "HostUnreachable")
-            }
-            _ => (code::CANNOT_CREATE_INDEX, "CannotCreateIndex"),
+        let code = match self {
+            IndexRefusal::Specification(SpecError::Refused { code, .. }) => *code,
+            IndexRefusal::SameName { .. } => code::INDEX_KEY_SPECS_CONFLICT,
+            IndexRefusal::OtherName { .. } => code::INDEX_OPTIONS_CONFLICT,
+            IndexRefusal::InFile(_) => code::INVALID_OPTIONS,
+            IndexRefusal::Dropped(_) => code::INDEX_BUILD_ABORTED,
+            IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
+            IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
+            _ => code::CANNOT_CREATE_INDEX,
         };
-        ServerError {
-            code,
-            code_name,
-            message: self.to_string(),
+        let error = ServerError::new(code, self.to_string());
+        match self {
+            IndexRefusal::Specification(SpecError::Refused { code, .. }) if !NAMED.contains(code) => ServerError {
+                code_name: code::name(code::CANNOT_CREATE_INDEX),
+                ..error
+            },
+            _ => error,
         }
-    }
-}
-
-fn name_of(code: i32) -> &'static str {
-    match code {
-        code::BAD_VALUE => "BadValue",
-        code::INVALID_INDEX_SPECIFICATION_OPTION => "InvalidIndexSpecificationOption",
-        13_103 => "Location13103",
-        16_764 => "Location16764",
-        _ => "CannotCreateIndex",
     }
 }

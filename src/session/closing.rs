@@ -152,14 +152,11 @@ pub(super) async fn close(end: End, client_in: &mut Incoming, client_out: &mut O
             flags: Flags::default(),
             compressor: None,
         };
-        let error = ServerError {
-            code: code::UNAUTHORIZED,
-            code_name: "Unauthorized",
-            message: format!(
-                "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",
-                header.length
-            ),
-        };
+        let message = format!(
+            "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",
+            header.length
+        );
+        let error = ServerError::new(code::UNAUTHORIZED, message);
         let telling = async {
             let sent = send(&envelope, &error.body(), 1, client_out).await;
             if sent.is_ok() && client_out.finish().await.is_ok() {

@@ -7,6 +7,7 @@ use super::{
     decompress,
 };
 use crate::raw::Builder;
+use crate::server::code;
 
 /// The form of a request, which its reply must have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +144,15 @@ impl Envelope {
 }
 
 impl ServerError {
+    /// An error with the server's name for its code.
+    pub fn new(code: i32, message: String) -> ServerError {
+        ServerError {
+            code,
+            code_name: code::name(code),
+            message,
+        }
+    }
+
     /// The reply's body, fields in the server's order.
     pub fn body(&self) -> Vec<u8> {
         let mut body = Builder::new();

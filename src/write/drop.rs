@@ -150,7 +150,7 @@ async fn names(
         let reply = upstream.run(&command).await?;
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
-        if answer.nested("cursor")?.is_none() {
+        if !cursor::is_in(answer)? {
             return Err(Failure::ErrorReply(ErrorReply { body: reply }));
         }
         for entry in cursor::batch(answer)? {

@@ -22,16 +22,17 @@ pub(super) struct FoundDocuments {
     pub times: Times,
 }
 
-/// Runs commands that read in one database, and remembers the latest cluster times of the replies.
+/// Runs commands in one database, and remembers the latest cluster times of the replies.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {
-    sessions: Sessions,
-    database: Database,
-    limit: Duration,
+    pub(super) sessions: Sessions,
+    pub(super) database: Database,
+    /// How long to wait for the answer to a command.
+    pub(super) limit: Duration,
 }
 
 impl Finder {
-    /// Each read may take `limit`.
+    /// Each command may take `limit`.
     pub(super) fn new(sessions: Sessions, database: &Database, limit: Duration) -> Finder {
         Finder {
             sessions,

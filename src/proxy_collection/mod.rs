@@ -320,7 +320,7 @@ impl ProxyCollection {
             let found = self
                 .find(find_keys(self.reservations.name(), keys.iter().copied()))
                 .await?;
-            for document in &found.documents {
+            for document in &found {
                 entries.push(self.entry(document)?);
             }
         }
@@ -418,7 +418,7 @@ impl ProxyCollection {
     }
 
     /// Reads as Keyward's own user, and notes the cluster times of the replies.
-    async fn find(&self, command: RawDocumentBuf) -> Result<find::FoundDocuments, StoreError> {
+    async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
         self.finder.find(command).await
     }
 }

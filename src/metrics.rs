@@ -132,8 +132,8 @@ constraint_counters! {
     in_doubt, "in_doubt_total", "Reservations whose write has an unknown outcome.";
     /// Sweeps that this Keyward completed.
     sweeps, "sweeps_total", "Sweeps brought to their end.";
-    /// Reservations without an owner that its sweeps deleted.
-    swept, "swept_total", "Reservations without an owner that a sweep deleted.";
+    /// Reservations without an owner that its sweeps and audits deleted.
+    swept, "swept_total", "Reservations without an owner that a sweep or an audit deleted.";
     /// Reads by the key that the owner's shard alone answered, and statements that found their document there.
     routed_hits, "routed_hits_total", "Reads by the key that one shard answered.";
     /// Reads and statements by the key that went on unchanged because no usable reservation was found in time.

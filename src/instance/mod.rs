@@ -287,16 +287,6 @@ impl Instance {
         self.keep_on();
     }
 
-    /// Applies each new list of clients' constraints, for as long as it is polled.
-    ///
-    /// - Cancel: as [`Instance::reload`].
-    pub async fn follow(&mut self) -> Infallible {
-        loop {
-            let list = self.clients_changed().await;
-            self.follow_clients(list).await;
-        }
-    }
-
     /// Has the constraints that hold now kept enforced.
     fn keep_on(&mut self) {
         let keeping = keeping(

@@ -165,12 +165,8 @@ fn show(file: &ConfigFile, named: &NamedConstraint, is_json: bool) -> Result<(),
     let (constraint, reservations) = with_client(file, async |client: &Client| {
         let is_it = |one: &KnownConstraint| one.namespace == named.namespace && one.name == named.name;
         let constraint = all(client).await?.into_iter().find(is_it);
-        let constraint = constraint.ok_or_else(|| {
-            ChangeRefusal::Unknown(ConstraintName {
-                namespace: named.namespace.clone(),
-                name: named.name.clone(),
-            })
-        })?;
+        let unknown = || ChangeRefusal::Unknown(ConstraintName::new(&named.namespace, &named.name));
+        let constraint = constraint.ok_or_else(unknown)?;
         let reservations = constraint
             .count_reservations(client)
             .await

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use bson::RawDocument;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, DuplicateKey};
@@ -44,7 +45,7 @@ pub struct Report {
 }
 
 /// A key that several documents have.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DuplicatedKey {
     /// The key, as a document with the constraint's paths.
     pub key: Value,
@@ -53,6 +54,7 @@ pub struct DuplicatedKey {
     /// The `_id`s of some of them.
     pub ids: Vec<Value>,
     /// The option that leaves such documents out, if the key is null.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
@@ -68,7 +70,7 @@ pub struct UnlistedKeys {
 }
 
 /// A document for which a native index would have no key.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct UnindexableDocument {
     /// Its `_id`.
     pub id: Value,
@@ -145,23 +147,15 @@ impl Report {
     }
 
     fn to_json(&self) -> Value {
-        let key = |key: &DuplicatedKey| {
-            let mut json = json!({ "key": key.key, "documents": key.documents, "ids": key.ids });
-            if let Some(hint) = &key.hint {
-                json["hint"] = hint.as_str().into();
-            }
-            json
-        };
-        let unindexable = |document: &UnindexableDocument| json!({ "id": document.id, "reason": document.reason });
         json!({
             "collection": self.namespace.to_string(),
             "constraint": self.constraint,
             "documentsToChange": self.count,
-            "keys": self.keys.iter().map(key).collect::<Vec<_>>(),
+            "keys": self.keys,
             "moreKeys": self.unlisted.keys,
             "documentsOfMoreKeys": self.unlisted.documents,
             "moreKeysAreAtLeast": self.unlisted.is_at_least,
-            "withoutKey": self.unindexable.iter().map(unindexable).collect::<Vec<_>>(),
+            "withoutKey": self.unindexable,
             "documentsWithoutKey": self.unindexable_count,
         })
     }

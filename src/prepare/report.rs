@@ -120,12 +120,7 @@ impl Report {
 
     /// The number of violating documents and their constraint, without any of their values.
     pub fn without_values(&self) -> String {
-        let Report {
-            namespace,
-            constraint,
-            count,
-            ..
-        } = self;
+        let (count, namespace, constraint) = (self.count, &self.namespace, &self.constraint);
         format!(
             "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
         )
@@ -196,16 +191,12 @@ impl fmt::Display for Report {
         for key in self.keys.iter().take(shown) {
             write!(formatter, "\n  {key}")?;
         }
-        let UnlistedKeys {
-            keys,
-            documents,
-            is_at_least,
-        } = self.unlisted;
+        let unlisted = self.unlisted;
         let hidden = self.keys.iter().skip(shown);
-        let (keys, documents) = hidden.fold((keys, documents), |(keys, documents), key| {
+        let (keys, documents) = hidden.fold((unlisted.keys, unlisted.documents), |(keys, documents), key| {
             (keys + 1, documents + key.documents)
         });
-        let at_least = if is_at_least { "at least " } else { "" };
+        let at_least = if unlisted.is_at_least { "at least " } else { "" };
         if keys > 0 {
             write!(
                 formatter,
@@ -224,19 +215,14 @@ impl fmt::Display for Report {
 
 impl fmt::Display for DuplicatedKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DuplicatedKey {
-            key,
-            documents,
-            ids,
-            hint,
-        } = self;
+        let (key, documents, ids) = (&self.key, self.documents, &self.ids);
         let named: Vec<String> = ids.iter().map(ToString::to_string).collect();
         write!(formatter, "{documents} documents have {key}: _id {}", named.join(", "))?;
         match documents.saturating_sub(ids.len() as u64) {
             0 => {}
             more => write!(formatter, " and {more} more")?,
         }
-        match hint {
+        match &self.hint {
             Some(hint) => write!(formatter, "; {hint}"),
             None => Ok(()),
         }

@@ -231,7 +231,7 @@ fn as_json(constraint: &KnownConstraint) -> Value {
         Some(document) => extended(&document.clone().into()),
         None => Value::Null,
     };
-    let keywards = |entries: &[RegisterEntry]| entries.iter().map(keyward).collect::<Vec<Value>>();
+    let keywards = |entries: &[RegisterEntry]| entries.iter().map(RegisterEntry::json).collect::<Vec<Value>>();
     let backfill = constraint
         .backfill
         .as_ref()
@@ -256,13 +256,6 @@ fn extended(value: &bson::Bson) -> Value {
         Ok(value) => extended_json::as_json(&value),
         Err(_) => Value::Null,
     }
-}
-
-fn keyward(entry: &RegisterEntry) -> Value {
-    json!({
-        "id": entry.id.to_hex(), "host": entry.host, "process": entry.pid, "listen": entry.address, "version": entry.version,
-        "started": entry.started.try_to_rfc3339_string().ok(), "hasEnded": entry.has_left,
-    })
 }
 
 fn remove(file: &ConfigFile, named: &NamedConstraint) -> Result<(), CliFailure> {

@@ -20,6 +20,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
+use crate::write::ForwardError;
 
 pub use needs::Actions;
 
@@ -90,10 +91,7 @@ impl Rights {
     ///
     /// # Errors
     /// The connection's, or that of a reply that isn't BSON.
-    pub async fn if_known<E>(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, E>
-    where
-        E: From<upstream::ConnectionError> + From<Malformed>,
-    {
+    pub async fn if_known(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, ForwardError> {
         if !has_users {
             return Ok(Rights::no_less_than_keywards());
         }

@@ -34,18 +34,14 @@ const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
 /// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum RightsError {
     /// The connection is done for.
     #[error(transparent)]
     Upstream(#[from] upstream::ConnectionError),
     /// The server doesn't answer the question.
     #[error("the server answers {command} with an error: {reason}")]
-    Unanswered {
-        /// The command that it was asked.
-        command: &'static str,
-        /// Its answer.
-        reason: String,
-    },
+    Unanswered { command: &'static str, reason: String },
     /// A reply, or the client's message, isn't BSON.
     #[error(transparent)]
     Malformed(#[from] Malformed),

@@ -20,6 +20,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
+use crate::write::ForwardError;
 
 pub use needs::Actions;
 
@@ -33,18 +34,14 @@ const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
 /// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum RightsError {
     /// The connection is done for.
     #[error(transparent)]
     Upstream(#[from] upstream::ConnectionError),
     /// The server doesn't answer the question.
     #[error("the server answers {command} with an error: {reason}")]
-    Unanswered {
-        /// The command that it was asked.
-        command: &'static str,
-        /// Its answer.
-        reason: String,
-    },
+    Unanswered { command: &'static str, reason: String },
     /// A reply, or the client's message, isn't BSON.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -90,10 +87,7 @@ impl Rights {
     ///
     /// # Errors
     /// The connection's, or that of a reply that isn't BSON.
-    pub async fn if_known<E>(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, E>
-    where
-        E: From<upstream::ConnectionError> + From<Malformed>,
-    {
+    pub async fn if_known(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, ForwardError> {
         if !has_users {
             return Ok(Rights::no_less_than_keywards());
         }

@@ -21,6 +21,7 @@ const AHEAD: i64 = 60_000_000;
 
 /// Why a command of ours has no reply.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum ConnectionError {
     /// The command is too long to send; nothing was sent.
     #[error(transparent)]
@@ -39,12 +40,7 @@ pub enum ConnectionError {
     Malformed(#[from] Rejection),
     /// Upstream's reply answers another request.
     #[error("upstream's reply answers message {got}, not {expected}")]
-    OutOfStep {
-        /// The number of our command.
-        expected: i32,
-        /// The number that the reply answers.
-        got: i32,
-    },
+    OutOfStep { expected: i32, got: i32 },
 }
 
 /// A reply to a command of ours.

@@ -68,15 +68,6 @@ pub enum IndexRefusal {
     Store(#[from] StoreError),
 }
 
-/// The codes of refused specifications that a client gets with their own names; any other has the name of
-/// [`code::CANNOT_CREATE_INDEX`].
-const NAMED: [i32; 4] = [
-    code::BAD_VALUE,
-    code::INVALID_INDEX_SPECIFICATION_OPTION,
-    code::TOO_MANY_KEY_FIELDS,
-    code::UNIQUE_HASHED_INDEX,
-];
-
 /// Marks Keyward's own reason, which a client could mistake for the server's.
 fn own_prefix(error: &SpecError) -> &'static str {
     match error {
@@ -103,13 +94,6 @@ impl IndexRefusal {
             IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
             _ => code::CANNOT_CREATE_INDEX,
         };
-        let error = ServerError::new(code, self.to_string());
-        match self {
-            IndexRefusal::Specification(SpecError::Refused { code, .. }) if !NAMED.contains(code) => ServerError {
-                code_name: code::name(code::CANNOT_CREATE_INDEX),
-                ..error
-            },
-            _ => error,
-        }
+        ServerError::new(code, self.to_string())
     }
 }

@@ -3,8 +3,6 @@
 //! Codes, names and texts are those measured on mongod 6.0.5. The text about a malformed document leaves out the name
 //! of the element that the server adds.
 
-use std::borrow::Cow;
-
 use super::TooLong;
 use crate::raw::Malformed;
 use crate::server::code;
@@ -96,8 +94,6 @@ pub enum Treatment {
 pub struct ServerError {
     /// MongoDB's error code.
     pub code: i32,
-    /// MongoDB's name for the code.
-    pub code_name: Cow<'static, str>,
     /// The text.
     pub message: String,
 }

@@ -146,11 +146,7 @@ impl Envelope {
 impl ServerError {
     /// An error with the server's name for its code.
     pub fn new(code: i32, message: String) -> ServerError {
-        ServerError {
-            code,
-            code_name: code::name(code),
-            message,
-        }
+        ServerError { code, message }
     }
 
     /// The reply's body, fields in the server's order.
@@ -159,7 +155,7 @@ impl ServerError {
         body.double("ok", 0.0)
             .string("errmsg", self.message.as_bytes())
             .int32("code", self.code)
-            .string("codeName", self.code_name.as_bytes());
+            .string("codeName", code::name(self.code).as_bytes());
         body.finish()
     }
 }

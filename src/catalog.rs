@@ -73,11 +73,6 @@ impl Protected {
         }
     }
 
-    /// Whether its writes stay unique without any assumption about time.
-    pub fn is_strict(&self) -> bool {
-        self.strategy() == Strategy::Transaction
-    }
-
     /// Whether statements by a key of any constraint go to the key's shard. Without shards there is nothing to choose.
     pub fn routes(&self) -> bool {
         !self.shard_key.is_empty() && self.constraints.iter().any(|proxy| proxy.constraint.routes())

@@ -12,8 +12,89 @@
 
 use bson::spec::ElementType;
 
+use super::statement::StatementKind;
 use crate::catalog::Protected;
 use crate::raw::{Doc, Element, Malformed};
+use crate::wire::OpMsg;
+
+/// The statements of a command that may change a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyChange {
+    /// No statement can.
+    None,
+    /// The statement at this index is the first that may.
+    From(usize),
+    /// Each statement must be asked.
+    Unknown,
+}
+
+impl KeyChange {
+    /// Those of the update or `findAndModify` `message`; unknown if its statements can't be read.
+    pub fn of(kind: StatementKind, message: &OpMsg<'_>, paths: &impl Paths) -> KeyChange {
+        let first = match kind.list() {
+            Some(list) => first_affecting(kind, message, list, paths),
+            None => affects_keys(kind, message.body, paths)
+                .ok()
+                .map(|affects| affects.then_some(0)),
+        };
+        match first {
+            Some(Some(index)) => KeyChange::From(index),
+            Some(None) => KeyChange::None,
+            None => KeyChange::Unknown,
+        }
+    }
+
+    /// Whether the statement at `index` may change a key; `None` if it must be asked.
+    pub fn of_statement(self, index: usize) -> Option<bool> {
+        match self {
+            KeyChange::From(first) if index <= first => Some(index == first),
+            KeyChange::From(_) | KeyChange::Unknown => None,
+            KeyChange::None => Some(false),
+        }
+    }
+}
+
+/// The index of the first statement of the batch `list` that may change a key, if any does; `None` if they can't be read.
+fn first_affecting(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &impl Paths) -> Option<Option<usize>> {
+    let batch = message.documents(list).ok()??;
+    // The server refuses a batch that is both in the body and in a sequence, and an empty batch.
+    let mut any = None;
+    for (index, raw) in batch.iter().ok()?.enumerate() {
+        if affects_keys(kind, raw.ok()?, paths).ok()? {
+            return Some(Some(index));
+        }
+        any = Some(None);
+    }
+    any
+}
+
+/// Whether the statement `raw` may change a key, so that Keyward must watch it. A statement that the server always refuses need
+/// not be watched.
+///
+/// # Errors
+/// [`Malformed`] if it isn't BSON.
+pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
+    let (mut update, mut removes) = (None, false);
+    for field in raw.elements() {
+        let field = field?;
+        match field.name {
+            b"upsert" if field.is_truthy() => return Ok(true),
+            b"u" | b"update" => match update {
+                None => update = Some(field),
+                // A second update makes the statement unusual: the full plan decides.
+                Some(_) => return Ok(true),
+            },
+            b"remove" => removes |= field.is_truthy(),
+            _ => {}
+        }
+    }
+    match (kind, update) {
+        (StatementKind::Delete, _) => Ok(true),
+        (_, Some(update)) => may_affect(&update, paths),
+        (StatementKind::Update, None) => Ok(false),
+        (StatementKind::FindAndModify, None) => Ok(removes),
+    }
+}
 
 /// Whether the update `u` (operators, a replacement or a pipeline) may change a value at one of `paths`.
 ///
@@ -24,12 +105,12 @@ pub fn may_affect(update: &Element<'_>, paths: &impl Paths) -> Result<bool, Malf
         return Ok(true);
     };
     match update.kind {
-        ElementType::Array => pipeline_may_touch(document, paths),
-        _ => operators_may_touch(document, paths),
+        ElementType::Array => pipeline_may_affect(document, paths),
+        _ => operators_may_affect(document, paths),
     }
 }
 
-fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
+fn operators_may_affect(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     for operator in update.elements() {
         let operator = operator?;
         let Some(fields) = operator.as_document_or_array()? else {
@@ -51,7 +132,7 @@ fn operators_may_touch(update: Doc<'_>, paths: &impl Paths) -> Result<bool, Malf
     Ok(update.is_empty())
 }
 
-fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
+fn pipeline_may_affect(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     for stage in pipeline.elements() {
         let Some(stage) = stage?.as_document_or_array()? else {
             return Ok(true);
@@ -59,7 +140,7 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Mal
         for operator in stage.elements() {
             let operator = operator?;
             let fields = operator.as_document_or_array()?;
-            let touched = match (operator.name, fields) {
+            let is_affected = match (operator.name, fields) {
                 (b"$set" | b"$addFields", Some(fields)) => {
                     fields.any(|field| Ok(paths.overlap(first_name(field.name))))?
                 }
@@ -70,7 +151,7 @@ fn pipeline_may_touch(pipeline: Doc<'_>, paths: &impl Paths) -> Result<bool, Mal
                 (b"$unset", None) => operator.as_string_bytes().is_none_or(|path| paths.overlap(path)),
                 _ => true,
             };
-            if touched {
+            if is_affected {
                 return Ok(true);
             }
         }
@@ -147,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    fn affects_keys(update: Bson, paths: &[&str]) -> bool {
+    fn affects(update: Bson, paths: &[&str]) -> bool {
         let bytes = doc! { "u": update }.to_vec().unwrap();
         let update = Doc::new(&bytes).unwrap().get("u").unwrap().unwrap();
         may_affect(&update, &paths.to_vec()).unwrap()
@@ -167,9 +248,9 @@ mod tests {
             bson!({ "$set": { "emails": 1 } }),
             bson!([{ "$set": { "name": "$email" } }, { "$unset": ["x", "y.z"] }, { "$unset": "z" }]),
         ] {
-            assert!(!affects_keys(harmless.clone(), &paths), "{harmless}");
+            assert!(!affects(harmless.clone(), &paths), "{harmless}");
         }
-        for touching in [
+        for affecting in [
             bson!({ "$set": { "email": 1 } }),
             bson!({ "$set": { "email.x": 1 } }),
             bson!({ "$unset": { "accounts": 1 } }),
@@ -191,7 +272,7 @@ mod tests {
             bson!([{ "$unset": ["email"] }]),
             bson!("no update"),
         ] {
-            assert!(affects_keys(touching.clone(), &paths), "{touching}");
+            assert!(affects(affecting.clone(), &paths), "{affecting}");
         }
     }
 }

@@ -72,8 +72,7 @@ impl<'a> KeyUpdate<'a> {
         let is_known_by_record = statement.kind == StatementKind::FindAndModify
             && statement.body.get("txnNumber")?.is_some()
             && !names_shard(query, &protected.shard_key)?;
-        if protected.is_strict()
-            || is_known_by_record
+        if is_known_by_record
             || !statement.is_single
             || has_collation
             || is_large(statement.raw)?
@@ -99,12 +98,12 @@ impl<'a> KeyUpdate<'a> {
     }
 
     /// Whether it changes the value at `path`.
-    pub fn affects_keys(&self, path: &str) -> bool {
+    pub fn changes(&self, path: &str) -> bool {
         match self {
             KeyUpdate::Replacement(_) | KeyUpdate::Removal => true,
             KeyUpdate::Fields(assignments) => {
-                let touched = |assignment: &Assignment<'_>| overlap(assignment.path.as_bytes(), path.as_bytes());
-                assignments.iter().any(touched)
+                let is_affected = |assignment: &Assignment<'_>| overlap(assignment.path.as_bytes(), path.as_bytes());
+                assignments.iter().any(is_affected)
             }
         }
     }

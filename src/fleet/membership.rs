@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::watch::EntryWatch;
 use super::{COLLECTION, COLLECTIONS_MAX, EntryTerms, Permit, Register, RegisterEntry};
+use crate::constraint::Strategy;
 use crate::namespace::{Namespace, OF_MONGODB};
 use crate::prepare;
 use crate::proxy_collection::StoreError;
@@ -301,11 +302,11 @@ impl Membership {
         &self,
         namespace: &Namespace,
         identity: ObjectId,
-        is_strict: bool,
+        strategy: Strategy,
     ) -> Result<Vec<RegisterEntry>, StoreError> {
         let mut lacking = self.register.current().await?;
         lacking.retain(|entry| entry.lacks(namespace, identity));
-        if is_strict {
+        if strategy == Strategy::Transaction {
             for entry in lacking.iter_mut().filter(|entry| !entry.is_pinned) {
                 entry.is_pinned = self.register.pin(entry.id).await?;
             }

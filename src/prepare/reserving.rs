@@ -281,8 +281,8 @@ impl<'a> Backfilling<'a> {
     async fn lacking(&self) -> Result<Vec<RegisterEntry>, StoreError> {
         match self.guard {
             Some((membership, identity)) => {
-                let is_strict = self.protected.is_strict();
-                membership.lacking(&self.protected.namespace, identity, is_strict).await
+                let Protected { namespace, .. } = self.protected;
+                membership.lacking(namespace, identity, self.protected.strategy()).await
             }
             None => Ok(Vec::new()),
         }

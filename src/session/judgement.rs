@@ -6,12 +6,13 @@ use super::routed::RoutableRead;
 use super::{Drain, Service};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
+use crate::command::affected_keys::KeyChange;
 use crate::fleet::Guard;
 use crate::namespace::Namespace;
 use crate::traces::CommandSpan;
 use crate::wire::{Flags, Message, Rejection, Request};
 use crate::write::Commit;
-use crate::write::plan::changes_no_key;
+use crate::write::plan::key_change;
 
 /// A request, and the decisions on it. The next stages use them and read nothing again.
 pub(super) struct Judged<'m> {
@@ -21,8 +22,8 @@ pub(super) struct Judged<'m> {
     pub context: RequestContext,
     /// What the classifier says, or why the request is turned down.
     pub verdict: Result<Verdict<'m>, Rejection>,
-    /// Whether it is a write on a protected collection that can't change a key.
-    pub affects_no_key: bool,
+    /// The statements that may change a key, if it is a write on a protected collection.
+    pub key_change: KeyChange,
     /// The read by a key that it is, if a constraint routes it.
     pub by_key: Option<Box<RoutableRead<'m>>>,
     /// Whether it may write to a collection.
@@ -44,9 +45,9 @@ impl<'m> Judged<'m> {
             Ok(message) => classify(message, &guard).map_err(Rejection::from),
             Err(rejection) => Err(rejection.clone()),
         };
-        let affects_no_key = match (&verdict, &request.parsed) {
-            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => changes_no_key(write, message, catalog),
-            _ => false,
+        let key_change = match (&verdict, &request.parsed) {
+            (Ok(Verdict::Write(write)), Ok(Message::Msg(message))) => key_change(write, message, catalog),
+            _ => KeyChange::Unknown,
         };
         let by_key = match &verdict {
             Ok(Verdict::Forward) if catalog.routes() => RoutableRead::of(&request, catalog),
@@ -56,7 +57,7 @@ impl<'m> Judged<'m> {
             request,
             context,
             verdict,
-            affects_no_key,
+            key_change,
             by_key: by_key.map(Box::new),
             asks_to_write: guard.is_asked(),
             undeclared: guard.undeclared(),
@@ -84,8 +85,7 @@ impl<'m> Judged<'m> {
     pub(super) fn is_unchanged(&self) -> bool {
         match self.verdict {
             Ok(Verdict::Forward | Verdict::Hello) => true,
-            // In a client's transaction, Keyward first checks whether that transaction may still write.
-            Ok(Verdict::Write(_)) => self.affects_no_key && !self.context.is_in_transaction,
+            Ok(Verdict::Write(_)) => self.key_change == KeyChange::None,
             Ok(Verdict::List(_) | Verdict::Index(_) | Verdict::Refuse(_)) | Err(_) => false,
         }
     }

@@ -14,6 +14,7 @@ use super::{Drain, End, Requests, Service, Session, closing, work_time};
 use crate::authorization::{Rights, Ruling};
 use crate::catalog::Catalog;
 use crate::classify::{Verdict, Write};
+use crate::command::affected_keys::KeyChange;
 use crate::hiding::{self, Listing};
 use crate::indexes::{self, IndexCommand};
 use crate::namespace::Namespace;
@@ -222,7 +223,7 @@ impl MessageHandler<'_> {
                     Ok(message) => message,
                     Err(rejection) => return reply_to.turn_down(&rejection),
                 };
-                match self.protected_write(write, judged.affects_no_key, &message).await? {
+                match self.protected_write(write, judged.key_change, &message).await? {
                     Served::Reply(body) => reply_to.answer(&body),
                     Served::Untouched => Ok(Action::Forward(judged.pending())),
                 }
@@ -355,7 +356,7 @@ impl MessageHandler<'_> {
     async fn protected_write(
         &mut self,
         write: &Write<'_>,
-        affects_no_key: bool,
+        change: KeyChange,
         message: &OpMsg<'_>,
     ) -> Result<Served, End> {
         let commands = &self.service.metrics.commands;
@@ -370,10 +371,7 @@ impl MessageHandler<'_> {
             self.leave_epoch().await?;
         }
         let timer = commands.protected_seconds.start_timer();
-        let plan = match affects_no_key {
-            true => Plan::Forward,
-            false => Plan::of_key_write(write, message, self.catalog),
-        };
+        let plan = Plan::of(write, message, change, self.catalog);
         // Boxed: it needs more memory than the rest of a connection, and most connections never write here.
         let served: BoxFuture<'_, _> = Box::pin(write::serve(plan, message, &self.service.writes, self.upstream));
         let (served, own) = work_time::measured(served).await;

@@ -6,15 +6,18 @@
 //! others didn't, as when a server is killed.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::forward::{Acknowledged, milliseconds};
-use super::plan::Plan;
-use super::{Context, ForwardError, Served, serve};
+use super::command;
+use super::context::Context;
+use super::forward::{Acknowledged, ForwardError, milliseconds};
+use super::plan::{Plan, key_change};
+use crate::catalog::Catalog;
 use crate::classify::{Verdict, classify};
 use crate::command::batch::must_be_stated;
-use crate::command::bulk::BulkWrite;
+use crate::command::bulk::{BulkOperation, BulkWrite};
 use crate::command::shape::Form;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkReply, Times, WriteRefusal};
@@ -29,6 +32,7 @@ use crate::wire::{Draft, Message, OpMsg, OutSequence};
 pub async fn bulk_write(
     context: &Context,
     bulk: &BulkWrite<'_>,
+    catalog: &Arc<Catalog>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let deadline = bulk.max_time.map(|limit| Instant::now() + limit);
@@ -46,7 +50,7 @@ pub async fn bulk_write(
             return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
         }
         let body = body(bulk, run.clone(), time_ms)?;
-        let part = part(context, bulk, run.clone(), &body, upstream).await?;
+        let part = part(context, &bulk.operations[run.clone()], catalog, &body, upstream).await?;
         let answer = Doc::new(&part)?;
         if !is_ok(answer)? {
             return Ok(part);
@@ -62,15 +66,14 @@ pub async fn bulk_write(
     Ok(reply.body()?)
 }
 
-/// Carries out the command for the operations of `run`, on any collection; returns the reply's body.
+/// Carries out the command for these operations, on any collection; returns the reply's body.
 async fn part(
     context: &Context,
-    bulk: &BulkWrite<'_>,
-    run: Range<usize>,
+    operations: &[BulkOperation<'_>],
+    catalog: &Arc<Catalog>,
     body: &[u8],
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let operations = &bulk.operations[run];
     let list = operations[0].form.list().expect("a bulkWrite has no findAndModify");
     let sequence = OutSequence {
         name: list.as_bytes(),
@@ -83,16 +86,15 @@ async fn part(
     let bytes = draft.frame(0, 0).map_err(upstream::ConnectionError::from)?.to_vec();
     let message = OpMsg::parse(&bytes).map_err(upstream::ConnectionError::from)?;
     // A part is classified like any client's command: no part gets through that would be refused alone.
-    let catalog = context.catalog();
-    let served = match classify(&Message::Msg(message), &**catalog)? {
-        // A part is a write.
-        Verdict::Forward | Verdict::Hello | Verdict::List(_) | Verdict::Index(_) => Served::Untouched,
-        Verdict::Refuse(refusal) => Served::Reply(refusal.error().body()),
-        Verdict::Write(write) => serve(Plan::of(&write, &message, &catalog), &message, context, upstream).await?,
+    let plan = match classify(&Message::Msg(message), &**catalog)? {
+        Verdict::Refuse(refusal) => return Ok(refusal.error().body()),
+        Verdict::Write(write) => Plan::of(&write, &message, key_change(&write, &message, catalog), catalog),
+        Verdict::Forward | Verdict::Hello | Verdict::List(_) | Verdict::Index(_) => Plan::Forward,
     };
-    match served {
-        Served::Reply(reply) => Ok(reply),
-        Served::Untouched => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
+    match plan {
+        Plan::Command(plan) => command::carry_out_command(&plan, &message, context, upstream).await,
+        // An insert, an update or a delete has no other plan.
+        _ => Ok(upstream.request(&draft).await?.body().bytes().to_vec()),
     }
 }
 

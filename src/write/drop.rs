@@ -23,7 +23,7 @@ use super::context::Context;
 use super::forward::ForwardError;
 use super::txn::{ErrorReply, Failure};
 use crate::authorization::{Actions, Rights};
-use crate::catalog::Protected;
+use crate::catalog::{Catalog, Protected};
 use crate::command::running::{API, append_fields};
 use crate::constraint::{Key, PROXY_PREFIX};
 use crate::namespace::Namespace;
@@ -79,6 +79,7 @@ async fn drop_with(
 /// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_database(
     context: &Context,
+    catalog: &Catalog,
     database: &[u8],
     body: Doc<'_>,
     upstream: &mut Connection,
@@ -87,7 +88,7 @@ pub async fn drop_database(
         // The server never allows it in a transaction, and its error says so.
         return Ok(upstream.run(body.bytes()).await?);
     }
-    match drop_all(context, database, body, upstream).await {
+    match drop_all(context, catalog, database, body, upstream).await {
         Ok(times) => Ok(dropped_database(database, &times)),
         Err(failure) => Ok(failure.into_reply()?.body),
     }
@@ -103,6 +104,7 @@ fn dropped_database(database: &[u8], times: &Times) -> Vec<u8> {
 
 async fn drop_all(
     context: &Context,
+    catalog: &Catalog,
     database: &[u8],
     body: Doc<'_>,
     upstream: &mut Connection,
@@ -116,9 +118,8 @@ async fn drop_all(
     let rights = Rights::if_known(context.has_users, body, upstream).await?;
     for name in others {
         let command = drop_command(database, &name, body)?;
-        let protected = context.catalog().protected(database, &name).cloned();
-        let reply = match protected {
-            Some(protected) => drop_with(context, &protected, &rights, Doc::new(&command)?, upstream).await?,
+        let reply = match catalog.protected(database, &name) {
+            Some(protected) => drop_with(context, protected, &rights, Doc::new(&command)?, upstream).await?,
             None => upstream.run(&command).await?,
         };
         times.advance(times_of(&reply));

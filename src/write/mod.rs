@@ -6,6 +6,7 @@
 mod back_off;
 mod bulk;
 mod catalog_epoch;
+mod command;
 mod context;
 mod drop;
 mod forward;
@@ -20,7 +21,6 @@ mod shard_key_change;
 mod txn;
 mod update;
 
-use crate::command::statement::StatementKind;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
@@ -29,9 +29,7 @@ use crate::wire::OpMsg;
 pub use catalog_epoch::{CatalogEpoch, PastEpochs, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward::ForwardError;
-use operation::WriteOp;
-use plan::{CommandPlan, CommandWork, Plan};
-use txn::Transaction;
+use plan::Plan;
 pub use txn::client_transactions::{Commit, TransactionId};
 use txn::client_transactions::{ask_to_end, commit_unseen};
 
@@ -122,42 +120,14 @@ async fn carry_out(
 ) -> Result<Served, ForwardError> {
     let reply = match plan {
         Plan::Forward => return Ok(Served::Untouched),
-        Plan::Command(plan) => carry_out_command(&plan, message, context, upstream).await?,
-        Plan::Bulk(Ok(bulk)) => Box::pin(bulk::bulk_write(context, &bulk, upstream)).await?,
-        Plan::Bulk(Err(refusal)) => refusal.body(&Times::default()),
+        Plan::Command(plan) => command::carry_out_command(&plan, message, context, upstream).await?,
+        Plan::Bulk(Ok(bulk), catalog) => bulk::bulk_write(context, &bulk, &catalog, upstream).await?,
+        Plan::Bulk(Err(refusal), _) => refusal.body(&Times::default()),
         Plan::Drop(protected) => drop::drop_collection(context, &protected, message.body, upstream).await?,
-        Plan::DropDatabase(database) => drop::drop_database(context, database, message.body, upstream).await?,
+        Plan::DropDatabase(database, catalog) => {
+            drop::drop_database(context, &catalog, database, message.body, upstream).await?
+        }
         Plan::ShardKeyChange => shard_key_change::forward_and_renew_shard_keys(context, message.body, upstream).await?,
     };
     Ok(Served::Reply(reply))
-}
-
-async fn carry_out_command(
-    plan: &CommandPlan<'_>,
-    message: &OpMsg<'_>,
-    context: &Context,
-    upstream: &mut Connection,
-) -> Result<Vec<u8>, ForwardError> {
-    if !plan.is_usual
-        && let Some(reply) = server_probe::server_objection(message, plan.form, upstream).await?
-    {
-        return Ok(reply);
-    }
-    match &plan.work {
-        CommandWork::Refused(refusal) => Ok(refusal.body(&Times::default())),
-        CommandWork::Insert(command) => {
-            let op = WriteOp::new(context, &plan.protected, command, upstream);
-            match Transaction::of_client(op.protected, command.body, op.upstream)? {
-                Some(transaction) => insert::insert_in_clients_transaction(op, transaction).await,
-                None => insert::insert(op).await,
-            }
-        }
-        CommandWork::Statements(command, kind, statements) => {
-            let mut op = WriteOp::new(context, &plan.protected, command, upstream);
-            match (kind, statements.as_slice()) {
-                (StatementKind::FindAndModify, [statement]) => update::find_and_modify(&mut op, statement).await,
-                _ => update::modify(&mut op, *kind, statements).await,
-            }
-        }
-    }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use crate::catalog::{Catalog, Protected};
 use crate::classify::{Target, Write};
-use crate::command::affected_keys::{Paths, may_affect};
+use crate::command::affected_keys::{KeyChange, affects_keys};
 use crate::command::batch::BatchCommand;
 use crate::command::bulk::BulkWrite;
 use crate::command::key_update::KeyUpdate;
 use crate::command::plain_upsert::PlainUpsert;
 use crate::command::shape::Form;
 use crate::command::statement::{Statement, StatementKind};
+use crate::constraint::Strategy;
 use crate::raw::{Doc, Malformed};
 use crate::reply::WriteRefusal;
 use crate::route::needs_routing;
@@ -27,11 +28,11 @@ pub enum Plan<'m> {
     /// The documents or statements of one command on one protected collection.
     Command(Box<CommandPlan<'m>>),
     /// A `bulkWrite`, whose parts are planned as commands of their own; or the refusal of its shape.
-    Bulk(Result<BulkWrite<'m>, WriteRefusal>),
+    Bulk(Result<BulkWrite<'m>, WriteRefusal>, Arc<Catalog>),
     /// A `drop` of the protected collection.
     Drop(Arc<Protected>),
     /// A `dropDatabase`.
-    DropDatabase(&'m [u8]),
+    DropDatabase(&'m [u8], Arc<Catalog>),
     /// A command that may change a shard key.
     ShardKeyChange,
 }
@@ -84,32 +85,28 @@ pub enum Way<'m> {
 }
 
 impl<'m> Plan<'m> {
-    /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that classified it.
-    pub fn of(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
-        match changes_no_key(write, message, catalog) {
-            true => Plan::Forward,
-            false => Plan::of_key_write(write, message, catalog),
+    /// The plan for `write`, which `message` asks for, by the constraints of the `catalog` that classified it; `change` is what
+    /// [`key_change`] says of it.
+    pub fn of(write: &Write<'m>, message: &OpMsg<'m>, change: KeyChange, catalog: &Arc<Catalog>) -> Plan<'m> {
+        if change == KeyChange::None {
+            return Plan::Forward;
         }
-    }
-
-    /// As [`Plan::of`], for a write that [`changes_no_key`] has found to be able to change a key.
-    pub fn of_key_write(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
         let protected = |target: &Target<'_>| catalog.protected(target.database, target.collection).cloned();
         let (target, form) = match write {
             Write::Insert(target) => (target, Form::Insert),
             Write::Update(target) => (target, Form::Changes(StatementKind::Update)),
             Write::Delete(target) => (target, Form::Changes(StatementKind::Delete)),
             Write::FindAndModify(target) => (target, Form::Changes(StatementKind::FindAndModify)),
-            Write::BulkWrite => return Plan::Bulk(BulkWrite::parse(message)),
+            Write::BulkWrite => return Plan::Bulk(BulkWrite::parse(message), catalog.clone()),
             Write::Drop(target) => return protected(target).map_or(Plan::Forward, Plan::Drop),
-            Write::DropDatabase { database } => return Plan::DropDatabase(database),
+            Write::DropDatabase { database } => return Plan::DropDatabase(database, catalog.clone()),
             Write::ShardKeyChange => return Plan::ShardKeyChange,
         };
         // A collection outside the catalog needs no protection.
         let Some(protected) = protected(target) else {
             return Plan::Forward;
         };
-        let work = work(form, message, &protected).unwrap_or_else(CommandWork::Refused);
+        let work = work(form, message, change, &protected).unwrap_or_else(CommandWork::Refused);
         Plan::Command(Box::new(CommandPlan {
             is_usual: form.is_usual(message).unwrap_or(false),
             protected,
@@ -119,7 +116,12 @@ impl<'m> Plan<'m> {
     }
 }
 
-fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<CommandWork<'m>, WriteRefusal> {
+fn work<'m>(
+    form: Form,
+    message: &OpMsg<'m>,
+    change: KeyChange,
+    protected: &Protected,
+) -> Result<CommandWork<'m>, WriteRefusal> {
     let command = match form.list() {
         Some(list) => BatchCommand::parse(message, list)?,
         None => BatchCommand::single(message.body)?,
@@ -132,10 +134,12 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Co
             return Err(WriteRefusal::WrongType(kind.query_name()));
         }
     }
-    let plans = command
-        .documents
-        .iter()
-        .map(|raw| StatementPlan::of(kind, *raw, &command, protected));
+    let plans = command.documents.iter().enumerate().map(|(index, raw)| {
+        let affects = change
+            .of_statement(index)
+            .map_or_else(|| affects_keys(kind, *raw, protected), Ok)?;
+        StatementPlan::of(Statement::of(kind, command.body, *raw)?, affects, &command, protected)
+    });
     let plans: Result<Vec<_>, _> = plans.collect();
     let plans = plans.map_err(WriteRefusal::Malformed)?;
     Ok(CommandWork::Statements(command, kind, plans))
@@ -143,13 +147,12 @@ fn work<'m>(form: Form, message: &OpMsg<'m>, protected: &Protected) -> Result<Co
 
 impl<'m> StatementPlan<'m> {
     fn of(
-        kind: StatementKind,
-        raw: Doc<'m>,
+        statement: Statement<'m>,
+        affects_keys: bool,
         command: &BatchCommand<'m>,
         protected: &Protected,
     ) -> Result<Self, Malformed> {
-        let statement = Statement::of(kind, command.body, raw)?;
-        let way = if !affects_keys(kind, raw, protected)? {
+        let way = if !affects_keys {
             match needs_routing(statement, protected) && !command.is_in_transaction()? {
                 true => Way::InTransaction,
                 false => Way::Forward,
@@ -159,6 +162,8 @@ impl<'m> StatementPlan<'m> {
         } else if command.retry.is_some() && !statement.is_single {
             // The server refuses a retryable statement about many documents.
             Way::Forward
+        } else if protected.strategy() == Strategy::Transaction {
+            Way::InTransaction
         } else {
             let in_place = match statement.is_upsert {
                 true => PlainUpsert::of(statement, protected)?.map(Way::Upsert),
@@ -170,24 +175,23 @@ impl<'m> StatementPlan<'m> {
     }
 }
 
-/// Whether no statement of the write can change a key, so that Keyward forwards it unchanged, like a read. False also if the
-/// statements can't be read.
+/// The statements of the write that may change a key. If none does, Keyward forwards the write unchanged, like a read.
 ///
 /// A driver's retry is treated like its first try: the answer depends on the statement and the constraints, never on documents.
-pub fn changes_no_key(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> bool {
+pub fn key_change(write: &Write<'_>, message: &OpMsg<'_>, catalog: &Catalog) -> KeyChange {
     let (target, kind) = match write {
         Write::Update(target) => (target, StatementKind::Update),
         Write::FindAndModify(target) => (target, StatementKind::FindAndModify),
-        _ => return false,
+        _ => return KeyChange::Unknown,
     };
     let Some(protected) = catalog.protected(target.database, target.collection) else {
-        return false;
+        return KeyChange::Unknown;
     };
-    let affects_keys = match kind.list() {
-        Some(list) => any_affects_keys(kind, message, list, &**protected),
-        None => affects_keys(kind, message.body, &**protected).ok(),
-    };
-    affects_keys == Some(false) && !(protected.routes() && any_needs_routing(kind, message, protected))
+    match KeyChange::of(kind, message, &**protected) {
+        // The plan has Keyward carry it out.
+        KeyChange::None if protected.routes() && any_needs_routing(kind, message, protected) => KeyChange::Unknown,
+        change => change,
+    }
 }
 
 /// Whether Keyward carries any statement of the command out itself because it is by a key.
@@ -202,46 +206,4 @@ fn any_needs_routing(kind: StatementKind, message: &OpMsg<'_>, protected: &Prote
     batch
         .iter()
         .is_ok_and(|mut statements| statements.any(|raw| raw.is_ok_and(needs)))
-}
-
-/// Whether any statement of the batch `list` may change a key; `None` if they can't be read.
-fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths: &impl Paths) -> Option<bool> {
-    let batch = message.documents(list).ok()??;
-    // The server refuses a batch that is both in the body and in a sequence, and an empty batch.
-    let mut any = None;
-    for raw in batch.iter().ok()? {
-        if affects_keys(kind, raw.ok()?, paths).ok()? {
-            return Some(true);
-        }
-        any = Some(false);
-    }
-    any
-}
-
-/// Whether the statement `raw` may change a key, so that Keyward must watch it. A statement that the server always refuses need
-/// not be watched.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
-pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
-    let (mut update, mut removes) = (None, false);
-    for field in raw.elements() {
-        let field = field?;
-        match field.name {
-            b"upsert" if field.is_truthy() => return Ok(true),
-            b"u" | b"update" => match update {
-                None => update = Some(field),
-                // A second update makes the statement unusual: the full plan decides.
-                Some(_) => return Ok(true),
-            },
-            b"remove" => removes |= field.is_truthy(),
-            _ => {}
-        }
-    }
-    match (kind, update) {
-        (StatementKind::Delete, _) => Ok(true),
-        (_, Some(update)) => may_affect(&update, paths),
-        (StatementKind::Update, None) => Ok(false),
-        (StatementKind::FindAndModify, None) => Ok(removes),
-    }
 }

@@ -45,6 +45,8 @@ pub struct Transaction {
     has_tried_to_write: bool,
     /// Whether a command that writes was answered, and not with `ok: 0`.
     has_written: bool,
+    /// Whether all reservations of the documents that it writes are held, and stay so until its commit.
+    has_all_reservations: bool,
 }
 
 /// A command that failed as a whole inside a transaction.
@@ -172,6 +174,7 @@ impl Transaction {
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
+            has_all_reservations: false,
         })
     }
 
@@ -232,6 +235,7 @@ impl Transaction {
             is_committing: false,
             has_tried_to_write: false,
             has_written: false,
+            has_all_reservations: false,
         }))
     }
 
@@ -251,12 +255,17 @@ impl Transaction {
         command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<Vec<u8>, Failure> {
-        let is_read = command.is_first("find") || command.is_first("getMore");
-        self.has_tried_to_write |= !is_read;
+        let is_read = is_read(&command);
         self.send(upstream, database, command, sequence).await?;
         let reply = self.receive(upstream).await?;
         self.has_written |= !is_read;
         Ok(reply)
+    }
+
+    /// Notes that all reservations of the documents that it writes are held, and stay so until its commit: it has written or
+    /// checked them.
+    pub fn note_all_reservations(&mut self) {
+        self.has_all_reservations = true;
     }
 
     /// Whether a command that writes was run here and answered, and not with `ok: 0`.
@@ -282,6 +291,7 @@ impl Transaction {
         mut command: Builder,
         sequence: Option<OutSequence<'_>>,
     ) -> Result<(), ForwardError> {
+        self.has_tried_to_write |= !is_read(&command);
         command.elements(Doc::new(&self.fields)?)?;
         if let Some(session) = self.session {
             upstream.note_open_transaction(session);
@@ -355,6 +365,10 @@ impl Transaction {
     /// # Errors
     /// [`Failure`]; [`Failure::ErrorReply`] if it hasn't taken effect.
     pub async fn commit_until_known(&mut self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
+        assert!(
+            self.has_all_reservations || !self.has_tried_to_write,
+            "a transaction commits a write whose reservations it has neither written nor checked: a duplicate could take effect"
+        );
         // The commands of the transaction may have waited long.
         if !upstream.is_permitted_to_write() {
             self.abort(upstream).await?;
@@ -413,6 +427,10 @@ impl Transaction {
             }
         }
     }
+}
+
+fn is_read(command: &Builder) -> bool {
+    command.is_first("find") || command.is_first("getMore")
 }
 
 /// Appends the read concern of this level.

@@ -301,7 +301,7 @@ fn pinned(
         &seen.document_keys.id,
         &seen.document_keys.owner,
     )?;
-    let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.affects_keys(path));
+    let is_affected = |proxy: &&ProxyCollection| proxy.constraint.paths().any(|path| key_update.changes(path));
     let affected = run.op.protected.constraints.iter().filter(is_affected);
     let query = with_same_keys(
         affected,

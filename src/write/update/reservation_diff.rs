@@ -135,6 +135,7 @@ impl ReservationDiff {
                 first += reservations.len();
             }
         }
+        transaction.note_all_reservations();
         Ok(None)
     }
 }

@@ -60,13 +60,9 @@ fn a_message_is_judged_in_one_place() {
     // A part of a `bulkWrite` is a command of its own.
     let by_constraints = [("session/judgement.rs", 1), ("write/bulk.rs", 1)];
     assert_eq!(calls(&source, "classify"), by_constraints);
+    assert_eq!(calls(&source, "key_change"), by_constraints);
     assert_eq!(
-        calls(&source, "changes_no_key"),
-        [("session/judgement.rs", 1), ("write/plan.rs", 1)]
-    );
-    assert_eq!(calls(&source, "Plan::of"), [("write/bulk.rs", 1)]);
-    assert_eq!(
-        calls(&source, "Plan::of_key_write"),
-        [("session/serve.rs", 1), ("write/plan.rs", 1)]
+        calls(&source, "Plan::of"),
+        [("session/serve.rs", 1), ("write/bulk.rs", 1)]
     );
 }

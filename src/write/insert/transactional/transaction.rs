@@ -193,7 +193,7 @@ impl Transactional {
                 break;
             }
         }
-        // In the order of the commands.
+        // The replies come in the order of the commands.
         if is_noted {
             match inserted::added(Doc::new(&replies.next()?)?)? {
                 Added::Now => {}
@@ -223,6 +223,7 @@ impl Transactional {
         if let Some((index, error)) = first_error(Doc::new(&reply)?)? {
             return Ok(TransactionOutcome::Refused(index, error));
         }
+        transaction.note_all_reservations();
         let committed = transaction.commit_until_known(op.upstream).await?;
         Ok(TransactionOutcome::Committed(with_times_of(&reply, &committed)?))
     }

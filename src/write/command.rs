@@ -1,0 +1,46 @@
+//! Carries out a command on one protected collection by its plan.
+
+use super::context::Context;
+use super::forward::ForwardError;
+use super::operation::WriteOp;
+use super::plan::{CommandPlan, CommandWork};
+use super::txn::Transaction;
+use super::{insert, server_probe, update};
+use crate::command::statement::StatementKind;
+use crate::reply::Times;
+use crate::upstream::Connection;
+use crate::wire::OpMsg;
+
+/// Carries out the command; returns the reply's body.
+///
+/// # Errors
+/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
+pub async fn carry_out_command(
+    plan: &CommandPlan<'_>,
+    message: &OpMsg<'_>,
+    context: &Context,
+    upstream: &mut Connection,
+) -> Result<Vec<u8>, ForwardError> {
+    if !plan.is_usual
+        && let Some(reply) = server_probe::server_objection(message, plan.form, upstream).await?
+    {
+        return Ok(reply);
+    }
+    match &plan.work {
+        CommandWork::Refused(refusal) => Ok(refusal.body(&Times::default())),
+        CommandWork::Insert(command) => {
+            let op = WriteOp::new(context, &plan.protected, command, upstream);
+            match Transaction::of_client(op.protected, command.body, op.upstream)? {
+                Some(transaction) => insert::insert_in_clients_transaction(op, transaction).await,
+                None => insert::insert(op).await,
+            }
+        }
+        CommandWork::Statements(command, kind, statements) => {
+            let mut op = WriteOp::new(context, &plan.protected, command, upstream);
+            match (kind, statements.as_slice()) {
+                (StatementKind::FindAndModify, [statement]) => update::find_and_modify(&mut op, statement).await,
+                _ => update::modify(&mut op, *kind, statements).await,
+            }
+        }
+    }
+}

@@ -165,6 +165,18 @@ impl Attempt {
         matches!(&self.state, AttemptState::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
     }
 
+    /// The token, by which alone its reservations may be released now.
+    ///
+    /// # Panics
+    /// If it hasn't ended.
+    pub fn ended_token(&self) -> Token {
+        assert!(
+            self.ended().is_some(),
+            "an attempt that may reserve again is released by its token: a late delete could hit its new reservation"
+        );
+        self.token()
+    }
+
     /// How it ended; `None` if it hasn't.
     pub fn ended(&self) -> Option<Ended> {
         match self.state {

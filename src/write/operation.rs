@@ -7,6 +7,7 @@ use super::txn::{Transaction, gossip};
 use crate::catalog::Protected;
 use crate::claims::{Candidate, ConstrainedKey, run_releases};
 use crate::command::batch::BatchCommand;
+use crate::constraint::Key;
 use crate::raw::Malformed;
 use crate::reply::{Times, WriteRefusal};
 use crate::reservation::Event;
@@ -78,6 +79,24 @@ impl<'a> WriteOp<'a> {
     /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
         run_releases(self.protected, self.context.lease, candidates).await;
+    }
+
+    /// Releases keys of candidates whose documents were written before this command, unless the documents still hold them. `held`
+    /// are known to be held.
+    pub async fn release_unheld(&self, candidates: &[&Candidate<'_>], held: &[ConstrainedKey]) {
+        for (constraint, proxy) in self.protected.constraints.iter().enumerate() {
+            let is_held = |key: &Key| {
+                held.iter()
+                    .any(|held| held.constraint == constraint && held.key == *key)
+            };
+            let mut reserved = Vec::new();
+            for candidate in candidates {
+                let token = candidate.attempt.ended_token();
+                let keys = candidate.keys_under(constraint).filter(|key| !is_held(key));
+                reserved.extend(keys.map(|key| (key, &candidate.owner, token)));
+            }
+            proxy.log_failed_release(proxy.release_unheld(&reserved)).await;
+        }
     }
 
     /// Notes a write of unknown outcome: its reservations stay, because it may still take effect.

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::back_off::BackOff;
 use super::forward::{ForwardError, Outcome};
 use super::operation::WriteOp;
-use super::retry::server_memory::{positions_done_before, release_moved};
+use super::retry::server_memory::positions_done_before;
 use crate::claims::{AttemptGuard, Candidate, ConstrainedKey, advance_attempts, anticipate};
 use crate::constraint::{DuplicateKey, KeyError};
 use crate::proxy_collection::Fitting;
@@ -286,7 +286,7 @@ impl<'a> Insert<'a> {
         if !done.is_empty() {
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
             let done: Vec<&Candidate<'_>> = done.collect();
-            release_moved(self.op.protected, &done).await;
+            self.op.release_unheld(&done, &[]).await;
         }
         Ok(())
     }

@@ -70,22 +70,6 @@ pub fn positions_done_before<'c, 'd: 'c>(
         .collect())
 }
 
-/// Releases the keys of `candidates` whose documents were inserted before and no longer hold them.
-pub async fn release_moved(protected: &Protected, candidates: &[&Candidate<'_>]) {
-    for (constraint, proxy) in protected.constraints.iter().enumerate() {
-        let mut reserved = Vec::new();
-        for candidate in candidates {
-            let token = candidate.attempt.token();
-            reserved.extend(
-                candidate
-                    .keys_under(constraint)
-                    .map(|key| (key, &candidate.owner, token)),
-            );
-        }
-        proxy.log_failed_release(proxy.release_unheld(&reserved)).await;
-    }
-}
-
 fn question(
     protected: &Protected,
     command: &BatchCommand<'_>,

@@ -4,7 +4,6 @@ use super::document_keys::{self, DocumentKeys};
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
 use crate::claims::{Candidate, ConstrainedKey};
-use crate::constraint::Key;
 use crate::proxy_collection::Reservation;
 use crate::raw::Doc;
 use crate::reservation::{Event, Scope};
@@ -78,8 +77,11 @@ pub async fn release_after(
     let read = document_keys::read_after(protected, body, target, reply, run.op.upstream).await?;
     // The statement was carried out before, so it can't take effect later: each key is decided separately.
     candidate.step(&Event::Applied);
+    // The document may have got other keys, and be elsewhere now. So this one read by its shard key isn't enough for those.
     if let Ok(held) = read {
-        release_new(run, candidate, held.as_deref().unwrap_or_default()).await;
+        run.op
+            .release_unheld(&[candidate], held.as_deref().unwrap_or_default())
+            .await;
     }
     Ok(())
 }
@@ -99,20 +101,6 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
             proxy.release_seen(&to_release).await
         };
         proxy.log_failed_release(released).await;
-    }
-}
-
-/// The document may have got these keys, and be elsewhere now. So `held`, which one read by its shard key showed, isn't enough.
-async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held: &[ConstrainedKey]) {
-    let token = candidate.attempt.token();
-    for (constraint, proxy) in run.op.protected.constraints.iter().enumerate() {
-        let is_held = |key: &Key| {
-            held.iter()
-                .any(|held| held.constraint == constraint && held.key == *key)
-        };
-        let not_come = candidate.keys_under(constraint).filter(|key| !is_held(key));
-        let not_come: Vec<_> = not_come.map(|key| (key, &candidate.owner, token)).collect();
-        proxy.log_failed_release(proxy.release_unheld(&not_come)).await;
     }
 }
 

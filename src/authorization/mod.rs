@@ -31,7 +31,8 @@ const KEPT: Duration = Duration::from_secs(30);
 /// Fields that Keyward copies from the client's command to its own. `apiStrict` isn't one: the stable API has no `connectionStatus`.
 const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
-/// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
+/// Why Keyward can't determine a client's rights. Nothing was done. The connection must be closed; a driver that connects anew may try
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum RightsError {
     /// The connection is done for.
@@ -123,9 +124,6 @@ impl Rights {
     }
 
     /// Says whether the client may do the write; asks the server at most once in a while.
-    ///
-    /// # Errors
-    /// [`RightsError`]: the connection has to go.
     pub async fn rule(
         &mut self,
         write: &Write<'_>,
@@ -155,9 +153,6 @@ impl Rights {
 
     /// Whether the client may read documents of `namespace`, as far as the server has said lately. If the server doesn't say,
     /// the client may not.
-    ///
-    /// # Errors
-    /// [`RightsError`]: the connection has to go.
     pub async fn may_find(
         &mut self,
         namespace: &Namespace,

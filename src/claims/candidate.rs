@@ -246,9 +246,6 @@ pub fn keys_of_new(protected: &Protected, doc: Doc<'_>) -> Result<Vec<Constraine
 }
 
 /// The document as an owner of keys.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed> {
     Ok(Owner {
         id: id_of(doc)?,
@@ -258,9 +255,6 @@ pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed>
 
 /// The document with an `_id`: the server's drivers send one; where one is missing it is added in front, as the server
 /// does. A retry of the same statement gets the same one, so that the two are one document.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed> {
     let doc = Doc::new(document)?;
     if doc.get("_id")?.is_some() {

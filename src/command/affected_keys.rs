@@ -16,9 +16,6 @@ use crate::catalog::Protected;
 use crate::raw::{Doc, Element, Malformed};
 
 /// Whether the update `u` (operators, a replacement or a pipeline) may change a value at one of `paths`.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn may_affect(update: &Element<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     let Some(document) = update.as_document_or_array()? else {
         return Ok(true);

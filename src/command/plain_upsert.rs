@@ -26,9 +26,6 @@ pub struct PlainUpsert<'a> {
 impl<'a> PlainUpsert<'a> {
     /// The effect of `statement`, if it is a plain upsert. That depends on the statement, the constraints and the shard key
     /// alone.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<PlainUpsert<'a>>, Malformed> {
         let query = statement.query()?.unwrap_or(Doc::empty());
         // The server refuses other types. On an existing document Keyward leaves the option out, so nobody would.

@@ -141,9 +141,6 @@ impl Scratch {
     }
 
     /// Begins a session of its own.
-    ///
-    /// # Errors
-    /// [`CheckError`] if the deployment doesn't answer.
     pub async fn session(&self) -> Result<ScratchSession<'_>, CheckError> {
         let session = self.client.start_session().await?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,9 +155,6 @@ impl Scratch {
 
     /// Waits for the answer to a command, unless the run was asked to end before it was sent. A command that is under way isn't given
     /// up, because it might create the database again after its drop.
-    ///
-    /// # Errors
-    /// [`CheckError`]
     pub async fn answered<T>(
         &self,
         asked: impl Future<Output = Result<T, mongodb::error::Error>>,
@@ -172,17 +166,11 @@ impl Scratch {
     }
 
     /// Runs a command in the scratch database.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it isn't carried out.
     pub async fn run(&self, command: Document) -> Result<Document, CheckError> {
         self.run_in(&self.name, command).await
     }
 
     /// Runs a command in another database.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it isn't carried out.
     pub async fn run_in(&self, database: &str, command: Document) -> Result<Document, CheckError> {
         self.answered(self.sent(database, command)).await
     }
@@ -197,9 +185,6 @@ impl Scratch {
     }
 
     /// What the server at `address` answers to `hello`.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it doesn't answer.
     pub async fn hello_of(&self, address: &str) -> Result<Document, CheckError> {
         let address = ServerAddress::parse(address)?;
         let admin = self.client.database("admin");

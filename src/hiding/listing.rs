@@ -20,9 +20,6 @@ pub enum Listing {
 
 impl Listing {
     /// The command without what is Keyward's own; nothing if the client asks for it, or if only the server can judge the command.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub(super) fn hiding(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
         match self {
             Listing::Collections | Listing::Databases => self.with_filter(body),
@@ -55,9 +52,6 @@ impl Listing {
 }
 
 /// Whether the first stage of an `aggregate`'s pipeline opens a change stream on a whole database, or the cluster.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn asks_for_changes(body: Doc<'_>) -> Result<bool, Malformed> {
     let is_of_collection = body
         .elements()

@@ -20,9 +20,6 @@ pub enum IndexCommand<'a> {
 }
 
 /// The index documents of a `createIndexes`; none if the command has another form, which only the server judges.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malformed> {
     let Some(indexes) = message.body.nested("indexes")? else {
         return Ok(Vec::new());
@@ -38,9 +35,6 @@ pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malforme
 }
 
 /// Whether a `createIndexes` asks for a unique index.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn asks_for_unique(message: &OpMsg<'_>) -> Result<bool, Malformed> {
     for index in index_documents(message)? {
         if index.is_set("unique")? {
@@ -51,9 +45,6 @@ pub fn asks_for_unique(message: &OpMsg<'_>) -> Result<bool, Malformed> {
 }
 
 /// The body of a `createIndexes` in which the indexes at `positions` aren't unique.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn without_unique(message: &OpMsg<'_>, positions: &[usize]) -> Result<Vec<u8>, Malformed> {
     let mut indexes = Vec::new();
     for (position, index) in index_documents(message)?.into_iter().enumerate() {
@@ -85,9 +76,6 @@ pub enum DroppedIndexes<'a> {
 
 impl<'a> DroppedIndexes<'a> {
     /// Those that `body` names; none if it has a form that only the server judges.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn of(body: Doc<'a>) -> Result<Option<DroppedIndexes<'a>>, Malformed> {
         let Some(index) = body.get("index")? else {
             return Ok(None);

@@ -22,9 +22,6 @@ use crate::write::ForwardError;
 
 /// Carries out the command, as the server does. If it names the index of a constraint in the configuration file, Keyward refuses it.
 /// Returns nothing if it ends no constraint: Keyward then forwards the command unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_indexes(
     context: &IndexContext<'_>,
     target: Target<'_>,

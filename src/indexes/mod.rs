@@ -89,9 +89,6 @@ impl IndexContext<'_> {
 }
 
 /// Serves a command about indexes. Returns nothing if Keyward forwards it unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,

@@ -6,9 +6,6 @@ use crate::constraint::{Constraint, IndexSpec, resolved_collation};
 use crate::raw::{Doc, Malformed};
 
 /// The specification that `index` states; none if it lacks a key pattern.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, Malformed> {
     let document = |name| -> Result<Option<Document>, Malformed> {
         Ok(index

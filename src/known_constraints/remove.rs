@@ -24,8 +24,6 @@ pub struct Removed {
 /// Ends the constraint `name` on `namespace`, unless somebody counts on it. What was cut off goes on.
 ///
 /// - Cancel: at any time; until the next try, no Keyward can make the constraint hold.
-/// # Errors
-/// [`ChangeRefusal`].
 pub async fn remove(client: &Client, namespace: &Namespace, name: &str) -> Result<Removed, ChangeRefusal> {
     let known = definition_of(client, namespace, name).await?;
     let proxy = proxy_collection(namespace, name);

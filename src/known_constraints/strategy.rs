@@ -27,8 +27,6 @@ const CHANGING: &str = "being changed";
 /// Sets the strategy of the collection of the constraint `name`, and so of all its constraints, whose names it returns.
 ///
 /// - Cancel: at any time; until the next try, Keywards with either strategy refuse to start.
-/// # Errors
-/// [`ChangeRefusal`].
 pub async fn set_strategy(
     client: &Client,
     namespace: &Namespace,

@@ -373,9 +373,6 @@ pub async fn replace_ended_definition(
 }
 
 /// Notes that documents may be written without reservations, unless the constraint is enforced.
-///
-/// # Errors
-/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace()).collection;
     let is_of_epoch = doc! { "$eq": [format!("${ENFORCED_IN}"), format!("${BACKFILL_EPOCH_FIELD}")] };
@@ -388,9 +385,6 @@ pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -
 
 /// Notes that documents may be written without reservations, as the build of a client's `constraint` begins. An earlier constraint with the
 /// same definition may have left it enforced.
-///
-/// # Errors
-/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace()).collection;
     let mut update = suspension();

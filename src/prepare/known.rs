@@ -74,9 +74,6 @@ impl KnownDefinition {
 }
 
 /// The constraints of a database that the cluster knows.
-///
-/// # Errors
-/// [`StoreError`] if the cluster doesn't answer.
 pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<KnownDefinition>, StoreError> {
     let definitions = client.database(database).collection::<Document>(DEFINITIONS);
     let find = definitions.find(doc! {}).sort(doc! { "_id": 1 });

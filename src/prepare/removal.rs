@@ -110,9 +110,6 @@ impl Removal {
     }
 
     /// Whether the removal is still there, now or later than now.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub async fn is_there(&self, client: &Client, namespace: &Namespace, name: &str) -> Result<bool, StoreError> {
         let definitions = definitions(client, namespace);
         let find = definitions.find_one(doc! { "_id": definition_id(namespace, name) });

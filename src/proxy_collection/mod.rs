@@ -72,7 +72,8 @@ const KEYS_MAX: usize = 1_000;
 /// How long Keyward waits for a key's owner, if it can search all shards instead.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why the cluster gave no answer.
+/// Why the cluster gave no definite answer. A change may have taken effect, or may yet, unless the variant or its error code proves
+/// otherwise.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The driver failed, or the server refused.
@@ -315,9 +316,6 @@ impl ProxyCollection {
     }
 
     /// Reads the documents under these `keys`, reservations or not, in no order.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<ProxyDocument>, StoreError> {
         let mut entries = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {

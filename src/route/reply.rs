@@ -22,9 +22,6 @@ pub enum RoutedReply {
 }
 
 /// What `reply` shows about the document.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn found(answer: Doc<'_>) -> Result<RoutedReply, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or_default();

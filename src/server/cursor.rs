@@ -3,9 +3,6 @@
 use crate::raw::{Builder, Doc, Malformed};
 
 /// The documents of the reply's batch, first or later.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
     let Some(cursor) = reply.nested("cursor")? else {
         return Ok(Vec::new());
@@ -20,9 +17,6 @@ pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
 }
 
 /// The cursor's id to fetch more with; `None` if there is no more.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
     let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
     let id = id.flatten().and_then(|id| id.as_whole_number());

@@ -220,9 +220,6 @@ fn any_affects_keys(kind: StatementKind, message: &OpMsg<'_>, list: &str, paths:
 
 /// Whether the statement `raw` may change a key, so that Keyward must watch it. A statement that the server always refuses need
 /// not be watched.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     let (mut update, mut removes) = (None, false);
     for field in raw.elements() {

@@ -47,9 +47,6 @@ impl Context {
 }
 
 /// Forwards a command that may change a shard key; returns the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn forward_and_renew_shard_keys(
     context: &Context,
     body: Doc<'_>,

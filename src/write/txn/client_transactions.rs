@@ -258,9 +258,6 @@ impl StatementUnderWay<'_> {
 /// then. A router's answer doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward
 /// kills the session's transactions on all shards, which fails if one shard doesn't answer. Committed effects stay, and the
 /// router answers the commit.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn commit_unseen(
     id: TransactionId,
     body: Doc<'_>,
@@ -303,9 +300,6 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
 
 /// Makes the server end the transaction of the command `body` if it is still open, by a command that fails in it. Unlike
 /// `abortTransaction`, this spares a transaction that is about to commit on several shards. Returns the server's answer.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
     let mut command = Builder::new();
     // No cursor has this number. To get that answer, a client must only have logged in.

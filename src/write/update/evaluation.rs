@@ -63,9 +63,6 @@ impl Selected {
 
 impl<'a> Statement<'a> {
     /// Makes the server evaluate the statement and updates the reservations, all in `transaction`.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn evaluate(
         self,
         op: &mut WriteOp<'_>,
@@ -322,9 +319,6 @@ impl<'a> Statement<'a> {
 
     /// The server's answer to the statement itself, in a transaction that changes nothing, if the server refused to read the
     /// documents. `None` if the server has no objection.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;

@@ -58,9 +58,6 @@ pub async fn send(
 /// The server may have answered from its memory of a first try, which may have concerned another document. Since then, a later
 /// write in progress may have reserved the old keys. Keyward then keeps them: the next write that meets one finds out whether
 /// it is stale. The new keys may be held, or not.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn release_after(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
@@ -119,9 +116,6 @@ async fn release_new(run: &StatementRun<'_, '_>, candidate: &Candidate<'_>, held
 impl StatementRun<'_, '_> {
     /// Ends a try if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
     /// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn meet_obstacle(&mut self) -> Result<InPlaceOutcome, ForwardError> {
         let Some(result) = self.obstacle().await? else {
             return Ok(InPlaceOutcome::Again);

@@ -311,9 +311,6 @@ fn are_checked_outside(op: &WriteOp<'_>, reservations: ReservationMode) -> bool 
 
 /// The transaction of an insert. If a check outside of it follows, each shard may have a snapshot of its own. A common one would make each
 /// shard write an entry to its oplog first.
-///
-/// # Errors
-/// [`Malformed`] if the client's command is.
 pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
     Ok(match are_checked_outside(op, reservations) {

@@ -11,7 +11,7 @@ use mongodb::options::{FullDocumentType, ReadConcern};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
-/// So many changes are audited together.
+/// The number of changes that are audited together.
 const BATCH: usize = 1_000;
 /// How long the server waits for a change before it answers that there is none.
 const AWAITED: Duration = Duration::from_secs(1);

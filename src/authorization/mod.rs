@@ -58,8 +58,8 @@ pub struct Rights(KnownRights);
 #[derive(Debug)]
 enum KnownRights {
     Nothing,
-    /// Everybody may do everything: whether that is so can't change while the server runs, and the connection lives no
-    /// longer than that.
+    /// The server has no access control, so every client may do everything. That can't change while the server runs, and the
+    /// connection ends no later than the server.
     NoAccessControl,
     Privileges {
         privileges: Privileges,
@@ -82,7 +82,7 @@ impl Rights {
         Rights(KnownRights::Nothing)
     }
 
-    /// Keyward doesn't log in: where it may do something, everybody may.
+    /// Keyward doesn't log in: every client may do what Keyward may do.
     pub fn no_less_than_keywards() -> Self {
         Rights(KnownRights::NoAccessControl)
     }
@@ -205,7 +205,7 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<KnownRights, Ri
     upstream.belong_to(users.finish());
     let privileges = Privileges::read(info)?;
     if info.nested("authenticatedUsers")?.is_none_or(Doc::is_empty) {
-        // Nobody has logged in. Where that may be, this is answered; else only what needs no user is.
+        // The client hasn't logged in. A server without access control answers this command; any other one refuses it.
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;

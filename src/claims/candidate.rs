@@ -230,7 +230,7 @@ pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> Result<Vec<ConstrainedKey
     Ok(keys)
 }
 
-/// As [`keys_of`], for a document that is yet to be inserted.
+/// Works as [`keys_of`], for a document that is yet to be inserted.
 ///
 /// # Errors
 /// [`KeyError`] if the document can't be indexed, or the server would change its keys.

@@ -11,7 +11,7 @@ use crate::hiding::Listing;
 /// How a command can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The handshake: writes nothing, but its reply describes the server.
+    /// The handshake: it writes nothing. Its reply describes the server.
     Hello,
     /// Gives the connection another user, or tries to; writes nothing.
     Authenticate,

@@ -1,4 +1,6 @@
-//! Holds the list of clients' constraints at one version, and the changes to it. Pure.
+//! Holds the list of clients' constraints at one version, and the changes to it.
+//!
+//! It does no I/O.
 
 use std::sync::Arc;
 
@@ -138,7 +140,7 @@ impl ClientConstraints {
         building.map(|entry| entry.state = BuildState::Built).count() > 0
     }
 
-    /// Has the Keyward with the entry `own` in the register build what `gone` built; gives whether there is something to build.
+    /// Moves the builds of the Keyward `gone` to the one with the entry `own` in the register. Returns whether there are any.
     pub fn adopt(&mut self, gone: ObjectId, own: ObjectId) -> bool {
         let of_gone = self
             .constraints

@@ -109,7 +109,7 @@ impl Paths for Vec<&str> {
 
 impl Paths for Protected {
     fn overlap(&self, path: &[u8]) -> bool {
-        // As a loop: a chain of iterators takes more instructions, and this is asked for each field of each update.
+        // A chain of iterators takes more instructions than a loop, and this runs for each field of each update.
         for proxy in &self.constraints {
             if proxy.constraint.paths().any(|own| overlap(path, own.as_bytes())) {
                 return true;

@@ -43,7 +43,7 @@ enum NewValue<'a> {
     Set(Element<'a>),
     /// None: the field is removed.
     Unset,
-    /// What the operator makes of the old value and this operand.
+    /// The operator's result for the old value and this operand.
     Computed(ComputingOperator, Element<'a>),
 }
 

@@ -155,7 +155,7 @@ impl<'a> Statement<'a> {
         self.rewritten(rewritten, None, false)
     }
 
-    /// As [`Statement::with_query`], for a statement that must insert nothing if no document matches.
+    /// Works as [`Statement::with_query`], for a statement that must insert nothing if no document matches.
     pub fn without_upsert(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
         self.rewritten(rewritten, None, self.is_upsert)
     }

@@ -287,7 +287,7 @@ impl Constraint {
         self.duplicate_showing(key, &HashMap::new())
     }
 
-    /// As [`Constraint::duplicate`], but with the server's own `sort_keys` of the key's strings.
+    /// Works as [`Constraint::duplicate`], but with the server's own `sort_keys` of the key's strings.
     pub fn duplicate_showing(&self, key: &Key, sort_keys: &HashMap<Vec<u8>, Vec<u8>>) -> DuplicateKey {
         DuplicateKey::new(
             self,

@@ -55,7 +55,7 @@ pub struct Scratch {
     pub lease: Duration,
     /// The constraints of the configuration.
     pub constraints: Vec<Arc<Constraint>>,
-    /// What the deployment answered to `hello`.
+    /// The deployment's answer to `hello`.
     pub hello: Document,
     /// The names of the shards; none on a replica set.
     pub shards: Option<Vec<String>>,
@@ -184,7 +184,7 @@ impl Scratch {
         }
     }
 
-    /// What the server at `address` answers to `hello`.
+    /// The answer of the server at `address` to `hello`.
     pub async fn hello_of(&self, address: &str) -> Result<Document, CheckError> {
         let address = ServerAddress::parse(address)?;
         let admin = self.client.database("admin");
@@ -314,7 +314,7 @@ impl Scratch {
             let drop = doc! { "dropDatabase": 1, "writeConcern": { "w": "majority" } };
             if let Err(error) = within_limit(self.sent(&self.name, drop)).await {
                 if error.is_unauthorized() && self.database.is_err() {
-                    // Who may not create it has nothing to drop.
+                    // If the user may not create the database, Keyward has nothing to drop.
                     return None;
                 }
                 why = left_by(error);

@@ -51,7 +51,7 @@ impl ScratchAnswer {
         self.code.is_none()
     }
 
-    /// What the server said, for a line of the report.
+    /// The server's answer, for a line of the report.
     pub fn shown(&self) -> String {
         match (self.code, self.is_transient) {
             (None, _) => "ok".to_owned(),
@@ -123,7 +123,7 @@ impl<'a> ScratchSession<'a> {
         self.end(doc! { "commitTransaction": 1 }).await
     }
 
-    /// Commits a transaction that was never begun. A router is told a shard that could know it.
+    /// Commits a transaction that was never begun. A router gets the name of a `shard` that could know it.
     pub async fn commit_unknown(&mut self, shard: Option<&str>) -> Result<ScratchAnswer, CheckError> {
         self.number = self.scratch.next_number();
         let mut commit = doc! { "commitTransaction": 1 };

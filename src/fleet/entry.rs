@@ -44,8 +44,8 @@ pub struct RegisterEntry {
     /// The version of the list of clients' constraints up to which it has ended what was taken out. None if it doesn't follow the list;
     /// versions before the list don't write this field.
     pub clients_version: Option<i64>,
-    /// Before it counts on a constraint, it looks again whether somebody has removed the constraint or changed its strategy. Versions
-    /// before these don't write this field.
+    /// Before it counts on a constraint, it checks again that no operator has removed the constraint or changed its strategy. Older
+    /// versions don't write this field.
     pub notices_changes: bool,
 }
 

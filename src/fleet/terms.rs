@@ -10,7 +10,7 @@ use crate::write::TRANSACTION_LIFE;
 
 /// How long a Keyward may write after it sent the last renewal of its entry that succeeded.
 const LEASE: Duration = Duration::from_secs(30);
-/// So many renewals fit into a lease.
+/// How many renewals fit into a lease.
 const RENEWALS: u32 = 10;
 
 /// The terms of one entry.

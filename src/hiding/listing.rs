@@ -1,4 +1,6 @@
-//! Adds a condition to a command that lists or watches, which leaves out what is Keyward's own. Pure.
+//! Adds a condition to a command that lists or watches, so that its reply leaves out Keyward's own collections.
+//!
+//! It does no I/O.
 
 use bson::spec::ElementType;
 use bson::{Document, doc};
@@ -109,7 +111,7 @@ fn append_condition(command: &mut Builder, filter: Option<Doc<'_>>, condition: &
     };
 }
 
-/// What matches the names of Keyward's collections, as a pattern of the server's.
+/// The server's pattern that matches the names of Keyward's collections.
 fn own_names() -> String {
     format!("^{}", PROXY_PREFIX.replace('.', "\\."))
 }

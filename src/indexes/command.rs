@@ -1,4 +1,6 @@
-//! Reads the commands about indexes from their messages, and writes their forms for the server. Pure.
+//! Reads the commands about indexes from their messages, and writes their forms for the server.
+//!
+//! It does no I/O.
 
 use bson::spec::ElementType;
 

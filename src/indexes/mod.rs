@@ -46,7 +46,7 @@ use crate::upstream::Connection;
 use crate::wire::OpMsg;
 use crate::write::ForwardError;
 
-/// What a change of clients' constraints needs.
+/// The state that a change of clients' constraints needs.
 struct IndexContext<'a> {
     service: &'a Service,
     /// The constraints by which the command was judged.

@@ -1,4 +1,6 @@
-//! Turns an index document, of a `createIndexes` or as `listIndexes` shows it, into the specification of a constraint. Pure.
+//! Turns an index document, of a `createIndexes` or as `listIndexes` shows it, into the specification of a constraint.
+//!
+//! It does no I/O.
 
 use bson::{Bson, Document};
 

@@ -297,7 +297,7 @@ impl Instance {
         }
     }
 
-    /// Has the constraints that hold now kept enforced.
+    /// Starts the task that keeps the present constraints enforced.
     fn keep_on(&mut self) {
         let keeping = keeping(
             &self.service,

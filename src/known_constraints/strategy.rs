@@ -96,7 +96,7 @@ async fn check_can_be_strict(
     }
 }
 
-/// Has the constraint change its strategy.
+/// Notes that the constraint changes its strategy.
 async fn begin(client: &Client, constraint: &KnownDefinition) -> Result<(), ChangeRefusal> {
     let mut changing = doc! { "identity": constraint.identity };
     if let Some(strategy) = &constraint.strategy {

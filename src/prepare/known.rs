@@ -59,7 +59,7 @@ pub struct KnownDefinition {
     pub backfill: Option<BackfillProgress>,
     /// Its removal, if one has begun.
     pub removal: Option<Removal>,
-    /// What it was before its strategy began to change.
+    /// Its former state, if its strategy changes just now.
     pub changing: Option<FormerStrategy>,
 }
 

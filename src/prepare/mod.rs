@@ -1,6 +1,8 @@
-//! Makes constraints hold from the first write on. Before the port opens, every proxy collection exists, is spread over
-//! the shards, and has a reservation for every existing document. A constraint that is added later first reserves for
-//! new writes, and then backfills the existing documents.
+//! Makes constraints hold from the first write on.
+//!
+//! Before the port opens, every proxy collection exists, is spread over the shards, and has a reservation for every
+//! existing document. A constraint that is added later first reserves for new writes, and then backfills the existing
+//! documents.
 //!
 //! Every step can be repeated, and several Keywards may run it at once. A Keyward that stops midway leaves work for the
 //! next start. It never leaves a constraint that only seems to hold.

@@ -71,7 +71,7 @@ pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
     command
 }
 
-/// As [`Finder::find`], in `session`, and in its transaction if it has one.
+/// Works as [`Finder::find`], in `session`, and in its transaction if it has one.
 pub(super) async fn find_in_transaction(
     session: &mut ClientSession,
     database: &Database,

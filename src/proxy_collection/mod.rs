@@ -235,7 +235,7 @@ impl ProxyCollection {
         self.duplicate(key).await
     }
 
-    /// The error of a document whose `key` is taken, in the server's bytes.
+    /// The error, in the server's bytes, for a document whose `key` is taken.
     ///
     /// If the cluster doesn't answer, the error lacks the server's sort keys only.
     pub async fn duplicate(&self, key: &Key) -> DuplicateKey {
@@ -368,7 +368,7 @@ impl ProxyCollection {
             .await
     }
 
-    /// As [`ProxyCollection::release_by_token`], but only reservations of the given generations.
+    /// Works as [`ProxyCollection::release_by_token`], but releases only reservations of the given generations.
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.

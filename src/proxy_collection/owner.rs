@@ -16,7 +16,7 @@ use crate::raw::Doc;
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
 
-/// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
+/// The time limit of a linearizable read, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 impl Owner {

@@ -19,7 +19,7 @@ pub(super) struct Judged<'m> {
     pub request: Request<'m>,
     /// The state of the connection that it shows.
     pub context: RequestContext,
-    /// What the classifier says, or why the request is turned down.
+    /// The classifier's verdict, or why the request is turned down.
     pub verdict: Result<Verdict<'m>, Rejection>,
     /// Whether it is a write on a protected collection that can't change a key.
     pub affects_no_key: bool,

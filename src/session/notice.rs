@@ -78,7 +78,7 @@ async fn deposed(targets: &mut Option<watch::Receiver<Targets>>, address: &Serve
 async fn epoch(epochs: &mut watch::Receiver<CatalogEpoch>) -> CatalogEpoch {
     match epochs.changed().await {
         Ok(()) => epochs.borrow_and_update().clone(),
-        // The program ends, which somebody else says.
+        // The program ends; another notice reports that.
         Err(_) => std::future::pending().await,
     }
 }

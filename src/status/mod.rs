@@ -158,7 +158,7 @@ impl Status {
         lines
     }
 
-    /// As a page that looks again by itself.
+    /// The status as a page that renews itself.
     pub fn page(&self) -> String {
         let state = if self.is_ready() { "ready" } else { "not ready" };
         let page = html! {
@@ -241,7 +241,7 @@ fn of_work(admin: &Admin) -> Vec<(&'static str, String)> {
     shown.collect()
 }
 
-/// What the numbers of each constraint mean.
+/// The meaning of the numbers of each constraint.
 fn counted(counts: Option<&ReservationCounts>) -> String {
     let reservations = match counts {
         Some(counts) => format!("reservations, about, {} s ago", counts.at.elapsed().as_secs()),

@@ -38,7 +38,7 @@ pub struct CollectionSharding {
 }
 
 impl CollectionSharding {
-    /// As a majority of the config server has it now.
+    /// The sharding as a majority of the config server has it now.
     pub async fn of(client: &Client, namespace: &Namespace) -> Result<CollectionSharding, Error> {
         let collections = client.database("config").collection::<Document>("collections");
         let found = collections.find_one(sharded(&[namespace.to_string()]));

@@ -28,7 +28,7 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// As it is written in JSON.
+    /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::Missing => "missing",
@@ -84,7 +84,7 @@ impl Finding {
         self
     }
 
-    /// As one JSON object.
+    /// The finding as one JSON object.
     pub fn to_json(&self) -> Value {
         let mut json = json!({
             "finding": self.kind.name(), "collection": self.namespace, "constraint": self.constraint,

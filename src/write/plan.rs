@@ -92,7 +92,7 @@ impl<'m> Plan<'m> {
         }
     }
 
-    /// As [`Plan::of`], for a write that [`changes_no_key`] has found to be able to change a key.
+    /// Works as [`Plan::of`], for a write that [`changes_no_key`] has found to be able to change a key.
     pub fn of_key_write(write: &Write<'m>, message: &OpMsg<'m>, catalog: &Catalog) -> Plan<'m> {
         let protected = |target: &Target<'_>| catalog.protected(target.database, target.collection).cloned();
         let (target, form) = match write {

@@ -71,7 +71,7 @@ impl Note {
     }
 }
 
-/// What became of notes that a transaction was to add to their records.
+/// The outcome for notes that a transaction was to add to their records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
     /// The transaction has added them.

@@ -58,7 +58,7 @@ pub enum Failure {
     /// session ([`ErrorReply::is_before_execution`]).
     #[error("the server refused a command of a transaction")]
     ErrorReply(ErrorReply),
-    /// Nobody knows whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
+    /// It is unknown whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
     /// lacks a part.
     #[error("nobody knows whether a transaction was committed")]
     InDoubt(ErrorReply),

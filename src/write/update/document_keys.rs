@@ -184,8 +184,8 @@ pub async fn read_outside(
     })))
 }
 
-/// The keys that the document of `before` holds after a majority has the writes that `reply` reported; `None` if the document
-/// isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
+/// The keys that the document of `before` holds after a majority has the writes that `reply` reported. Returns `None` if the
+/// document isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
 pub async fn read_after(
     protected: &Protected,
     body: Doc<'_>,

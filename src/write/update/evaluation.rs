@@ -257,7 +257,7 @@ impl<'a> Statement<'a> {
                 query: Some(Doc::new(&query)?),
                 ..under
             };
-            // Not one alone: a second one shows that the shard key is another one.
+            // It reads up to two documents: a second one shows that the shard key is another one.
             let after = document_keys::read(protected, &selection, 2, None, transaction, op.upstream).await?;
             return Ok(Some(after).filter(|after| are_places_equal(before, after)));
         }

@@ -101,7 +101,7 @@ impl StatementRun<'_, '_> {
         Ok(obstacle)
     }
 
-    /// Has the next try read documents by `_id` alone, and later commands know the present shard keys.
+    /// Makes the next try read documents by `_id` alone, and renews the shard keys for later commands.
     async fn doubt_places(&mut self) {
         self.places = Places::Doubted;
         self.op.context.renew_shard_keys().await;

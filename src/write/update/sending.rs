@@ -120,7 +120,7 @@ impl StatementRun<'_, '_> {
         let Some(result) = self.obstacle().await? else {
             return Ok(InPlaceOutcome::Again);
         };
-        // Asked last: the first try may have ended meanwhile.
+        // This comes last: the first try may have ended meanwhile.
         let first_try = first_try(self).await?;
         Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
     }

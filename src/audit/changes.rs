@@ -34,7 +34,7 @@ pub(super) struct ChangeBatch {
 }
 
 impl ChangeReader {
-    /// Those behind `token`, or from now on.
+    /// The reader of the changes after `token`, or of those from now on.
     pub(super) async fn of(
         client: &Client,
         namespace: &Namespace,

@@ -35,7 +35,7 @@ struct Auditor {
     id: String,
     lease: Duration,
     current: Box<dyn Fn() -> Arc<Catalog> + Send + Sync>,
-    /// For each collection that this Keyward audits: when it last had seen every change.
+    /// The time when this Keyward last had seen every change, for each collection that it audits.
     caught_up: Mutex<HashMap<Namespace, Instant>>,
 }
 

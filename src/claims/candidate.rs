@@ -30,10 +30,10 @@ pub struct Candidate<'a> {
     pub document: Cow<'a, [u8]>,
     /// The owner of the keys.
     pub owner: Owner,
-    /// By constraint, then in index order: the one order in which every attempt takes its keys, and the order in which
+    /// The keys by constraint, then in index order. It is the one order in which every attempt takes its keys, and the order in which
     /// the server reports violations.
     pub keys: Vec<ConstrainedKey>,
-    /// Where its attempt stands.
+    /// The state of its attempt.
     pub attempt: Attempt,
     /// How often its keys were released.
     pub generation: u32,

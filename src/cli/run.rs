@@ -32,7 +32,7 @@ pub(super) fn run(file: &Path) -> Result<Exit, CliFailure> {
     ended.map(|_| Exit::Success)
 }
 
-/// Gives how long the process may still take for its own affairs.
+/// Serves clients until a signal comes. Returns how long the process may still take for its own affairs.
 async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, CliFailure> {
     let mut signals = Signals::take_over()?;
     let mut instance = tokio::select! {

@@ -60,7 +60,7 @@ impl ClientConstraints {
         self.ended.iter().find(|ended| ended.id == id)
     }
 
-    /// Those of `file` and of the list together. A file's constraint takes the place of a client's with the same name.
+    /// The constraints of `file` and of the list together. A file's constraint takes the place of a client's with the same name.
     pub fn with(&self, file: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
         let is_in_file = |one: &Constraint| {
             let is_named = |other: &Arc<Constraint>| other.namespace() == one.namespace() && other.name() == one.name();
@@ -161,7 +161,7 @@ impl ClientConstraints {
         }
     }
 
-    /// From its document.
+    /// Reads the list from its document.
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none that this version can keep.

@@ -60,7 +60,7 @@ struct Sample {
     of: u64,
     /// Two owners of one key, and the server's error for it; several documents with one key are several pairs.
     pairs: Vec<(String, Owner, Owner)>,
-    /// Those that no index over the fields could take.
+    /// The documents that no index over the fields could take.
     unindexable: Vec<String>,
 }
 

@@ -50,7 +50,7 @@ pub struct RegisterEntry {
 }
 
 impl RegisterEntry {
-    /// That of this process, which writes nowhere yet.
+    /// The entry of this process, which writes nowhere yet.
     pub fn of_this_process(address: String, terms: EntryTerms) -> RegisterEntry {
         let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
         RegisterEntry {
@@ -104,7 +104,7 @@ impl RegisterEntry {
         }
     }
 
-    /// From a document in the register.
+    /// Reads an entry from its document in the register.
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none.

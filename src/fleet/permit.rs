@@ -16,7 +16,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// None yet.
+    /// A permit that doesn't hold yet.
     pub(super) fn withheld() -> Permit {
         Permit {
             begun: Instant::now(),

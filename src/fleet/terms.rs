@@ -23,7 +23,7 @@ pub struct EntryTerms {
 }
 
 impl EntryTerms {
-    /// Those of a Keyward whose reservations have this `lease`: so long may the server be at work on a write that it sent.
+    /// The terms of a Keyward whose reservations have this `lease`. The server may be at work on its writes for that long.
     pub fn of(lease: Duration) -> EntryTerms {
         EntryTerms {
             lease: LEASE,

@@ -41,7 +41,7 @@ impl WantedConstraints {
         self.entries.iter().map(|entry| &entry.constraint).chain(&self.of_file)
     }
 
-    /// None yet, on this collection.
+    /// An empty set of constraints on this collection.
     pub fn on(namespace: &Namespace, existing: Existing) -> WantedConstraints {
         WantedConstraints {
             namespace: namespace.clone(),
@@ -169,7 +169,7 @@ impl WantedConstraints {
     }
 }
 
-/// Where constraints are built.
+/// The place where constraints are built.
 #[derive(Clone, Copy)]
 pub struct BuildContext<'a> {
     /// Keyward's own client at the deployment.

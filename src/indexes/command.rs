@@ -70,14 +70,14 @@ pub fn without_unique(message: &OpMsg<'_>, positions: &[usize]) -> Result<Vec<u8
 pub enum DroppedIndexes<'a> {
     /// All but the one on `_id`.
     All,
-    /// Those with these names.
+    /// The indexes with these names.
     Named(Vec<&'a [u8]>),
     /// The one with this key pattern.
     OfKey(Doc<'a>),
 }
 
 impl<'a> DroppedIndexes<'a> {
-    /// Those that `body` names; none if it has a form that only the server judges.
+    /// The indexes that `body` names. Returns `None` if it has a form that only the server judges.
     pub fn of(body: Doc<'a>) -> Result<Option<DroppedIndexes<'a>>, Malformed> {
         let Some(index) = body.get("index")? else {
             return Ok(None);

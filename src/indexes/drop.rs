@@ -96,7 +96,8 @@ fn dropped(
     Ok(Ok(of_clients))
 }
 
-/// Those of `constraints` that have no index: an earlier command left them that was cut off. The indexes of the others stay, and so do they.
+/// The constraints among `constraints` that have no index: an earlier command that was cut off left them. The others stay with their
+/// indexes.
 async fn without_index(
     mut constraints: Vec<Arc<Constraint>>,
     namespace: &Namespace,

@@ -95,7 +95,7 @@ pub struct ListedIndex {
 }
 
 impl ListedIndex {
-    /// From its document in the reply to `listIndexes`; none if it has no name.
+    /// Reads an index from its document in the reply to `listIndexes`. Returns `None` if it has no name.
     pub fn of(index: Doc<'_>) -> Result<Option<ListedIndex>, Malformed> {
         let name = index.get("name")?;
         let Some(name) = name.and_then(|name| name.as_str().map(str::to_owned)) else {

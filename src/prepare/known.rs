@@ -53,7 +53,7 @@ pub struct KnownDefinition {
     pub state: Option<ConstraintState>,
     /// Whether a Keyward reads its documents now.
     pub is_claimed: bool,
-    /// There if a client made it: its entry in the list of clients' constraints, or `true` once it has ended.
+    /// Present if a client made it: its entry in the list of clients' constraints, or `true` once it has ended.
     pub of_client: Option<Bson>,
     /// The position of its backfill, if one has begun and hasn't ended.
     pub backfill: Option<BackfillProgress>,

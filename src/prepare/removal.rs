@@ -38,7 +38,7 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// That in a constraint's document.
+    /// The removal in a constraint's document.
     pub(super) fn of(found: &Document) -> Option<Removal> {
         let removal = found.get_document(REMOVAL_FIELD).ok()?;
         Some(Removal {

@@ -127,7 +127,7 @@ pub fn has_label(reply: Doc<'_>, label: &str) -> bool {
     labels.any(|element| element.as_str() == Some(label))
 }
 
-/// Gives the error in `reply` this label.
+/// Adds this label to the error in `reply`.
 pub fn append_label(reply: &mut Builder, label: &str) {
     reply
         .open(ElementType::Array, b"errorLabels")

@@ -281,7 +281,7 @@ impl MessageHandler<'_> {
         }
     }
 
-    /// Gives up the constraints that this connection's operations were decided by: none is under way.
+    /// Leaves the catalog epoch that decided this connection's operations: none is under way.
     async fn leave_epoch(&mut self) -> Result<(), End> {
         if *self.is_unanswered {
             closing::confirm_unanswered(self.upstream).await?;

@@ -80,7 +80,7 @@ pub struct Connection {
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
-    /// Where there is a register of Keywards: whether this one may write.
+    /// Whether this Keyward may write, if there is a register of Keywards.
     permit: Option<Permit>,
 }
 
@@ -192,7 +192,7 @@ impl Connection {
         self.receive().await
     }
 
-    /// The same for a command of one body; gives the reply's body.
+    /// Sends a command of one body as [`Connection::request`] does, and returns the reply's body.
     ///
     /// # Errors
     /// As [`Connection::request`].

@@ -145,7 +145,7 @@ impl Verification<'_> {
         Ok(())
     }
 
-    /// Those of the suspects that are wrong at one moment, and how.
+    /// The suspects that are wrong at one moment, with their faults.
     async fn faulty(&self, suspects: &[Suspect]) -> Result<Vec<(Suspect, Fault)>, StoreError> {
         let mut faulty = Vec::new();
         for suspects in suspects.chunks(SUSPECTS_AT_ONCE) {

@@ -22,7 +22,7 @@ pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 pub struct CatalogEpoch(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
 
 impl CatalogEpoch {
-    /// That of a connection on which no command is in progress: nothing waits for its end.
+    /// The epoch of a connection on which no command is in progress: nothing waits for its end.
     pub fn none() -> CatalogEpoch {
         CatalogEpoch(mpsc::channel(1).0)
     }

@@ -24,7 +24,7 @@ use crate::write::operation::WriteOp;
 use crate::write::update::result::StatementResult;
 use crate::write::update::statement_run::StatementRun;
 
-/// Those of `candidates`, statements of a retryable insert, that the server carried out before; by position.
+/// The positions of the `candidates`, statements of a retryable insert, that the server carried out before.
 ///
 /// Keyward asks by deletes that match nothing, under the statements' numbers. If the server knows a number, it reports that;
 /// otherwise the delete leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused

@@ -272,7 +272,7 @@ impl Transactional {
         })
     }
 
-    /// Those of `these` that have lost a key, from the current reservations. If none has, the check was made too early.
+    /// The candidates in `these` whose keys were taken over, by the current reservations. If there are none, the check was made too early.
     async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
         match reservations::superseded(op.protected, these).await {
             Ok(superseded) if superseded.is_empty() => TransactionOutcome::NotReserved,

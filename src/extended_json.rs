@@ -5,7 +5,7 @@ use bson::{Bson, RawBson, RawDocumentBuf};
 use serde_json::{Map, Value};
 
 use crate::constraint::Key;
-use crate::raw::{Builder, Doc, Element};
+use crate::raw::{Doc, Element};
 use crate::server::type_name;
 
 /// The value as extended JSON. Text in it that isn't UTF-8 is shown with replacement characters.
@@ -57,16 +57,11 @@ fn lossy_value(element: &Element<'_>) -> Value {
             Some(text) => String::from_utf8_lossy(text).into(),
             None => unreadable(element.kind),
         },
-        kind => decoded(element).map_or_else(|| unreadable(kind), |value| as_json(&value)),
+        kind => match element.to_raw_bson() {
+            Some(value) => as_json(&value),
+            None => unreadable(kind),
+        },
     }
-}
-
-fn decoded(element: &Element<'_>) -> Option<RawBson> {
-    let mut alone = Builder::new();
-    alone.element(element);
-    let alone = RawDocumentBuf::from_bytes(alone.finish()).ok()?;
-    let (_, value) = alone.iter().next()?.ok()?;
-    Some(value.into())
 }
 
 fn unreadable(kind: ElementType) -> Value {

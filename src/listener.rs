@@ -26,7 +26,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
         tokio::select! {
             drain = session::draining(&mut stopping) => break drain,
             // Ended tasks are collected here, so that the set does not grow with every past client.
-            Some(()) = clients.join_next(&service), if !clients.tasks.is_empty() => {}
+            Some(()) = clients.join_next(), if !clients.tasks.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((client, peer)) if clients.tasks.len() < service.limits().max_connections => {
                     next_id += 1;
@@ -54,9 +54,7 @@ pub async fn run(listener: TcpListener, service: Arc<Service>, stage: watch::Rec
         clients.tasks.shutdown().await;
         return false;
     };
-    let drained = timeout_at(drain.until(), async {
-        while clients.join_next(&service).await.is_some() {}
-    });
+    let drained = timeout_at(drain.until(), async { while clients.join_next().await.is_some() {} });
     let is_drained = drained.await.is_ok();
     if !is_drained {
         warn!(
@@ -85,20 +83,19 @@ struct ClientTasks {
 
 impl ClientTasks {
     /// Waits until one has ended; `None` if there is none.
-    async fn join_next(&mut self, service: &Service) -> Option<()> {
+    async fn join_next(&mut self) -> Option<()> {
         let ended = self.tasks.join_next_with_id().await?;
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, ())| *task);
         let span = self.spans.remove(&task);
         if let Err(error) = ended {
-            note_broken(&error, span, service);
+            log_broken(&error, span);
         }
         Some(())
     }
 }
 
-/// Notes a connection that ended because an invariant of Keyward does not hold. Other connections go on.
-fn note_broken(error: &JoinError, client: Option<ClientSpan>, service: &Service) {
-    service.writes.note_in_doubt();
+/// Logs that a connection ended because an invariant of Keyward does not hold. Other connections go on.
+fn log_broken(error: &JoinError, client: Option<ClientSpan>) {
     let log =
         || tracing::error!(%error, "an invariant does not hold: the connection is closed, and its writes are in doubt");
     match client {

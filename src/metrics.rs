@@ -4,9 +4,6 @@
 //! that short lives between two scrapes are visible, too. Labels are enums of this file or names of configured
 //! constraints, never client input. So the configuration alone sets the number of series, however many clients connect.
 
-mod clients;
-mod upstream;
-
 use std::sync::Arc;
 
 use prometheus::core::Collector;
@@ -15,6 +12,32 @@ use prometheus::{
 };
 
 use crate::constraint::Constraint;
+
+/// Makes a struct of metrics. Each row has a field, the method of [`Maker`] that makes its metric, the metric's name, its help, and the
+/// buckets of a histogram.
+macro_rules! metrics {
+    (
+        $(#[$about:meta])* $name:ident;
+        $($(#[$doc:meta])* $visibility:vis $field:ident: $type:ty = $make:ident $arguments:tt;)*
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone)]
+        pub struct $name {
+            $($(#[$doc])* $visibility $field: $type,)*
+        }
+
+        impl $name {
+            pub(in crate::metrics) fn new(make: &Maker) -> Self {
+                $name {
+                    $($field: make.$make $arguments,)*
+                }
+            }
+        }
+    };
+}
+
+mod clients;
+mod upstream;
 
 pub use clients::{CommandMetrics, Connections, OpenConnection};
 pub use upstream::UpstreamMetrics;
@@ -46,39 +69,48 @@ pub struct Metrics {
     waits_for: IntGaugeVec,
 }
 
-/// Reloads of the certificates for clients' connections.
-#[derive(Debug, Clone)]
-pub struct Certificates {
+metrics! {
+    /// Reloads of the certificates for clients' connections.
+    Certificates;
     /// Times that the certificates found are in use.
-    pub done: IntCounter,
+    pub done: IntCounter = counter("tls_reloads_total", "New certificates taken into use.");
     /// Times that the certificates found can't be used, and nothing has changed.
-    pub failed: IntCounter,
+    pub failed: IntCounter = counter("tls_reloads_failed_total", "New certificates that can't be used.");
 }
 
-/// Reloads of the configuration.
-#[derive(Debug, Clone)]
-pub struct ReloadMetrics {
+metrics! {
+    /// Reloads of the configuration.
+    ReloadMetrics;
     /// The number of the current configuration; the start's is 1.
-    pub generation: IntGauge,
+    pub generation: IntGauge = gauge("config_generation", "The number of the configuration that holds; 1 is that of the start.");
     /// Times that another configuration was loaded and holds.
-    pub applied: IntCounter,
+    pub applied: IntCounter = counter("config_reloads_applied_total", "Configurations loaded again that hold.");
     /// Times that a configuration was refused, and the one before still holds.
-    pub refused: IntCounter,
+    pub refused: IntCounter = counter("config_reloads_refused_total", "Configurations loaded again and refused.");
     /// Whether the file was refused when it was last loaded.
-    pub is_refused: IntGauge,
+    pub is_refused: IntGauge = gauge("config_refused", "1 while the file, as last loaded, is refused.");
 }
 
-/// Strict inserts of several clients in one transaction.
-#[derive(Debug, Clone)]
-pub struct GroupCommit {
+metrics! {
+    /// Strict inserts of several clients in one transaction.
+    GroupCommit;
     /// Transactions that took effect.
-    pub transactions: IntCounter,
+    pub transactions: IntCounter = counter(
+        "group_commit_transactions_total",
+        "Transactions that took effect with strict inserts of several clients.",
+    );
     /// Inserts in these transactions, counted as commands (or slices of large ones).
-    pub inserts: IntCounter,
+    pub inserts: IntCounter = counter("group_commit_inserts_total", "Clients' strict inserts that took effect in them.");
     /// Transactions that had no effect: each insert is then sent alone.
-    pub failed: IntCounter,
+    pub failed: IntCounter = counter(
+        "group_commit_failed_total",
+        "Transactions with strict inserts of several clients that had no effect.",
+    );
     /// Transactions of unknown outcome: the connection of each insert was closed.
-    pub lost: IntCounter,
+    pub lost: IntCounter = counter(
+        "group_commit_lost_total",
+        "Transactions with strict inserts of several clients whose outcome is unknown.",
+    );
 }
 
 /// Makes the counters of one constraint. Each row has a field, the metric's name, and its help.
@@ -132,8 +164,8 @@ constraint_counters! {
     in_doubt, "in_doubt_total", "Reservations whose write has an unknown outcome.";
     /// Sweeps that this Keyward completed.
     sweeps, "sweeps_total", "Sweeps brought to their end.";
-    /// Reservations without an owner that its sweeps deleted.
-    swept, "swept_total", "Reservations without an owner that a sweep deleted.";
+    /// Reservations without an owner that its sweeps and audits deleted.
+    swept, "swept_total", "Reservations without an owner that a sweep or an audit deleted.";
     /// Reads by the key that the owner's shard alone answered, and statements that found their document there.
     routed_hits, "routed_hits_total", "Reads by the key that one shard answered.";
     /// Reads and statements by the key that went on unchanged because no usable reservation was found in time.
@@ -146,55 +178,6 @@ constraint_counters! {
     audit_repaired, "audit_repaired_total", "Documents written by others whose keys an audit reserved.";
     /// Documents that its audits found to violate the constraint.
     audit_violations, "audit_violations_total", "Documents that an audit found to violate the constraint.";
-}
-
-impl Certificates {
-    fn new(make: &Maker) -> Self {
-        Certificates {
-            done: make.counter("tls_reloads_total", "New certificates taken into use."),
-            failed: make.counter("tls_reloads_failed_total", "New certificates that can't be used."),
-        }
-    }
-}
-
-impl ReloadMetrics {
-    fn new(make: &Maker) -> Self {
-        ReloadMetrics {
-            generation: make.gauge(
-                "config_generation",
-                "The number of the configuration that holds; 1 is that of the start.",
-            ),
-            applied: make.counter("config_reloads_applied_total", "Configurations loaded again that hold."),
-            refused: make.counter(
-                "config_reloads_refused_total",
-                "Configurations loaded again and refused.",
-            ),
-            is_refused: make.gauge("config_refused", "1 while the file, as last loaded, is refused."),
-        }
-    }
-}
-
-impl GroupCommit {
-    fn new(make: &Maker) -> Self {
-        GroupCommit {
-            transactions: make.counter(
-                "group_commit_transactions_total",
-                "Transactions that took effect with strict inserts of several clients.",
-            ),
-            inserts: make.counter(
-                "group_commit_inserts_total",
-                "Clients' strict inserts that took effect in them.",
-            ),
-            failed: make.counter(
-                "group_commit_failed_total",
-                "Transactions with strict inserts of several clients that had no effect.",
-            ),
-            lost: make.counter(
-                "group_commit_lost_total",
-                "Transactions with strict inserts of several clients whose outcome is unknown.",
-            ),
-        }
-    }
 }
 
 impl Metrics {
@@ -224,6 +207,7 @@ impl Metrics {
         };
         make.build_info();
         metrics.config.generation.set(1);
+        metrics.upstream.show_reachable(false);
         for constraint in constraints {
             metrics.constraint(constraint);
             metrics.set_ready(constraint, false);

@@ -20,6 +20,7 @@ pub struct Namespace {
 
 /// Why a name is not valid for a user's collection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum InvalidNamespace {
     /// There is no dot between database and collection, or nothing on one side of it.
     #[error("'{0}' is not of the form database.collection")]
@@ -32,12 +33,7 @@ pub enum InvalidNamespace {
     Collection(String),
     /// Database, dot and collection together are too long.
     #[error("Fully qualified namespace is too long. Namespace: {namespace} Max: {max}")]
-    TooLong {
-        /// The namespace in question.
-        namespace: Namespace,
-        /// The most bytes it may have.
-        max: usize,
-    },
+    TooLong { namespace: Namespace, max: usize },
 }
 
 impl Namespace {

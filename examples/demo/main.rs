@@ -40,7 +40,12 @@ fn run(once: bool) -> Result<(), Box<dyn Error>> {
         let address = keyward.address();
         let invitation = invitation(&cluster, &keyward);
         tokio::select! {
-            never = keyward.follow() => match never {},
+            () = async {
+                loop {
+                    let list = keyward.clients_changed().await;
+                    keyward.follow_clients(list).await;
+                }
+            } => {}
             played = async {
                 scene::play(&cluster, address).await?;
                 if !once {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bson::RawDocumentBuf;
 use tokio::time::Instant;
 
 use super::Auditor;
-use super::changes::{ChangeBatch, ChangeReader};
+use super::changes::ChangeReader;
 use super::turn::AuditTurn;
 use crate::catalog::Protected;
 use crate::haste::{self, hastened};
@@ -81,7 +82,9 @@ impl CollectionAudit<'_> {
         let is_compared = AtomicBool::new(self.turn.token.is_some());
         let comparing = async {
             if !is_compared.load(Ordering::Acquire) {
-                compare_all(auditor, namespace).await?;
+                if let Some(protected) = protected(auditor, namespace) {
+                    compare(auditor, &protected, None).await?;
+                }
                 is_compared.store(true, Ordering::Release);
             }
             std::future::pending::<Result<Followed, StoreError>>().await
@@ -99,7 +102,9 @@ impl CollectionAudit<'_> {
             let Some(protected) = protected(self.auditor, self.namespace) else {
                 return Ok(Followed::Ended);
             };
-            audit_batch(self.auditor, &protected, &batch).await?;
+            if !batch.documents.is_empty() {
+                compare(self.auditor, &protected, Some(&batch.documents)).await?;
+            }
             if batch.is_last {
                 self.auditor.note_caught_up(self.namespace);
             }
@@ -131,44 +136,28 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
     (auditor.current)().on(namespace).cloned()
 }
 
-/// Compares all documents with all reservations.
-async fn compare_all(auditor: &Auditor, namespace: &Namespace) -> Result<(), StoreError> {
-    let Some(protected) = protected(auditor, namespace) else {
-        return Ok(());
+/// Compares these documents with their reservations; without any given, all documents with all reservations.
+async fn compare(
+    auditor: &Auditor,
+    protected: &Protected,
+    documents: Option<&[RawDocumentBuf]>,
+) -> Result<(), StoreError> {
+    let settings = VerifySettings {
+        lease: auditor.lease,
+        rate: RATE,
+        repair: true,
     };
     let mut reports = Vec::new();
     for position in 0..protected.constraints.len() {
-        let mut report = AuditReport::of(&protected, position);
-        let settings = settings(auditor.lease);
-        let mut note = |finding: &Finding| report.note(finding);
-        verify(&protected, position, settings, &mut Tally::default(), &mut note).await?;
-        reports.push(report);
-    }
-    ended(reports)
-}
-
-/// Compares the documents of a batch with their reservations.
-async fn audit_batch(auditor: &Auditor, protected: &Protected, batch: &ChangeBatch) -> Result<(), StoreError> {
-    if batch.documents.is_empty() {
-        return Ok(());
-    }
-    let mut reports = Vec::new();
-    for position in 0..protected.constraints.len() {
         let mut report = AuditReport::of(protected, position);
-        let settings = settings(auditor.lease);
         let mut note = |finding: &Finding| report.note(finding);
-        verify_documents(protected, position, settings, &batch.documents, &mut note).await?;
+        match documents {
+            Some(documents) => verify_documents(protected, position, settings, documents, &mut note).await?,
+            None => verify(protected, position, settings, &mut Tally::default(), &mut note).await?,
+        }
         reports.push(report);
     }
     ended(reports)
-}
-
-fn settings(lease: Duration) -> VerifySettings {
-    VerifySettings {
-        lease,
-        rate: RATE,
-        repair: true,
-    }
 }
 
 /// Logs the findings of one constraint, and counts them.

@@ -20,6 +20,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{self, code};
 use crate::upstream::{self, Connection, Reply};
 use crate::wire::{Draft, OpMsg};
+use crate::write::ForwardError;
 
 pub use needs::Actions;
 
@@ -34,18 +35,14 @@ const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 /// Why Keyward can't determine a client's rights. Nothing was done. The connection must be closed; a driver that connects anew may try
 /// again.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum RightsError {
     /// The connection is done for.
     #[error(transparent)]
     Upstream(#[from] upstream::ConnectionError),
     /// The server doesn't answer the question.
     #[error("the server answers {command} with an error: {reason}")]
-    Unanswered {
-        /// The command that it was asked.
-        command: &'static str,
-        /// Its answer.
-        reason: String,
-    },
+    Unanswered { command: &'static str, reason: String },
     /// A reply, or the client's message, isn't BSON.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -91,10 +88,7 @@ impl Rights {
     ///
     /// # Errors
     /// The connection's, or that of a reply that isn't BSON.
-    pub async fn if_known<E>(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, E>
-    where
-        E: From<upstream::ConnectionError> + From<Malformed>,
-    {
+    pub async fn if_known(has_users: bool, body: Doc<'_>, upstream: &mut Connection) -> Result<Self, ForwardError> {
         if !has_users {
             return Ok(Rights::no_less_than_keywards());
         }
@@ -149,6 +143,16 @@ impl Rights {
             }
         }
         Ok(Ruling::MayWrite)
+    }
+
+    /// Whether the client may change any documents, as far as the server says. It may if the server doesn't say.
+    pub async fn may_write_somewhere(&mut self, body: Doc<'_>, upstream: &mut Connection) -> Result<bool, RightsError> {
+        match ask(body, upstream).await {
+            Ok(known) => self.0 = known,
+            Err(RightsError::Unanswered { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        Ok(!matches!(&self.0, KnownRights::Privileges { privileges, .. } if privileges.are_none()))
     }
 
     /// Whether the client may read documents of `namespace`, as far as the server has said lately. If the server doesn't say,

@@ -32,6 +32,11 @@ impl Privileges {
         Ok(Privileges(privileges))
     }
 
+    /// Whether they allow nothing.
+    pub fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether they are enough.
     pub fn cover(&self, need: &Need<'_>) -> bool {
         let there = self.0.iter().filter(|privilege| privilege.is_for(need));

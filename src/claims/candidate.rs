@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use bson::{RawBson, RawDocument, RawDocumentBuf, spec::ElementType};
+use bson::{RawBson, RawDocumentBuf, spec::ElementType};
 use tokio::time::Instant;
 
 use crate::catalog::Protected;
 use crate::constraint::{Key, KeyError};
 use crate::proxy_collection::{Owner, Reservation, ReservationVersion};
-use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::{Attempt, Effect, Event, Token};
 
 /// A key together with the constraint that it belongs to.
@@ -281,7 +281,7 @@ pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed
 
 fn id_of(doc: Doc<'_>) -> Result<RawBson, Malformed> {
     match doc.get("_id")? {
-        Some(id) => value_of(&id),
+        Some(id) => id.to_raw_bson().ok_or(Malformed::Unterminated),
         None => Ok(RawBson::Null),
     }
 }
@@ -299,16 +299,6 @@ fn route_of(doc: Doc<'_>, shard_key: &[String]) -> Result<Option<RawDocumentBuf>
         };
     }
     Ok(RawDocumentBuf::from_bytes(route.finish()).ok())
-}
-
-fn value_of(element: &Element<'_>) -> Result<RawBson, Malformed> {
-    let mut builder = Builder::new();
-    builder.append(element.kind, b"v", element.value);
-    let bytes = builder.finish();
-    let value = RawDocument::from_bytes(&bytes)
-        .ok()
-        .and_then(|document| document.get("v").ok().flatten());
-    value.map(RawBson::from).ok_or(Malformed::Unterminated)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use bson::spec::ElementType;
 
 use super::command::CommandHead;
-use super::rule::{Rule, WriteCommand};
+use super::rule::Rule;
 use super::target::visit_all;
 use super::{CommandRefusal, Protection, Target, TargetKind, Verdict, Write};
 use crate::encrypted_fields::EncryptedFields;
@@ -19,13 +19,13 @@ use crate::wire::Documents;
 
 /// Applies `rule` to its command.
 pub fn known<'a>(
-    rule: Rule,
+    rule: Rule<'a>,
     command: &CommandHead<'a>,
     protection: &impl Protection,
 ) -> Result<Verdict<'a>, Malformed> {
     Ok(match rule {
         Rule::Hello | Rule::Authenticate | Rule::Harmless => Verdict::Forward,
-        Rule::Write(kind) => write(kind, command, protection),
+        Rule::Write(to) => write(to, command, protection),
         Rule::BulkWrite => bulk_write(command, protection)?,
         Rule::Aggregate => aggregate(command, protection)?,
         Rule::MapReduce => match command.message.body.get("out")? {
@@ -220,7 +220,7 @@ fn collates(command: &CommandHead<'_>, protection: &impl Protection) -> Result<O
     Ok(None)
 }
 
-fn write<'a>(kind: WriteCommand, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
+fn write<'a>(to: fn(Target<'a>) -> Write<'a>, command: &CommandHead<'a>, protection: &impl Protection) -> Verdict<'a> {
     if command.first.kind == ElementType::Binary {
         return Verdict::Refuse(CommandRefusal::Uuid {
             command: String::from_utf8_lossy(command.name).into_owned(),
@@ -236,13 +236,7 @@ fn write<'a>(kind: WriteCommand, command: &CommandHead<'a>, protection: &impl Pr
         Some((target, TargetKind::Protected)) if command.first.as_string_bytes() != Some(target.collection) => {
             Verdict::Refuse(CommandRefusal::of(command.name, target, TargetKind::Protected))
         }
-        Some((target, TargetKind::Protected)) => Verdict::Write(match kind {
-            WriteCommand::Insert => Write::Insert(target),
-            WriteCommand::Update => Write::Update(target),
-            WriteCommand::Delete => Write::Delete(target),
-            WriteCommand::FindAndModify => Write::FindAndModify(target),
-            WriteCommand::Drop => Write::Drop(target),
-        }),
+        Some((target, TargetKind::Protected)) => Verdict::Write(to(target)),
     }
 }
 
@@ -286,16 +280,32 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
             }
         })?;
     }
-    for out in outputs {
-        let verdict = output(command, out.name, &out, protection)?;
+    for out in &outputs {
+        let verdict = output(command, out.name, out, protection)?;
         if verdict != Verdict::Forward {
             return Ok(verdict);
         }
+    }
+    if let Some(out) = outputs.first()
+        && has_empty_first_batch(command.message.body)?
+    {
+        let stage = String::from_utf8_lossy(out.name).into_owned();
+        return Ok(Verdict::Refuse(CommandRefusal::WritesLater { stage }));
     }
     Ok(match asks_for_changes(command.message.body)? {
         true => Verdict::List(Listing::Changes),
         false => Verdict::Forward,
     })
+}
+
+/// Whether the server runs the pipeline of the `aggregate` `body` only at the first `getMore`. It drops the fraction of a number.
+fn has_empty_first_batch(body: Doc<'_>) -> Result<bool, Malformed> {
+    let size = body
+        .nested("cursor")?
+        .map(|cursor| cursor.get("batchSize"))
+        .transpose()?
+        .flatten();
+    Ok(size.is_some_and(|size| size.is_number() && size.as_whole_number().is_none_or(|whole| whole == 0)))
 }
 
 /// Refuses `stage` if its target `out`, in any reading, is a protected or a proxy collection.

@@ -6,6 +6,7 @@
 //! retry.
 
 use super::{Target, TargetKind};
+use crate::server::code;
 use crate::wire::ServerError;
 
 /// A protected collection must not get another default collation than it had when its constraints were prepared.
@@ -106,6 +107,15 @@ pub enum CommandRefusal {
         /// The command.
         command: String,
     },
+    /// An `aggregate` would write only during a `getMore`.
+    #[error(
+        "aggregate with {stage} can't be used through Keyward with cursor.batchSize 0, because the server would write only \
+         during a getMore, when other constraints may hold; leave out batchSize"
+    )]
+    WritesLater {
+        /// The stage that writes.
+        stage: String,
+    },
     /// `$db` occurs twice in the command.
     #[error("BSON field '$db' is a duplicate field")]
     TwoDatabases,
@@ -135,17 +145,13 @@ impl CommandRefusal {
 
     /// The error for the client.
     pub fn error(&self) -> ServerError {
-        let (code, code_name) = match self {
-            CommandRefusal::TwoDatabases => (40413, "Location40413"),
-            CommandRefusal::LoadBalanced => (72, "InvalidOptions"),
+        let code = match self {
+            CommandRefusal::TwoDatabases => code::DUPLICATE_FIELD,
+            CommandRefusal::LoadBalanced => code::INVALID_OPTIONS,
             // Not IllegalOperation: for a write, the Node driver takes it as "no retryable writes" in the deployment, and
             // replaces the message.
-            _ => (115, "CommandNotSupported"),
+            _ => code::COMMAND_NOT_SUPPORTED,
         };
-        ServerError {
-            code,
-            code_name,
-            message: self.to_string(),
-        }
+        ServerError::new(code, self.to_string())
     }
 }

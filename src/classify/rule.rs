@@ -6,11 +6,12 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use super::{Target, Write};
 use crate::hiding::Listing;
 
 /// How a command can write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+#[derive(Debug, Clone, Copy)]
+pub enum Rule<'a> {
     /// The handshake: it writes nothing. Its reply describes the server.
     Hello,
     /// Gives the connection another user, or tries to; writes nothing.
@@ -18,7 +19,7 @@ pub enum Rule {
     /// Can't change the documents of a collection, and can't remove a collection.
     Harmless,
     /// A write command on the collection that its first field names.
-    Write(WriteCommand),
+    Write(fn(Target<'a>) -> Write<'a>),
     /// Writes to every collection that `nsInfo` lists.
     BulkWrite,
     /// Writes to the target of a `$out` or `$merge` in `pipeline`.
@@ -51,27 +52,17 @@ pub enum Rule {
     Anywhere,
 }
 
-/// The write commands that the write path serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WriteCommand {
-    Insert,
-    Update,
-    Delete,
-    FindAndModify,
-    Drop,
-}
-
-impl Rule {
+impl<'a> Rule<'a> {
     /// The rule for the command `name`.
-    pub fn of(name: &[u8]) -> Option<Rule> {
+    pub fn of(name: &[u8]) -> Option<Rule<'a>> {
         Some(match name {
             b"hello" | b"isMaster" | b"ismaster" => Rule::Hello,
             b"saslStart" | b"saslContinue" | b"authenticate" | b"logout" => Rule::Authenticate,
-            b"insert" => Rule::Write(WriteCommand::Insert),
-            b"update" => Rule::Write(WriteCommand::Update),
-            b"delete" => Rule::Write(WriteCommand::Delete),
-            b"findAndModify" | b"findandmodify" => Rule::Write(WriteCommand::FindAndModify),
-            b"drop" => Rule::Write(WriteCommand::Drop),
+            b"insert" => Rule::Write(Write::Insert),
+            b"update" => Rule::Write(Write::Update),
+            b"delete" => Rule::Write(Write::Delete),
+            b"findAndModify" | b"findandmodify" => Rule::Write(Write::FindAndModify),
+            b"drop" => Rule::Write(Write::Drop),
             b"bulkWrite" => Rule::BulkWrite,
             b"aggregate" => Rule::Aggregate,
             b"mapReduce" | b"mapreduce" => Rule::MapReduce,

@@ -248,6 +248,21 @@ fn pipelines_may_not_end_in_protected_collections() {
 }
 
 #[test]
+fn an_aggregate_that_writes_does_so_at_once() {
+    for (stage, size, expected) in [
+        (doc! { "$out": "others" }, Bson::from(0), OtherRefusal),
+        (doc! { "$merge": { "into": "others" } }, 0.5.into(), OtherRefusal),
+        (doc! { "$out": "users" }, 0.into(), Unprotectable),
+        (doc! { "$out": "others" }, 1.into(), Forward),
+        (doc! { "$out": "others" }, "0".into(), Forward),
+        (doc! { "$match": {} }, 0.into(), Forward),
+    ] {
+        let body = doc! { "aggregate": "orders", "cursor": { "batchSize": size } };
+        check_batch("shop", body, "pipeline", &[stage], expected);
+    }
+}
+
+#[test]
 fn map_reduce_may_not_write_into_protected_collections() {
     for (database, out, expected) in [
         ("shop", Bson::from("users"), Unprotectable),

@@ -165,12 +165,8 @@ fn show(file: &ConfigFile, named: &NamedConstraint, is_json: bool) -> Result<(),
     let (constraint, reservations) = with_client(file, async |client: &Client| {
         let is_it = |one: &KnownConstraint| one.namespace == named.namespace && one.name == named.name;
         let constraint = all(client).await?.into_iter().find(is_it);
-        let constraint = constraint.ok_or_else(|| {
-            ChangeRefusal::Unknown(ConstraintName {
-                namespace: named.namespace.clone(),
-                name: named.name.clone(),
-            })
-        })?;
+        let unknown = || ChangeRefusal::Unknown(ConstraintName::new(&named.namespace, &named.name));
+        let constraint = constraint.ok_or_else(unknown)?;
         let reservations = constraint
             .count_reservations(client)
             .await
@@ -235,7 +231,7 @@ fn as_json(constraint: &KnownConstraint) -> Value {
         Some(document) => extended(&document.clone().into()),
         None => Value::Null,
     };
-    let keywards = |entries: &[RegisterEntry]| entries.iter().map(keyward).collect::<Vec<Value>>();
+    let keywards = |entries: &[RegisterEntry]| entries.iter().map(RegisterEntry::json).collect::<Vec<Value>>();
     let backfill = constraint
         .backfill
         .as_ref()
@@ -260,13 +256,6 @@ fn extended(value: &bson::Bson) -> Value {
         Ok(value) => extended_json::as_json(&value),
         Err(_) => Value::Null,
     }
-}
-
-fn keyward(entry: &RegisterEntry) -> Value {
-    json!({
-        "id": entry.id.to_hex(), "host": entry.host, "process": entry.pid, "listen": entry.address, "version": entry.version,
-        "started": entry.started.try_to_rfc3339_string().ok(), "hasEnded": entry.has_left,
-    })
 }
 
 fn remove(file: &ConfigFile, named: &NamedConstraint) -> Result<(), CliFailure> {

@@ -24,7 +24,7 @@ pub fn reply_of_violated(reports: &Reports) -> Document {
             "ok": 0.0,
             "errmsg": format!("{prefix}{}", report.unindexable.first().map_or_else(String::new, ToString::to_string)),
             "code": code::CANNOT_CREATE_INDEX,
-            "codeName": "CannotCreateIndex",
+            "codeName": code::name(code::CANNOT_CREATE_INDEX).into_owned(),
         },
     }
 }

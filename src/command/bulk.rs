@@ -9,8 +9,10 @@ use std::time::Duration;
 use bson::spec::ElementType;
 
 use super::batch::{BATCH_MAX, documents, is_unacknowledged, malformed, max_time, numbers, numbers_from};
+use super::shape::Form;
+use super::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element};
-use crate::reply::{BulkFault, BulkKind, WriteRefusal};
+use crate::reply::{BulkFault, WriteRefusal};
 use crate::wire::OpMsg;
 
 /// The most bytes of entries that fit into a reply beside its errors.
@@ -32,8 +34,8 @@ pub struct Named<'a> {
 /// One operation.
 #[derive(Debug)]
 pub struct BulkOperation<'a> {
-    /// Its kind.
-    pub kind: BulkKind,
+    /// The form of a command of such operations.
+    pub form: Form,
     /// The namespace, by position in `nsInfo`.
     pub namespace: usize,
     /// The document to insert, or the statement of an `update` or `delete`.
@@ -109,12 +111,12 @@ impl<'a> BulkWrite<'a> {
     /// it out. If the reply must list each outcome, an update or delete forms its own run: its command only reports sums.
     pub fn end_of_run(&self, start: usize) -> usize {
         let first = &self.operations[start];
-        if !self.errors_only && first.kind != BulkKind::Insert {
+        if !self.errors_only && first.form != Form::Insert {
             return start + 1;
         }
         let same = self.operations[start..]
             .iter()
-            .take_while(|other| other.kind == first.kind && other.namespace == first.namespace);
+            .take_while(|other| other.form == first.form && other.namespace == first.namespace);
         start + same.count()
     }
 }
@@ -146,21 +148,21 @@ fn named(entry: Doc<'_>) -> Result<Named<'_>, WriteRefusal> {
 fn operation<'a>(op: Doc<'a>, position: usize, namespaces: usize) -> Result<BulkOperation<'a>, WriteRefusal> {
     let first = op.elements().next().transpose().map_err(malformed)?;
     let first = first.ok_or_else(|| missing("bulkWrite.ops.insert"))?;
-    let kind = match first.name {
-        b"insert" => BulkKind::Insert,
-        b"update" => BulkKind::Update,
-        b"delete" => BulkKind::Delete,
+    let form = match first.name {
+        b"insert" => Form::Insert,
+        b"update" => Form::Changes(StatementKind::Update),
+        b"delete" => Form::Changes(StatementKind::Delete),
         name => return Err(unknown("ops", name)),
     };
     let index = first.as_whole_number().and_then(|index| usize::try_from(index).ok());
     let index = index.filter(|index| *index < namespaces);
     Ok(BulkOperation {
-        kind,
+        form,
         namespace: index.ok_or(WriteRefusal::Bulk(BulkFault::NamespaceIndex(position)))?,
-        statement: match kind {
-            BulkKind::Insert => Cow::Borrowed(document_to_insert(op)?.bytes()),
-            BulkKind::Update => Cow::Owned(update(op)?),
-            BulkKind::Delete => Cow::Owned(delete(op)?),
+        statement: match form {
+            Form::Insert => Cow::Borrowed(document_to_insert(op)?.bytes()),
+            Form::Changes(StatementKind::Update) => Cow::Owned(update(op)?),
+            Form::Changes(_) => Cow::Owned(delete(op)?),
         },
     })
 }

@@ -101,7 +101,7 @@ const OF_A_DELETE: Fields = &[
 ];
 
 /// A write command, by the form of its work.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// An `insert`.
     Insert,
@@ -110,6 +110,16 @@ pub enum Form {
 }
 
 impl Form {
+    /// The command's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Insert => "insert",
+            Form::Changes(StatementKind::Update) => "update",
+            Form::Changes(StatementKind::Delete) => "delete",
+            Form::Changes(StatementKind::FindAndModify) => "findAndModify",
+        }
+    }
+
     /// The name of the batch; `None` if the command itself is the statement.
     pub fn list(self) -> Option<&'static str> {
         match self {

@@ -44,6 +44,7 @@ pub struct Host {
 
 /// Why a connection string is refused; never quotes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum UpstreamUriError {
     /// The driver can't read it.
     #[error("not a MongoDB connection string: {0}")]
@@ -66,11 +67,8 @@ pub enum UpstreamUriError {
     /// It sets an option that Keyward sets itself.
     #[error("{option} must be left out or be {instead}: {because}")]
     Contradictory {
-        /// The option's name in the connection string.
         option: &'static str,
-        /// The only value that is allowed.
         instead: &'static str,
-        /// Why other values are refused.
         because: &'static str,
     },
 }

@@ -10,7 +10,7 @@ use bson::{RawBson, RawDocument, rawdoc, spec::ElementType};
 use super::{Constraint, Key, canonical::string_bytes, rewrite, text};
 use crate::namespace::Namespace;
 use crate::raw::{Builder, Doc};
-use crate::server::code;
+use crate::server::{code, reply::append_code};
 
 /// A duplicate key error, ready to be put into a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,9 +125,7 @@ impl DuplicateKey {
     pub fn append_to_command_error(&self, prefix: &str, reply: &mut Builder) {
         reply.double("ok", 0.0);
         reply.string("errmsg", &[prefix.as_bytes(), &self.errmsg].concat());
-        reply
-            .int32("code", code::DUPLICATE_KEY)
-            .string("codeName", b"DuplicateKey");
+        append_code(reply, code::DUPLICATE_KEY);
         self.append_extra(reply);
     }
 

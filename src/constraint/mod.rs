@@ -29,6 +29,7 @@ use self::filter::Filter;
 use self::key::KeyDraft;
 use crate::namespace::{Namespace, OF_MONGODB};
 use crate::raw::{Doc, Malformed};
+use crate::server::code;
 
 pub use self::canonical::{compare, id_identity};
 pub use self::collation::{Uncollatable, resolved_collation};
@@ -366,19 +367,9 @@ impl KeyError {
     /// The code of the server's error; none for malformed BSON, which the server refuses earlier.
     pub fn code(&self) -> Option<i32> {
         match self {
-            KeyError::ParallelArrays { .. } => Some(171),
-            KeyError::AmbiguousField { .. } => Some(16746),
-            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some(115),
-            KeyError::Malformed(_) => None,
-        }
-    }
-
-    /// The code's name in a command error.
-    pub fn code_name(&self) -> Option<&'static str> {
-        match self {
-            KeyError::ParallelArrays { .. } => Some("CannotIndexParallelArrays"),
-            KeyError::AmbiguousField { .. } => Some("Location16746"),
-            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some("CommandNotSupported"),
+            KeyError::ParallelArrays { .. } => Some(code::CANNOT_INDEX_PARALLEL_ARRAYS),
+            KeyError::AmbiguousField { .. } => Some(code::AMBIGUOUS_FIELD),
+            KeyError::FilledIn { .. } | KeyError::Uncollatable { .. } => Some(code::COMMAND_NOT_SUPPORTED),
             KeyError::Malformed(_) => None,
         }
     }
@@ -464,11 +455,11 @@ fn definition(namespace: &Namespace, name: &str, spec: &IndexSpec, collation: &C
 }
 
 fn raw_document(document: &Document) -> Result<RawDocumentBuf, SpecError> {
-    RawDocumentBuf::try_from(document).map_err(|error| SpecError::refused(2, error.to_string()))
+    RawDocumentBuf::try_from(document).map_err(|error| SpecError::refused(code::BAD_VALUE, error.to_string()))
 }
 
 fn not_bson(malformed: Malformed) -> SpecError {
-    SpecError::refused(2, malformed.to_string())
+    SpecError::refused(code::BAD_VALUE, malformed.to_string())
 }
 
 #[cfg(test)]

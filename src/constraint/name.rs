@@ -14,6 +14,16 @@ pub struct ConstraintName {
     pub name: String,
 }
 
+impl ConstraintName {
+    /// That of the constraint `name` on `namespace`.
+    pub fn new(namespace: &Namespace, name: &str) -> ConstraintName {
+        ConstraintName {
+            namespace: namespace.clone(),
+            name: name.to_owned(),
+        }
+    }
+}
+
 impl fmt::Display for ConstraintName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.name, self.namespace)
@@ -23,10 +33,7 @@ impl fmt::Display for ConstraintName {
 impl Constraint {
     /// Its name and its collection.
     pub fn full_name(&self) -> ConstraintName {
-        ConstraintName {
-            namespace: self.namespace().clone(),
-            name: self.name().to_owned(),
-        }
+        ConstraintName::new(self.namespace(), self.name())
     }
 
     /// Whether it has this name and this collection.

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use super::number::Number;
 use crate::namespace::InvalidNamespace;
 use crate::raw::{Doc, Element};
-use crate::server::code::{CANNOT_CREATE_INDEX, INVALID_INDEX_SPECIFICATION_OPTION};
+use crate::server::code::{
+    BAD_VALUE, CANNOT_CREATE_INDEX, INVALID_INDEX_SPECIFICATION_OPTION, TOO_MANY_KEY_FIELDS, UNIQUE_HASHED_INDEX,
+};
 
 /// How a proxy collection is spread over the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
@@ -177,11 +179,11 @@ impl IndexSpec {
         };
         match name.as_str() {
             "" => Err(SpecError::refused(CANNOT_CREATE_INDEX, "index name cannot be empty")),
-            "*" => Err(SpecError::refused(2, "The index name '*' is not valid.")),
+            "*" => Err(SpecError::refused(BAD_VALUE, "The index name '*' is not valid.")),
             ID_INDEX if !self.is_on_id() => {
                 let message =
                     "The index name '_id_' is reserved for the _id index, which must have key pattern {_id: 1}";
-                Err(SpecError::refused(2, message))
+                Err(SpecError::refused(BAD_VALUE, message))
             }
             other if self.is_on_id() && other != ID_INDEX => Err(SpecError::NameOfId { name }),
             _ if name.contains('\0') => Err(SpecError::refused(
@@ -258,7 +260,7 @@ pub(super) fn fields(key: Doc<'_>) -> Result<Vec<KeyField>, SpecError> {
         fields.push(KeyField { path, descending });
     }
     if fields.len() > 32 {
-        return Err(SpecError::refused(13103, "too many compound keys"));
+        return Err(SpecError::refused(TOO_MANY_KEY_FIELDS, "too many compound keys"));
     }
     Ok(fields)
 }
@@ -278,7 +280,7 @@ fn direction(element: &Element<'_>) -> Result<bool, SpecError> {
         Some("") => refused("Values in the index key pattern cannot be empty strings".to_owned()),
         Some("hashed") => {
             let message = "Currently hashed indexes cannot guarantee uniqueness. Use a regular index.";
-            Err(SpecError::refused(16764, message))
+            Err(SpecError::refused(UNIQUE_HASHED_INDEX, message))
         }
         Some(index_type @ ("text" | "2d" | "2dsphere")) => Err(SpecError::IndexType {
             index_type: index_type.to_owned(),

@@ -6,7 +6,8 @@ use super::check::{CheckError, CheckOutcome};
 use super::scratch::{DOCUMENTS, Scratch};
 use crate::command::filter_rewriting;
 use crate::raw::Doc;
-use crate::upstream::{is_named, reports_retries};
+use crate::server::driver::names_its_statement;
+use crate::upstream::reports_retries;
 
 /// A repeated insert is carried out once, and its reply names the statement (`retriedStmtIds`).
 pub async fn insert(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
@@ -70,7 +71,7 @@ pub async fn probe(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
                 return Ok(CheckOutcome::Failed(format!("an update by {query}: {}", first.shown())));
             }
             let answer = session.write(update(nothing(&query)?), number).await?;
-            if !is_named(&answer.reply) {
+            if !names_its_statement(&answer.reply) {
                 let by = query.keys().map(String::as_str).collect::<Vec<_>>().join(" and ");
                 let seen = format!("a probe by {by} that matches nothing doesn't reach the record of the statement");
                 return Ok(CheckOutcome::Failed(seen));

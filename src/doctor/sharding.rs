@@ -7,7 +7,6 @@ use bson::{Bson, Decimal128, Document, doc};
 use super::check::{CheckError, CheckOutcome};
 use super::scratch::Scratch;
 use crate::server::{code, driver};
-use crate::upstream::is_named;
 
 /// The collection that is sharded as a proxy collection is.
 const KEYS: &str = "keys";
@@ -80,12 +79,15 @@ pub async fn moved_chunk(scratch: &Scratch) -> Result<CheckOutcome, CheckError> 
     let to = to.ok_or_else(|| unexpected("a second shard"))?;
     moved(scratch, doc! { "moveChunk": &namespace, "find": middle, "to": to }).await?;
     let second = session.write(insert, number).await?;
-    Ok(CheckOutcome::of(second.is_ok() && is_named(&second.reply), || {
-        format!(
-            "after the move, the insert's repetition is answered: {}",
-            second.shown()
-        )
-    }))
+    Ok(CheckOutcome::of(
+        second.is_ok() && driver::names_its_statement(&second.reply),
+        || {
+            format!(
+                "after the move, the insert's repetition is answered: {}",
+                second.shown()
+            )
+        },
+    ))
 }
 
 /// Moves a chunk; a balancer at work is waited for.

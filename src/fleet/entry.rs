@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bson::oid::ObjectId;
 use bson::{Bson, DateTime, Document, doc};
+use serde_json::{Value, json};
 
 use super::EntryTerms;
 use crate::namespace::Namespace;
@@ -80,6 +81,14 @@ impl RegisterEntry {
     /// Whether it may forward writes to `namespace`.
     pub fn may_write_to(&self, namespace: &Namespace) -> bool {
         self.is_everywhere || self.collections.contains(&namespace.to_string())
+    }
+
+    /// The form of it that is shown to people and programs.
+    pub fn json(&self) -> Value {
+        json!({
+            "id": self.id.to_hex(), "host": self.host, "process": self.pid, "listen": self.address, "version": self.version,
+            "started": self.started.try_to_rfc3339_string().ok(), "hasEnded": self.has_left,
+        })
     }
 
     /// The document in the register.

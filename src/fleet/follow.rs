@@ -124,14 +124,8 @@ async fn poll(
         }
         service.note_enforced(constraint, false);
         match still_waited_for(constraint, standing, &entries, waited_for) {
-            Some(others) => waiting.push(WaitingConstraint {
-                constraint: constraint.clone(),
-                others,
-            }),
-            None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint {
-                constraint: constraint.clone(),
-                others: Vec::new(),
-            }),
+            Some(others) => waiting.push(WaitingConstraint::of(constraint, others)),
+            None if builds.is_of_other(constraint) => waiting.push(WaitingConstraint::of(constraint, Vec::new())),
             None => is_any_to_do = true,
         }
     }

@@ -145,6 +145,10 @@ impl Membership {
     fn prolong(&self, until: Instant) {
         if self.doubt().is_none() {
             self.permit.prolong(until);
+            // A doubt that arose just now has withdrawn the permit, perhaps before this.
+            if self.doubt().is_some() {
+                self.permit.withdraw();
+            }
         }
     }
 

@@ -48,24 +48,7 @@ fn showing_unique(answer: Doc<'_>, protected: &Protected) -> Result<Vec<u8>, Mal
             },
         );
     }
-    let mut edited = Builder::new();
-    for field in answer.elements() {
-        let field = field?;
-        let Some(cursor) = field.as_document_or_array()?.filter(|_| field.name == b"cursor") else {
-            edited.element(&field);
-            continue;
-        };
-        edited.open(ElementType::EmbeddedDocument, b"cursor");
-        for field in cursor.elements() {
-            let field = field?;
-            match field.name {
-                b"firstBatch" => edited.documents("firstBatch", &indexes),
-                _ => edited.element(&field),
-            };
-        }
-        edited.close();
-    }
-    Ok(edited.finish())
+    cursor::with_first_batch(answer, &indexes)
 }
 
 /// Whether it is the index on `_id`, which a server shows without `unique`.

@@ -130,7 +130,7 @@ async fn refused(
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     let has_users = context.service.upstream.has_credential();
-    let rights = Rights::if_known::<ForwardError>(has_users, body, upstream).await?;
+    let rights = Rights::if_known(has_users, body, upstream).await?;
     let may = rights.may(actions, target.database, target.collection);
     Ok(may.then(|| refusal.error().body()))
 }

@@ -84,32 +84,16 @@ impl IndexRefusal {
 
     /// The error for the client.
     pub fn error(&self) -> ServerError {
-        let (code, code_name) = match self {
-            IndexRefusal::Specification(SpecError::Refused { code, .. }) => (*code, name_of(*code)),
-            IndexRefusal::SameName { .. } => (code::INDEX_KEY_SPECS_CONFLICT, "IndexKeySpecsConflict"),
-            IndexRefusal::OtherName { .. } => (code::INDEX_OPTIONS_CONFLICT, "IndexOptionsConflict"),
-            IndexRefusal::InFile(_) => (code::INVALID_OPTIONS, "InvalidOptions"),
-            IndexRefusal::Dropped(_) => (code::INDEX_BUILD_ABORTED, "IndexBuildAborted"),
-            IndexRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
-            IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => {
-                (code::HOST_UNREACHABLE, "HostUnreachable")
-            }
-            _ => (code::CANNOT_CREATE_INDEX, "CannotCreateIndex"),
+        let code = match self {
+            IndexRefusal::Specification(SpecError::Refused { code, .. }) => *code,
+            IndexRefusal::SameName { .. } => code::INDEX_KEY_SPECS_CONFLICT,
+            IndexRefusal::OtherName { .. } => code::INDEX_OPTIONS_CONFLICT,
+            IndexRefusal::InFile(_) => code::INVALID_OPTIONS,
+            IndexRefusal::Dropped(_) => code::INDEX_BUILD_ABORTED,
+            IndexRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
+            IndexRefusal::Store(_) | IndexRefusal::Prepare(PrepareError::Store(_)) => code::HOST_UNREACHABLE,
+            _ => code::CANNOT_CREATE_INDEX,
         };
-        ServerError {
-            code,
-            code_name,
-            message: self.to_string(),
-        }
-    }
-}
-
-fn name_of(code: i32) -> &'static str {
-    match code {
-        code::BAD_VALUE => "BadValue",
-        code::INVALID_INDEX_SPECIFICATION_OPTION => "InvalidIndexSpecificationOption",
-        13_103 => "Location13103",
-        16_764 => "Location16764",
-        _ => "CannotCreateIndex",
+        ServerError::new(code, self.to_string())
     }
 }

@@ -86,15 +86,13 @@ pub struct Instance {
 
 /// Why a Keyward didn't start.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum StartError {
     /// An address can't be listened on.
     #[error("{setting} ({address}) cannot be listened on: {cause}")]
     Listen {
-        /// The setting with the address.
         setting: &'static str,
-        /// The address.
         address: SocketAddr,
-        /// The system's error.
         cause: io::Error,
     },
     /// The certificates for clients' connections can't be used.
@@ -285,16 +283,6 @@ impl Instance {
             Err(error) => self.clients.refused(list, &error, self.membership.id()).await,
         }
         self.keep_on();
-    }
-
-    /// Applies each new list of clients' constraints, for as long as it is polled.
-    ///
-    /// - Cancel: as [`Instance::reload`].
-    pub async fn follow(&mut self) -> Infallible {
-        loop {
-            let list = self.clients_changed().await;
-            self.follow_clients(list).await;
-        }
     }
 
     /// Starts the task that keeps the present constraints enforced.

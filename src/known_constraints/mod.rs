@@ -173,10 +173,6 @@ async fn check_unused(client: &Client, identities: &[ObjectId]) -> Result<(), Ch
 async fn definition_of(client: &Client, namespace: &Namespace, name: &str) -> Result<KnownDefinition, ChangeRefusal> {
     let definitions = prepare::known_definitions(client, &namespace.database).await?;
     let is_it = |one: &KnownDefinition| one.namespace == *namespace && one.name == name;
-    definitions.into_iter().find(is_it).ok_or_else(|| {
-        ChangeRefusal::Unknown(ConstraintName {
-            namespace: namespace.clone(),
-            name: name.to_owned(),
-        })
-    })
+    let unknown = || ChangeRefusal::Unknown(ConstraintName::new(namespace, name));
+    definitions.into_iter().find(is_it).ok_or_else(unknown)
 }

@@ -16,7 +16,7 @@ use bson::{Document, doc};
 use mongodb::Client;
 
 use super::{ChangeRefusal, check_unused, clients_list, definition_of};
-use crate::constraint::{ConstraintName, Strategy};
+use crate::constraint::Strategy;
 use crate::namespace::Namespace;
 use crate::prepare::{self, CHANGING_FIELD, DEFINITIONS, KnownDefinition, definition_id};
 use crate::proxy_collection::{StoreError, answered};
@@ -36,10 +36,7 @@ pub async fn set_strategy(
     definition_of(client, namespace, name).await?;
     let constraints = constraints_of(client, namespace).await?;
     if let Some(removed) = constraints.iter().find(|one| one.removal.is_some()) {
-        return Err(ChangeRefusal::BeingRemoved(ConstraintName {
-            namespace: namespace.clone(),
-            name: removed.name.clone(),
-        }));
+        return Err(ChangeRefusal::BeingRemoved(removed.full_name()));
     }
     if strategy == Strategy::Transaction {
         check_can_be_strict(client, namespace, &constraints).await?;

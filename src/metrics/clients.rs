@@ -14,35 +14,55 @@ const OWN_SECONDS_BUCKETS: [f64; 10] = [
     0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.1, 1.0,
 ];
 
-/// Clients' connections.
-#[derive(Debug, Clone)]
-pub struct Connections {
+metrics! {
+    /// Clients' connections.
+    Connections;
     /// Connections accepted within the limits.
-    pub opened: IntCounter,
+    pub opened: IntCounter = counter("client_connections_opened_total", "Clients' connections accepted.");
     /// Connections ended, by either side.
-    pub closed: IntCounter,
+    pub closed: IntCounter = counter("client_connections_closed_total", "Clients' connections ended.");
     /// Connections closed at once because `limits.max_connections` were open.
-    pub refused: IntCounter,
+    pub refused: IntCounter = counter(
+        "client_connections_refused_total",
+        "Clients' connections closed at once because limits.max_connections were open.",
+    );
     /// Connections ended because their TLS handshake failed, or was missing.
-    pub handshakes_failed: IntCounter,
+    pub handshakes_failed: IntCounter = counter(
+        "client_tls_handshakes_failed_total",
+        "Clients' connections ended because their TLS handshake failed or was missing.",
+    );
 }
 
-/// Clients' commands, by their treatment.
-#[derive(Debug, Clone)]
-pub struct CommandMetrics {
+metrics! {
+    /// Clients' commands, by their treatment.
+    CommandMetrics;
     /// Forwarded unchanged.
-    pub forwarded: IntCounter,
+    pub forwarded: IntCounter = counter("client_commands_forwarded_total", "Commands forwarded unchanged.");
     /// Answered with an error, because Keyward can't protect them.
-    pub refused: IntCounter,
+    pub refused: IntCounter = counter("client_commands_refused_total", "Commands that can't be protected.");
     /// Answered with error 91 while Keyward stops, or with error 6 because the register doesn't let this Keyward write.
-    pub turned_away: IntCounter,
+    pub turned_away: IntCounter = counter(
+        "client_commands_turned_away_total",
+        "Commands answered with error 91 while Keyward stops, or with error 6 because of the register.",
+    );
     /// Writes on protected collections that the server refused in advance, because the client lacks privileges.
-    pub unauthorized: IntCounter,
+    pub unauthorized: IntCounter = counter(
+        "client_writes_unauthorized_total",
+        "Protected writes that the server refused for missing privileges, before any key was reserved.",
+    );
     /// Seconds of writes on protected collections: from when no earlier reply to the client is pending, to the reply.
-    pub protected_seconds: Histogram,
+    pub protected_seconds: Histogram = histogram(
+        "client_protected_writes_seconds",
+        "Time from a protected write's turn to its reply.",
+        &SECONDS_BUCKETS,
+    );
     /// Seconds of these that Keyward itself worked. In the rest it waited for the cluster and for other clients'
     /// writes.
-    pub protected_proxy_seconds: Histogram,
+    pub protected_proxy_seconds: Histogram = histogram(
+        "client_protected_write_proxy_seconds",
+        "The part of a protected write's time in which Keyward worked; the rest it waited for the cluster.",
+        &OWN_SECONDS_BUCKETS,
+    );
 }
 
 impl Connections {
@@ -64,49 +84,5 @@ pub struct OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.closed.inc();
-    }
-}
-
-impl Connections {
-    pub(super) fn new(make: &Maker) -> Self {
-        Connections {
-            opened: make.counter("client_connections_opened_total", "Clients' connections accepted."),
-            closed: make.counter("client_connections_closed_total", "Clients' connections ended."),
-            refused: make.counter(
-                "client_connections_refused_total",
-                "Clients' connections closed at once because limits.max_connections were open.",
-            ),
-            handshakes_failed: make.counter(
-                "client_tls_handshakes_failed_total",
-                "Clients' connections ended because their TLS handshake failed or was missing.",
-            ),
-        }
-    }
-}
-
-impl CommandMetrics {
-    pub(super) fn new(make: &Maker) -> Self {
-        CommandMetrics {
-            forwarded: make.counter("client_commands_forwarded_total", "Commands forwarded unchanged."),
-            refused: make.counter("client_commands_refused_total", "Commands that can't be protected."),
-            turned_away: make.counter(
-                "client_commands_turned_away_total",
-                "Commands answered with error 91 while Keyward stops, or with error 6 because of the register.",
-            ),
-            unauthorized: make.counter(
-                "client_writes_unauthorized_total",
-                "Protected writes that the server refused for missing privileges, before any key was reserved.",
-            ),
-            protected_seconds: make.histogram(
-                "client_protected_writes_seconds",
-                "Time from a protected write's turn to its reply.",
-                &SECONDS_BUCKETS,
-            ),
-            protected_proxy_seconds: make.histogram(
-                "client_protected_write_proxy_seconds",
-                "The part of a protected write's time in which Keyward worked; the rest it waited for the cluster.",
-                &OWN_SECONDS_BUCKETS,
-            ),
-        }
     }
 }

@@ -11,51 +11,35 @@ const ROUND_TRIP_BUCKETS: [f64; 12] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5,
 ];
 
-/// The deployment, as Keyward reaches it.
-#[derive(Debug, Clone)]
-pub struct UpstreamMetrics {
+metrics! {
+    /// The deployment, as Keyward reaches it.
+    UpstreamMetrics;
     /// Connections opened for clients.
-    pub opened: IntCounter,
+    pub opened: IntCounter = counter(
+        "upstream_connections_opened_total",
+        "Connections to the deployment opened for clients.",
+    );
     /// Times that a client needed one and got none.
-    pub failed: IntCounter,
+    pub failed: IntCounter = counter(
+        "upstream_connections_failed_total",
+        "Times that a client needed a connection to the deployment and got none in time.",
+    );
     /// Times that the deployment was lost after it had been reached.
-    pub lost: IntCounter,
+    pub lost: IntCounter = counter("upstream_lost_total", "Times that the deployment could no longer be reached.");
     /// The time from a probe to its answer.
-    pub round_trip_seconds: Histogram,
-    is_reachable: IntGauge,
-    changed_at: IntGauge,
+    pub round_trip_seconds: Histogram = histogram(
+        "upstream_round_trip_seconds",
+        "Time from the probe of the deployment to its answer.",
+        &ROUND_TRIP_BUCKETS,
+    );
+    is_reachable: IntGauge = gauge("upstream_reachable", "1 while the deployment answers.");
+    changed_at: IntGauge = gauge(
+        "upstream_reachable_changed_timestamp_seconds",
+        "Unix time of the last change of upstream_reachable; at first, of the start.",
+    );
 }
 
 impl UpstreamMetrics {
-    pub(super) fn new(make: &Maker) -> Self {
-        let metrics = UpstreamMetrics {
-            opened: make.counter(
-                "upstream_connections_opened_total",
-                "Connections to the deployment opened for clients.",
-            ),
-            failed: make.counter(
-                "upstream_connections_failed_total",
-                "Times that a client needed a connection to the deployment and got none in time.",
-            ),
-            lost: make.counter(
-                "upstream_lost_total",
-                "Times that the deployment could no longer be reached.",
-            ),
-            round_trip_seconds: make.histogram(
-                "upstream_round_trip_seconds",
-                "Time from the probe of the deployment to its answer.",
-                &ROUND_TRIP_BUCKETS,
-            ),
-            is_reachable: make.gauge("upstream_reachable", "1 while the deployment answers."),
-            changed_at: make.gauge(
-                "upstream_reachable_changed_timestamp_seconds",
-                "Unix time of the last change of upstream_reachable; at first, of the start.",
-            ),
-        };
-        metrics.show_reachable(false);
-        metrics
-    }
-
     /// Whether the deployment can be reached, and for how long that has been so.
     pub fn reachable(&self) -> (bool, Duration) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -29,24 +29,21 @@ const BATCH: i32 = 8_000;
 const BATCHES_AT_ONCE: usize = 3;
 /// How long the backfill waits for prepared transactions before it logs the wait.
 const QUIET: Duration = Duration::from_secs(10);
-/// A document that violates a constraint.
-enum Violation {
-    /// Another document has the same key.
-    Duplicate {
-        key: Key,
-        id: RawBson,
-        holder: RawBson,
-        lacks_fields: bool,
-    },
-    /// It can't have a key.
-    Unindexable(UnindexableDocument),
+
+/// A document whose key another document has.
+struct Duplicate {
+    key: Key,
+    id: RawBson,
+    holder: RawBson,
+    lacks_fields: bool,
 }
 
-/// The violations in one batch, and the server's error for the first duplicate.
+/// The documents of one batch that violate the constraint, and the server's error for the first duplicate.
 #[derive(Default)]
 struct BatchViolations {
-    found: Vec<Violation>,
-    duplicate: Option<DuplicateKey>,
+    unindexable: Vec<UnindexableDocument>,
+    duplicates: Vec<Duplicate>,
+    error: Option<DuplicateKey>,
 }
 
 /// Reserves every key of the constraint at `position`, for all documents of the collection after the position
@@ -82,12 +79,13 @@ pub(super) async fn backfill(
     });
     // In the order of reading: everything up to `last` is backfilled.
     in_order(batches, BATCHES_AT_ONCE, async |(count, last, violations)| {
-        let BatchViolations {
-            found,
-            duplicate: first,
-        } = violations;
-        found.into_iter().for_each(|violation| violation.add_to(&mut groups));
-        duplicate = duplicate.take().or(first);
+        for document in violations.unindexable {
+            groups.add_unindexable(document);
+        }
+        for one in violations.duplicates {
+            groups.add(&one.key, &one.id, &one.holder, one.lacks_fields);
+        }
+        duplicate = duplicate.take().or(violations.error);
         done += count;
         progress.advance(count);
         match groups.is_empty() {
@@ -100,20 +98,6 @@ pub(super) async fn backfill(
         reached.forget().await?;
     }
     Ok(groups.finish(duplicate))
-}
-
-impl Violation {
-    fn add_to(self, groups: &mut DuplicateGroups<'_>) {
-        match self {
-            Violation::Duplicate {
-                key,
-                id,
-                holder,
-                lacks_fields,
-            } => groups.add(&key, &id, &holder, lacks_fields),
-            Violation::Unindexable(document) => groups.add_unindexable(document),
-        }
-    }
 }
 
 /// Waits until all prepared transactions are decided, without a time limit.
@@ -145,7 +129,7 @@ async fn backfill_batch(
     for (index, document) in batch.iter().enumerate() {
         match candidates(protected, position, guard.id(), index, document) {
             Ok(candidates) => wanted.extend(candidates),
-            Err(document) => violations.found.push(Violation::Unindexable(document)),
+            Err(document) => violations.unindexable.push(document),
         }
     }
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
@@ -158,20 +142,20 @@ async fn backfill_batch(
     }
     duplicates.sort_by_key(|(candidate, _)| candidate.position);
     if let Some((first, _)) = duplicates.first() {
-        let duplicate = protected.constraints[position].duplicate(&first.keys[0].key).await;
-        violations.duplicate = Some(duplicate);
+        let error = protected.constraints[position].duplicate(&first.keys[0].key).await;
+        violations.error = Some(error);
     }
     let duplicates = duplicates.into_iter().map(|(mut candidate, holder)| {
         let document = batch.get(candidate.position).map(|document| document.as_bytes());
         let document = document.and_then(|bytes| Doc::new(bytes).ok());
-        Violation::Duplicate {
+        Duplicate {
             key: candidate.keys.swap_remove(0).key,
             id: candidate.owner.id,
             holder: holder.id,
             lacks_fields: document.is_some_and(|document| constraint.lacks_fields(document)),
         }
     });
-    violations.found.extend(duplicates);
+    violations.duplicates.extend(duplicates);
     Ok(violations)
 }
 

@@ -20,7 +20,7 @@ use crate::claims::owner_of;
 use crate::constraint::{Constraint, Key};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
-use crate::proxy_collection::{Owner, StoreError};
+use crate::proxy_collection::{Owner, StoreError, id_of};
 use crate::raw::Doc;
 
 /// How many documents are read together.
@@ -138,7 +138,7 @@ impl DryRun<'_> {
                 if canonical == key.canonical() {
                     *documents += 1;
                     let lacks_fields = Doc::new(document.as_bytes()).is_ok_and(|doc| constraint.lacks_fields(doc));
-                    group.add(&id_of(document), lacks_fields);
+                    group.add(&id_of(document).unwrap_or(RawBson::Null), lacks_fields);
                 }
             }
         })
@@ -191,9 +191,4 @@ impl DryRun<'_> {
     fn constraint(&self) -> &Constraint {
         &self.protected.constraints[self.position].constraint
     }
-}
-
-fn id_of(document: &RawDocumentBuf) -> RawBson {
-    let id = document.get("_id").ok().flatten();
-    id.map_or(RawBson::Null, RawBson::from)
 }

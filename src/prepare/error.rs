@@ -11,6 +11,7 @@ const WHOLE_REPORT: &str = "\n`keyward backfill --dry-run --report FILE` writes 
 
 /// Why a constraint can't be made to hold.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum PrepareError {
     /// The cluster did not carry out a command.
     #[error("the cluster: {0}")]
@@ -21,13 +22,9 @@ pub enum PrepareError {
          changed constraint another name, or end the old one with `keyward constraints remove`"
     )]
     OtherDefinition {
-        /// The protected collection.
         namespace: Namespace,
-        /// The constraint's name.
         name: String,
-        /// The definition in the configuration.
         here: String,
-        /// The definition in the cluster.
         there: String,
     },
     /// An operator's command or another Keyward removes the constraint from the cluster just now.
@@ -48,12 +45,7 @@ pub enum PrepareError {
          {other} lie; give it another name",
         place = proxy_collection(&.constraint.namespace, &.constraint.name)
     )]
-    SamePlace {
-        /// The constraint.
-        constraint: ConstraintName,
-        /// The other one's name and collection.
-        other: String,
-    },
+    SamePlace { constraint: ConstraintName, other: String },
     /// Other Keywards use another strategy for the constraint's collection.
     #[error(
         "unique constraint {constraint} has strategy {there} in the cluster, but {here} here (one constraint with \
@@ -63,11 +55,8 @@ pub enum PrepareError {
         namespace = .constraint.namespace, name = .constraint.name
     )]
     OtherStrategy {
-        /// The constraint.
         constraint: ConstraintName,
-        /// The strategy here.
         here: &'static str,
-        /// The strategy in the cluster.
         there: String,
     },
     /// The existing reservations hold sort keys of another ICU4X, in which equal strings may look different.
@@ -77,7 +66,6 @@ pub enum PrepareError {
          the documents"
     )]
     OtherSortKeys {
-        /// The constraint.
         constraint: ConstraintName,
         /// The versions that make sort keys here, and that made the existing ones.
         difference: String,
@@ -102,12 +90,7 @@ pub enum PrepareError {
          can't be compared; take the constraint out of the configuration, or move the documents to a collection in which the \
          field isn't encrypted"
     )]
-    Encrypted {
-        /// The constraint.
-        constraint: ConstraintName,
-        /// The encrypted field.
-        field: String,
-    },
+    Encrypted { constraint: ConstraintName, field: String },
     /// Upstream is a standalone server, which has neither transactions nor retryable writes.
     #[error("upstream is a single server that is no member of a replica set; make it one, or name a mongos")]
     Standalone,
@@ -116,12 +99,7 @@ pub enum PrepareError {
     Shard,
     /// The collation of the constraint, or of its collection, can't be used.
     #[error("the collation of unique constraint {constraint}: {reason}")]
-    Collation {
-        /// The constraint.
-        constraint: ConstraintName,
-        /// The reason.
-        reason: String,
-    },
+    Collation { constraint: ConstraintName, reason: String },
     /// Existing documents violate the constraint.
     #[error("{0}{way_out}", way_out = WHOLE_REPORT)]
     Duplicates(Reports),

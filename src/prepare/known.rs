@@ -66,10 +66,7 @@ pub struct KnownDefinition {
 impl KnownDefinition {
     /// Its name with its collection.
     pub fn full_name(&self) -> ConstraintName {
-        ConstraintName {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
+        ConstraintName::new(&self.namespace, &self.name)
     }
 }
 

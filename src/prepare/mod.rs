@@ -282,11 +282,7 @@ async fn read_one(
     };
     let encrypted = encrypted.read_by(constraints().map(|constraint| &**constraint));
     if let Some(EncryptedField { constraint, field }) = encrypted {
-        let namespace = namespace.clone();
-        let constraint = ConstraintName {
-            namespace,
-            name: constraint,
-        };
+        let constraint = ConstraintName::new(namespace, &constraint);
         return Err(PrepareError::Encrypted { constraint, field });
     }
     let mut proxies = Vec::new();

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use bson::RawDocument;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, DuplicateKey};
@@ -44,7 +45,7 @@ pub struct Report {
 }
 
 /// A key that several documents have.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DuplicatedKey {
     /// The key, as a document with the constraint's paths.
     pub key: Value,
@@ -53,6 +54,7 @@ pub struct DuplicatedKey {
     /// The `_id`s of some of them.
     pub ids: Vec<Value>,
     /// The option that leaves such documents out, if the key is null.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
@@ -68,7 +70,7 @@ pub struct UnlistedKeys {
 }
 
 /// A document for which a native index would have no key.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct UnindexableDocument {
     /// Its `_id`.
     pub id: Value,
@@ -118,12 +120,7 @@ impl Report {
 
     /// The number of violating documents and their constraint, without any of their values.
     pub fn without_values(&self) -> String {
-        let Report {
-            namespace,
-            constraint,
-            count,
-            ..
-        } = self;
+        let (count, namespace, constraint) = (self.count, &self.namespace, &self.constraint);
         format!(
             "{count} documents of {namespace} violate unique constraint {constraint}; change or delete them, then try again"
         )
@@ -145,23 +142,15 @@ impl Report {
     }
 
     fn to_json(&self) -> Value {
-        let key = |key: &DuplicatedKey| {
-            let mut json = json!({ "key": key.key, "documents": key.documents, "ids": key.ids });
-            if let Some(hint) = &key.hint {
-                json["hint"] = hint.as_str().into();
-            }
-            json
-        };
-        let unindexable = |document: &UnindexableDocument| json!({ "id": document.id, "reason": document.reason });
         json!({
             "collection": self.namespace.to_string(),
             "constraint": self.constraint,
             "documentsToChange": self.count,
-            "keys": self.keys.iter().map(key).collect::<Vec<_>>(),
+            "keys": self.keys,
             "moreKeys": self.unlisted.keys,
             "documentsOfMoreKeys": self.unlisted.documents,
             "moreKeysAreAtLeast": self.unlisted.is_at_least,
-            "withoutKey": self.unindexable.iter().map(unindexable).collect::<Vec<_>>(),
+            "withoutKey": self.unindexable,
             "documentsWithoutKey": self.unindexable_count,
         })
     }
@@ -202,16 +191,12 @@ impl fmt::Display for Report {
         for key in self.keys.iter().take(shown) {
             write!(formatter, "\n  {key}")?;
         }
-        let UnlistedKeys {
-            keys,
-            documents,
-            is_at_least,
-        } = self.unlisted;
+        let unlisted = self.unlisted;
         let hidden = self.keys.iter().skip(shown);
-        let (keys, documents) = hidden.fold((keys, documents), |(keys, documents), key| {
+        let (keys, documents) = hidden.fold((unlisted.keys, unlisted.documents), |(keys, documents), key| {
             (keys + 1, documents + key.documents)
         });
-        let at_least = if is_at_least { "at least " } else { "" };
+        let at_least = if unlisted.is_at_least { "at least " } else { "" };
         if keys > 0 {
             write!(
                 formatter,
@@ -230,19 +215,14 @@ impl fmt::Display for Report {
 
 impl fmt::Display for DuplicatedKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DuplicatedKey {
-            key,
-            documents,
-            ids,
-            hint,
-        } = self;
+        let (key, documents, ids) = (&self.key, self.documents, &self.ids);
         let named: Vec<String> = ids.iter().map(ToString::to_string).collect();
         write!(formatter, "{documents} documents have {key}: _id {}", named.join(", "))?;
         match documents.saturating_sub(ids.len() as u64) {
             0 => {}
             more => write!(formatter, " and {more} more")?,
         }
-        match hint {
+        match &self.hint {
             Some(hint) => write!(formatter, "; {hint}"),
             None => Ok(()),
         }

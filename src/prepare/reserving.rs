@@ -29,6 +29,16 @@ pub struct WaitingConstraint {
     pub others: Vec<RegisterEntry>,
 }
 
+impl WaitingConstraint {
+    /// `constraint`, which waits for `others`.
+    pub fn of(constraint: &Arc<Constraint>, others: Vec<RegisterEntry>) -> WaitingConstraint {
+        WaitingConstraint {
+            constraint: constraint.clone(),
+            others,
+        }
+    }
+}
+
 /// How to treat documents that another Keyward reads just now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfClaimed {
@@ -124,10 +134,7 @@ impl ReservingConstraints {
             for (position, proxy) in protected.constraints.iter().enumerate() {
                 let is_unready = anew(&proxy.constraint) || self.unready.contains(&(index, position));
                 if is_unready && !are_meant(&proxy.constraint) {
-                    waiting.push(WaitingConstraint {
-                        constraint: proxy.constraint.clone(),
-                        others: Vec::new(),
-                    });
+                    waiting.push(WaitingConstraint::of(&proxy.constraint, Vec::new()));
                 } else if is_unready {
                     let identity = self.identities(|one| one.has_name_of(&proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
@@ -266,10 +273,7 @@ impl<'a> Backfilling<'a> {
     }
 
     fn waiting(&self, others: Vec<RegisterEntry>) -> WaitingConstraint {
-        WaitingConstraint {
-            constraint: self.constraint().clone(),
-            others,
-        }
+        WaitingConstraint::of(self.constraint(), others)
     }
 
     /// The Keywards that may write without reserving.

@@ -33,7 +33,7 @@ impl ProxyCollection {
         }
     }
 
-    /// Deletes each suspect whose owner doesn't hold the key, and returns their number. All suspects are past their lease.
+    /// Deletes and counts each suspect whose owner doesn't hold the key, and returns their number. All suspects are past their lease.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster gave no sure answer. A reservation that stays is settled by the next write that meets it.
@@ -45,20 +45,24 @@ impl ProxyCollection {
         match strategy {
             Strategy::Transaction => self.delete_absent(&abandoned).await,
             Strategy::Compensating => {
-                // The sweep counts its deletions itself.
                 let swept = self.delete(seen_filters(&abandoned));
                 asking(ProxyRequest::Release, &self.constraint, abandoned.len(), swept).await?;
-                Ok(abandoned.len() as u64)
+                let count = abandoned.len() as u64;
+                self.metrics.swept.inc_by(count);
+                Ok(count)
             }
         }
     }
 
-    /// Deletes reservations one by one, each in a way that keeps its owner from coming later. Returns how many.
+    /// Deletes and counts reservations one by one, each in a way that keeps its owner from coming later. Returns how many.
     async fn delete_absent(&self, abandoned: &[(&Key, &Reservation)]) -> Result<u64, StoreError> {
         let mut count = 0;
         for (key, seen) in abandoned {
             match self.settle_absent(key, seen, None).await {
-                Ok(TakenOver::Done) => count += 1,
+                Ok(TakenOver::Done) => {
+                    self.metrics.swept.inc();
+                    count += 1;
+                }
                 // Another attempt is changing it; the next sweep reads it again.
                 Ok(_) => {}
                 Err(error @ StoreError::Unroutable) => {

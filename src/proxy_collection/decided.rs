@@ -51,7 +51,7 @@ impl ProxyCollection {
             command.append(cstr!("readConcern"), self.concern());
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
             command.append(cstr!("maxTimeMS"), PATIENCE_MS);
-            for document in &self.find(command).await?.documents {
+            for document in &self.find(command).await? {
                 decided.extend(self.entry(document)?.read.ok());
             }
         }

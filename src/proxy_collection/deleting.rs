@@ -1,24 +1,18 @@
 //! Deletes reservations, many in one command.
 
-use std::time::Duration;
-
 use bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 use futures_util::future::FutureExt;
-use mongodb::Database;
 
 use super::StoreError;
+use super::find::Finder;
 use super::queue::BatchWork;
-use super::sessions::Sessions;
-use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone, write};
+use super::writing::{PATIENCE_ALONE_MS, PATIENCE_MS, each_alone};
 
 /// Deletes the reservations that filters match, one for each filter.
 #[derive(Debug)]
 pub struct Deleting {
-    pub sessions: Sessions,
-    pub database: Database,
+    pub finder: Finder,
     pub name: String,
-    /// How long to wait for the answer to a command.
-    pub limit: Duration,
 }
 
 impl BatchWork for Deleting {
@@ -43,7 +37,8 @@ impl BatchWork for Deleting {
         let alone = filters
             .iter()
             .map(|filter| self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).boxed());
-        each_alone(alone.collect(), self.limit, Err(StoreError::Late(self.limit))).await
+        let limit = self.finder.limit;
+        each_alone(alone.collect(), limit, Err(StoreError::Late(limit))).await
     }
 }
 
@@ -57,8 +52,6 @@ impl Deleting {
         let command = rawdoc! {
             "delete": &*self.name, "deletes": deletes, "ordered": false, "writeConcern": { "w": 1 }, "maxTimeMS": max_ms,
         };
-        write(&self.sessions, &self.database, command, self.limit)
-            .await
-            .map(|_| ())
+        self.finder.write(command).await.map(|_| ())
     }
 }

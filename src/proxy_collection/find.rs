@@ -15,23 +15,17 @@ use super::sessions::Sessions;
 use super::time_out::within;
 use crate::reply::Times;
 
-/// Documents, and the latest cluster times of the replies that held them.
-#[derive(Debug, Clone)]
-pub(super) struct FoundDocuments {
-    pub documents: Vec<RawDocumentBuf>,
-    pub times: Times,
-}
-
-/// Runs commands that read in one database, and remembers the latest cluster times of the replies.
+/// Runs commands in one database, and remembers the latest cluster times of the replies.
 #[derive(Debug, Clone)]
 pub(super) struct Finder {
-    sessions: Sessions,
-    database: Database,
-    limit: Duration,
+    pub(super) sessions: Sessions,
+    pub(super) database: Database,
+    /// How long to wait for the answer to a command.
+    pub(super) limit: Duration,
 }
 
 impl Finder {
-    /// Each read may take `limit`.
+    /// Each command may take `limit`.
     pub(super) fn new(sessions: Sessions, database: &Database, limit: Duration) -> Finder {
         Finder {
             sessions,
@@ -41,16 +35,16 @@ impl Finder {
     }
 
     /// Runs `command` (a whole `find` command) and reads its cursor to the end.
-    pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<FoundDocuments, StoreError> {
+    pub(super) async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let mut session = self.sessions.take().await?;
-        let found = within(
+        let (documents, times) = within(
             self.limit,
             find_in_transaction(&mut session, &self.database, as_a_write_sees(command)),
         )
         .await?;
         self.sessions.keep(session);
-        self.sessions.note(found.times.clone());
-        Ok(found)
+        self.sessions.note(times);
+        Ok(documents)
     }
 
     /// The latest cluster times of its reads, and of the writes in the same sessions.
@@ -71,24 +65,21 @@ pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
     command
 }
 
-/// Works as [`Finder::find`], in `session`, and in its transaction if it has one.
+/// Works as [`Finder::find`], in `session`, and in its transaction if it has one. Also returns the latest cluster times of the replies.
 pub(super) async fn find_in_transaction(
     session: &mut ClientSession,
     database: &Database,
     command: RawDocumentBuf,
-) -> Result<FoundDocuments, StoreError> {
+) -> Result<(Vec<RawDocumentBuf>, Times), StoreError> {
     let cursor = database.run_raw_cursor_command(command).session(&mut *session);
     let mut cursor = cursor.batch().await?;
     let mut batches = cursor.stream(session);
-    let mut found = FoundDocuments {
-        documents: Vec::new(),
-        times: Times::default(),
-    };
+    let (mut documents, mut times) = (Vec::new(), Times::default());
     while let Some(batch) = batches.try_next().await? {
-        found.times.advance(Times::of_raw(batch.as_raw_document()));
-        found.documents.append(&mut documents_of(&batch)?);
+        times.advance(Times::of_raw(batch.as_raw_document()));
+        documents.append(&mut documents_of(&batch)?);
     }
-    Ok(found)
+    Ok((documents, times))
 }
 
 /// The documents of one batch of a cursor.

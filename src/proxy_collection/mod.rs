@@ -55,7 +55,7 @@ use recent_owners::RecentOwners;
 use reserving::Reserving;
 use sessions::Sessions;
 use watch::LeaseWatch;
-use writing::{PATIENCE_MS, write};
+use writing::PATIENCE_MS;
 
 pub use fitting::Fitting;
 pub use placeholder::TakenOver;
@@ -138,7 +138,6 @@ pub struct ProxyCollection {
     /// The owners of the keys that were refused last.
     pub recent_owners: Arc<RecentOwners>,
     client: Client,
-    sessions: Sessions,
     database: Database,
     reservations: Collection<RawDocumentBuf>,
     protected: Collection<RawDocumentBuf>,
@@ -179,7 +178,7 @@ impl ProxyCollection {
         let sessions = Sessions::new(client);
         let finder = Finder::new(sessions.clone(), &database, limit);
         let watch = LeaseWatch::start(finder.clone(), namespace.collection.clone(), lease);
-        let reserving = Reserving::new(sessions.clone(), database.clone(), namespace.collection.clone(), limit);
+        let reserving = Reserving::new(sessions, database.clone(), namespace.collection.clone(), limit);
         ProxyCollection {
             client: client.clone(),
             sort_keys: constraint
@@ -193,10 +192,8 @@ impl ProxyCollection {
                 constraint: constraint.clone(),
             }),
             deleting: Queue::start(Deleting {
-                sessions: sessions.clone(),
-                database: database.clone(),
+                finder: finder.clone(),
                 name: namespace.collection,
-                limit,
             }),
             protected: database.collection(&constraint.namespace().collection),
             reservations,
@@ -204,7 +201,6 @@ impl ProxyCollection {
             lease,
             limit,
             finder,
-            sessions,
             database,
             constraint,
             metrics,
@@ -322,7 +318,7 @@ impl ProxyCollection {
             let found = self
                 .find(find_keys(self.reservations.name(), keys.iter().copied()))
                 .await?;
-            for document in &found.documents {
+            for document in &found {
                 entries.push(self.entry(document)?);
             }
         }
@@ -347,7 +343,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": [update],
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        let written = write(&self.sessions, &self.database, command, self.limit);
+        let written = self.finder.write(command);
         match asking(ProxyRequest::TakeOver, &self.constraint, 1, written).await {
             Ok(1) => Ok(TakenOver::Done),
             Ok(_) => Ok(TakenOver::Changed),
@@ -420,7 +416,7 @@ impl ProxyCollection {
     }
 
     /// Reads as Keyward's own user, and notes the cluster times of the replies.
-    async fn find(&self, command: RawDocumentBuf) -> Result<find::FoundDocuments, StoreError> {
+    async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
         self.finder.find(command).await
     }
 }

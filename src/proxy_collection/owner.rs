@@ -113,7 +113,7 @@ impl ProxyCollection {
             // Later replies would ignore prepared transactions.
             command.append(cstr!("batchSize"), ALL_AT_ONCE);
         }
-        Ok(self.find(command).await?.documents)
+        self.find(command).await
     }
 
     /// Returns the reservations whose owner doesn't hold the key.

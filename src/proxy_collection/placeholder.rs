@@ -197,7 +197,7 @@ impl ProxyCollection {
         // By the collection's own collation and on every shard: these are the documents in the placeholder's way.
         let filter = owner_filter(owner, Scope::Everywhere);
         let find = rawdoc! { "find": name, "filter": filter.clone() };
-        let documents = find_in_transaction(session, &self.database, find).await?.documents;
+        let (documents, _) = find_in_transaction(session, &self.database, find).await?;
         if documents.is_empty() {
             return Ok(Next::With(Proof::Placeholder { filled: Vec::new() }));
         }

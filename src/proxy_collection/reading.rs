@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocument, RawDocumentBuf};
 
-use super::find::{Finder, FoundDocuments};
+use super::find::Finder;
 use super::queue::BatchWork;
 use super::{Reservation, StoreError};
 use crate::constraint::{Constraint, Key};
@@ -45,9 +45,9 @@ impl BatchWork for Reading {
 }
 
 impl Reading {
-    fn by_key(&self, found: &FoundDocuments) -> Result<HashMap<Key, Result<Reservation, StoreError>>, StoreError> {
-        let mut by_key = HashMap::with_capacity(found.documents.len());
-        for document in &found.documents {
+    fn by_key(&self, found: &[RawDocumentBuf]) -> Result<HashMap<Key, Result<Reservation, StoreError>>, StoreError> {
+        let mut by_key = HashMap::with_capacity(found.len());
+        for document in found {
             let unexpected = |_| StoreError::Unexpected("a reservation's _id");
             let key = key_of(&self.constraint, document).map_err(unexpected)?;
             let reservation = Reservation::from_document(document).ok_or(StoreError::Unexpected("a reservation"));

@@ -6,7 +6,7 @@
 use bson::{RawArrayBuf, RawBson, RawDocumentBuf, rawdoc};
 
 use super::time_out::within;
-use super::writing::{PATIENCE_MS, write};
+use super::writing::PATIENCE_MS;
 use super::{Owner, ProxyCollection, Reservation, StoreError, seen_filter};
 use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
@@ -48,7 +48,7 @@ impl ProxyCollection {
             "update": self.reservations.name(), "updates": updates, "ordered": false,
             "writeConcern": { "w": "majority" }, "maxTimeMS": PATIENCE_MS,
         };
-        let renewed = write(&self.sessions, &self.database, command, self.limit).await?;
+        let renewed = self.finder.write(command).await?;
         Ok(u64::try_from(renewed).unwrap_or_default())
     }
 }

@@ -63,13 +63,13 @@ impl ProxyCollection {
         owner_of: impl Fn(Doc<'_>) -> Option<Owner>,
     ) -> Result<Vec<Moment>, StoreError> {
         let keys: Vec<&Key> = pairs.iter().map(|(key, _)| *key).collect();
-        let found = find_in_transaction(
+        let (entries, _) = find_in_transaction(
             session,
             &self.database,
             find_keys(self.reservations.name(), keys.iter().copied()),
         )
         .await?;
-        let entries = found.documents.iter().map(|document| self.entry(document));
+        let entries = entries.iter().map(|document| self.entry(document));
         let entries: Vec<ProxyDocument> = entries.collect::<Result<_, _>>()?;
         let reserved = |key: &Key| {
             let of_key = |entry: &&ProxyDocument| match &entry.read {
@@ -90,7 +90,8 @@ impl ProxyCollection {
         command.append(cstr!("projection"), self.projection(shard_key)?);
         command.append(cstr!("collation"), rawdoc! { "locale": "simple" });
         let mut owners: Vec<(Owner, Vec<Key>)> = Vec::new();
-        for document in find_in_transaction(session, &self.database, command).await?.documents {
+        let (documents, _) = find_in_transaction(session, &self.database, command).await?;
+        for document in documents {
             let document = Doc::new(document.as_bytes()).map_err(|_| StoreError::Unexpected("a document"))?;
             let owner = owner_of(document).ok_or(StoreError::Unexpected("a document"))?;
             owners.push((owner, self.constraint.keys(document).unwrap_or_default()));

@@ -41,7 +41,7 @@ impl ProxyCollection {
             return Ok(Vec::new());
         };
         let found = self.find(command).await?;
-        found.documents.iter().map(|document| self.entry(document)).collect()
+        found.iter().map(|document| self.entry(document)).collect()
     }
 
     /// Reads reservations that aren't known to be older than `span`, at most `limit` of them, in no order.
@@ -53,8 +53,8 @@ impl ProxyCollection {
         let command =
             rawdoc! { "find": self.reservations.name(), "filter": { "at": { "$gt": known } }, "limit": limit };
         let found = self.find(command).await?;
-        let mut recent = Vec::with_capacity(found.documents.len());
-        for document in &found.documents {
+        let mut recent = Vec::with_capacity(found.len());
+        for document in &found {
             // Other documents are skipped: no write waits for them.
             if let Ok(reservation) = self.entry(document)?.read {
                 recent.push(reservation);
@@ -79,7 +79,7 @@ impl ProxyCollection {
         let found = self
             .find(rawdoc! { "find": self.reservations.name(), "filter": filter })
             .await?;
-        let Some(document) = found.documents.first() else {
+        let Some(document) = found.first() else {
             return Ok(None);
         };
         Ok(self.entry(document)?.read.err())
@@ -95,7 +95,7 @@ impl ProxyCollection {
             "find": self.protected.name(), "filter": { "_id": equal_to(id.clone()) },
             "projection": self.projection(shard_key)?,
         };
-        Ok(self.find(command).await?.documents)
+        self.find(command).await
     }
 
     /// The approximate numbers of documents and of reservations.

@@ -10,11 +10,10 @@ use std::time::Duration;
 use bson::{Bson, RawDocumentBuf};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, StreamExt};
-use mongodb::Database;
 use tokio::time::sleep;
 
 use super::StoreError;
-use super::sessions::Sessions;
+use super::find::Finder;
 use super::time_out::within;
 use crate::server::driver::{is_time_up, says_time_up, write_concern_error, write_errors};
 
@@ -43,37 +42,34 @@ pub async fn each_alone<T: Clone>(alone: Vec<BoxFuture<'_, T>>, limit: Duration,
     outcomes
 }
 
-/// Runs a write on reservations, whose answer may take `limit`, and returns how many it matched.
-///
-/// The command is in bytes, like everything that holds a key or an owner: they may repeat a name, which no map of fields can
-/// hold.
-pub async fn write(
-    sessions: &Sessions,
-    database: &Database,
-    command: RawDocumentBuf,
-    limit: Duration,
-) -> Result<i32, StoreError> {
-    let reply = match within(limit, sessions.run(database, command)).await {
-        Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
-        reply => reply?,
-    };
-    let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
-    // An unreachable shard is reported here, not by an error of the whole command.
-    if let Some(errors) = write_errors(&reply) {
-        let mut errors = errors.iter().filter_map(Bson::as_document);
-        return Err(match errors.all(says_time_up) {
-            true => StoreError::Busy,
-            false => unexpected(),
-        });
+impl Finder {
+    /// Runs a write on reservations, whose answer may take `limit`, and returns how many it matched.
+    ///
+    /// The command is in bytes, like everything that holds a key or an owner: they may repeat a name, which no map of fields can
+    /// hold.
+    pub(super) async fn write(&self, command: RawDocumentBuf) -> Result<i32, StoreError> {
+        let reply = match within(self.limit, self.sessions.run(&self.database, command)).await {
+            Err(StoreError::Driver(error)) if is_time_up(&error) => return Err(StoreError::Busy),
+            reply => reply?,
+        };
+        let unexpected = || StoreError::Unexpected("the reply to a write on reservations");
+        // An unreachable shard is reported here, not by an error of the whole command.
+        if let Some(errors) = write_errors(&reply) {
+            let mut errors = errors.iter().filter_map(Bson::as_document);
+            return Err(match errors.all(says_time_up) {
+                true => StoreError::Busy,
+                false => unexpected(),
+            });
+        }
+        if let Some(error) = write_concern_error(&reply) {
+            // The write took effect, and its attempt will recognise it.
+            return Err(match says_time_up(error) {
+                true => StoreError::Busy,
+                false => unexpected(),
+            });
+        }
+        reply.get_i32("n").map_err(|_| unexpected())
     }
-    if let Some(error) = write_concern_error(&reply) {
-        // The write took effect, and its attempt will recognise it.
-        return Err(match says_time_up(error) {
-            true => StoreError::Busy,
-            false => unexpected(),
-        });
-    }
-    reply.get_i32("n").map_err(|_| unexpected())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Reads one element of a document: its type, its name and its value.
 
 use bson::spec::ElementType;
-use bson::{Document, RawDocument};
+use bson::{Document, RawBson, RawDocument, RawDocumentBuf};
 
-use super::{Doc, Malformed, decimal_coefficient, read_i32, split_c_string};
+use super::{Builder, Doc, Malformed, decimal_coefficient, read_i32, split_c_string};
 
 /// One element: its type, its name and the bytes of its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,15 @@ impl<'a> Element<'a> {
             return Err(Malformed::Unterminated);
         }
         Ok((Element { kind, name, value }, rest))
+    }
+
+    /// The value; `None` if its bytes aren't valid, or the name isn't UTF-8.
+    pub fn to_raw_bson(self) -> Option<RawBson> {
+        let mut alone = Builder::new();
+        alone.element(&self);
+        let alone = RawDocumentBuf::from_bytes(alone.finish()).ok()?;
+        let (_, value) = alone.iter().next()?.ok()?;
+        Some(value.into())
     }
 
     /// Checks everything that the length alone doesn't prove. Returns the document inside, also the scope of a code.

@@ -6,8 +6,10 @@ use bson::{RawDocument, spec::ElementType};
 
 use super::Times;
 use super::write_reply::append_error;
+use crate::command::shape::Form;
+use crate::command::statement::StatementKind;
 use crate::raw::{Builder, Doc, Element, Malformed};
-use crate::server::reply as server;
+use crate::server::{code, reply as server};
 
 /// The most bytes of errors; later ones lose their text: a reply of more than 16 MB can't be sent.
 const ERRORS_BYTES_MAX: usize = 5 << 20;
@@ -39,27 +41,16 @@ pub enum BulkFault {
 }
 
 impl BulkFault {
-    pub(super) fn code(&self) -> (i32, &'static str) {
+    pub(super) fn code(&self) -> i32 {
         match self {
-            BulkFault::NotAdmin => (13, "Unauthorized"),
-            BulkFault::UnknownField(_) => (40415, "Location40415"),
-            BulkFault::Namespace(_) => (73, "InvalidNamespace"),
-            BulkFault::NamespaceIndex(_) => (2, "BadValue"),
-            BulkFault::TwoNumberings => (72, "InvalidOptions"),
-            BulkFault::TooLong => (115, "CommandNotSupported"),
+            BulkFault::NotAdmin => code::UNAUTHORIZED,
+            BulkFault::UnknownField(_) => code::UNKNOWN_FIELD,
+            BulkFault::Namespace(_) => code::INVALID_NAMESPACE,
+            BulkFault::NamespaceIndex(_) => code::BAD_VALUE,
+            BulkFault::TwoNumberings => code::INVALID_OPTIONS,
+            BulkFault::TooLong => code::COMMAND_NOT_SUPPORTED,
         }
     }
-}
-
-/// The kind of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BulkKind {
-    /// `insert`.
-    Insert,
-    /// `update`.
-    Update,
-    /// `delete`.
-    Delete,
 }
 
 /// The outcome of a `bulkWrite` so far.
@@ -95,11 +86,11 @@ impl BulkReply {
         self.errors > 0
     }
 
-    /// Adds the reply to the command that carried out `count` operations of one kind, the first of them at position `first`. If
+    /// Adds the reply to the command that carried out `count` operations of one form, the first of them at position `first`. If
     /// the reply lists successes, an update or delete must be alone in its command.
     pub fn add(
         &mut self,
-        kind: BulkKind,
+        form: Form,
         first: usize,
         count: usize,
         ordered: bool,
@@ -109,28 +100,28 @@ impl BulkReply {
         let modified = server::documents_modified(reply)?;
         let upserted = server::upserted(reply)?;
         let upserts = i32::try_from(upserted.len()).unwrap_or(i32::MAX);
-        match kind {
-            BulkKind::Insert => self.inserted += n,
-            BulkKind::Update => {
+        match form {
+            Form::Insert => self.inserted += n,
+            Form::Changes(StatementKind::Update) => {
                 self.matched += n - upserts;
                 self.modified += modified;
                 self.upserted += upserts;
             }
-            BulkKind::Delete => self.deleted += n,
+            Form::Changes(_) => self.deleted += n,
         }
         let mut errors = server::write_errors(reply)?.into_iter().peekable();
         for index in 0..count {
             match errors.next_if(|error| error.index == Some(index)) {
                 Some(error) => {
-                    self.error(kind, first + index, error.body)?;
+                    self.error(form, first + index, error.body)?;
                     if ordered {
                         break;
                     }
                 }
                 None if !self.errors_only => {
-                    let n = if kind == BulkKind::Insert { 1 } else { n };
+                    let n = if form == Form::Insert { 1 } else { n };
                     self.success(
-                        kind,
+                        form,
                         first + index,
                         n,
                         modified,
@@ -145,7 +136,7 @@ impl BulkReply {
 
     fn success(
         &mut self,
-        kind: BulkKind,
+        form: Form,
         position: usize,
         n: i32,
         modified: i32,
@@ -153,7 +144,7 @@ impl BulkReply {
     ) -> Result<(), Malformed> {
         let mut entry = Builder::new();
         entry.double("ok", 1.0).int32("idx", index(position)).int32("n", n);
-        if kind == BulkKind::Update {
+        if form == Form::Changes(StatementKind::Update) {
             entry.int32("nModified", modified);
         }
         if let Some(id) = upserted {
@@ -166,7 +157,7 @@ impl BulkReply {
         Ok(())
     }
 
-    fn error(&mut self, kind: BulkKind, position: usize, error: Doc<'_>) -> Result<(), Malformed> {
+    fn error(&mut self, form: Form, position: usize, error: Doc<'_>) -> Result<(), Malformed> {
         self.errors += 1;
         self.error_bytes += error.bytes().len();
         let is_terse = self.error_bytes > ERRORS_BYTES_MAX;
@@ -174,7 +165,7 @@ impl BulkReply {
         entry.double("ok", 0.0).int32("idx", index(position));
         append_error(&mut entry, error, is_terse)?;
         entry.int32("n", 0);
-        if kind == BulkKind::Update {
+        if form == Form::Changes(StatementKind::Update) {
             entry.int32("nModified", 0);
         }
         self.entries.push(entry.finish());
@@ -240,9 +231,12 @@ mod tests {
 
     use super::*;
 
-    fn add(reply: &mut BulkReply, kind: BulkKind, first: usize, count: usize, part: &Document) {
+    const UPDATE: Form = Form::Changes(StatementKind::Update);
+    const DELETE: Form = Form::Changes(StatementKind::Delete);
+
+    fn add(reply: &mut BulkReply, form: Form, first: usize, count: usize, part: &Document) {
         let part = part.to_vec().unwrap();
-        reply.add(kind, first, count, false, Doc::new(&part).unwrap()).unwrap();
+        reply.add(form, first, count, false, Doc::new(&part).unwrap()).unwrap();
     }
 
     fn body(reply: &BulkReply) -> Document {
@@ -255,19 +249,13 @@ mod tests {
             doc! { "index": 1, "code": 11000, "errmsg": "E11000", "keyPattern": { "a": 1 }, "keyValue": { "a": 2 } };
         let mut reply = BulkReply::new(false);
         let inserts = doc! { "n": 2, "writeErrors": [duplicate], "ok": 1.0 };
-        add(&mut reply, BulkKind::Insert, 0, 3, &inserts);
+        add(&mut reply, Form::Insert, 0, 3, &inserts);
         let upsert = doc! { "n": 1, "upserted": [{ "index": 0, "_id": 7 }], "nModified": 0, "ok": 1.0 };
-        add(&mut reply, BulkKind::Update, 3, 1, &upsert);
+        add(&mut reply, UPDATE, 3, 1, &upsert);
+        add(&mut reply, UPDATE, 4, 1, &doc! { "n": 2, "nModified": 1, "ok": 1.0 });
         add(
             &mut reply,
-            BulkKind::Update,
-            4,
-            1,
-            &doc! { "n": 2, "nModified": 1, "ok": 1.0 },
-        );
-        add(
-            &mut reply,
-            BulkKind::Delete,
+            DELETE,
             5,
             1,
             &doc! { "n": 4, "retriedStmtIds": [5], "ok": 1.0 },
@@ -294,7 +282,7 @@ mod tests {
         for position in 0..40 {
             let error = doc! { "index": 0, "code": 11000, "errmsg": "x".repeat(1 << 19), "keyValue": { "a": 1 } };
             let part = doc! { "n": 0, "writeErrors": [error], "ok": 1.0 };
-            add(&mut reply, BulkKind::Update, position, 1, &part);
+            add(&mut reply, UPDATE, position, 1, &part);
         }
         assert!(reply.body().unwrap().len() < 6 << 20);
         let reply = body(&reply);

@@ -8,7 +8,7 @@ mod refusal;
 mod times;
 mod write_reply;
 
-pub use bulk::{BulkFault, BulkKind, BulkReply};
+pub use bulk::{BulkFault, BulkReply};
 pub use refusal::WriteRefusal;
 pub use times::{Times, timestamp_of};
 pub use write_reply::{WriteError, WriteReply};

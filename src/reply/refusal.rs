@@ -7,7 +7,7 @@ use crate::namespace::Namespace;
 use crate::raw::{Builder, Malformed};
 use crate::reply::{BulkFault, Times};
 use crate::server::code;
-use crate::server::reply::append_label;
+use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, append_code, append_label};
 
 /// Why Keyward refused a command before any part of it took effect, unless the variant states otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -118,42 +118,39 @@ impl WriteRefusal {
     pub fn outlasted(is_retryable: bool) -> WriteRefusal {
         WriteRefusal::Unregistered {
             reason: "its entry couldn't be renewed while this write waited".to_owned(),
-            label: is_retryable.then_some("RetryableWriteError"),
+            label: is_retryable.then_some(RETRYABLE_WRITE_ERROR),
         }
     }
 
-    fn code(&self) -> (i32, &'static str) {
+    fn code(&self) -> i32 {
         match self {
-            WriteRefusal::Malformed(_) => (code::INVALID_BSON, "InvalidBSON"),
-            WriteRefusal::MissingField(_) => (code::MISSING_FIELD, "Location40414"),
-            WriteRefusal::WrongType(_) => (code::TYPE_MISMATCH, "TypeMismatch"),
-            WriteRefusal::Unasked => (9, "FailedToParse"),
-            WriteRefusal::MaxTime(_) => (2, "BadValue"),
-            WriteRefusal::BatchSize(_) | WriteRefusal::StatementNumbers { .. } => {
-                (code::INVALID_LENGTH, "InvalidLength")
-            }
+            WriteRefusal::Malformed(_) => code::INVALID_BSON,
+            WriteRefusal::MissingField(_) => code::MISSING_FIELD,
+            WriteRefusal::WrongType(_) => code::TYPE_MISMATCH,
+            WriteRefusal::Unasked => code::FAILED_TO_PARSE,
+            WriteRefusal::MaxTime(_) => code::BAD_VALUE,
+            WriteRefusal::BatchSize(_) | WriteRefusal::StatementNumbers { .. } => code::INVALID_LENGTH,
             WriteRefusal::Bulk(fault) => fault.code(),
             // The error of a mongos that can't reach a shard: drivers retry.
-            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } => (6, "HostUnreachable"),
-            WriteRefusal::TooMany { .. } => (code::EXCEEDED_MEMORY_LIMIT, "ExceededMemoryLimit"),
-            WriteRefusal::TooLarge { .. } => (code::BSON_OBJECT_TOO_LARGE, "BSONObjectTooLarge"),
-            WriteRefusal::Committed => (code::TRANSACTION_COMMITTED, "TransactionCommitted"),
-            WriteRefusal::NoSuchTransaction { .. } => (code::NO_SUCH_TRANSACTION, "NoSuchTransaction"),
-            WriteRefusal::WriteConcernInTransaction => (code::INVALID_OPTIONS, "InvalidOptions"),
-            WriteRefusal::Conflict => (code::WRITE_CONFLICT, "WriteConflict"),
-            WriteRefusal::TimeLimit => (code::MAX_TIME_MS_EXPIRED, "MaxTimeMSExpired"),
+            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } => code::HOST_UNREACHABLE,
+            WriteRefusal::TooMany { .. } => code::EXCEEDED_MEMORY_LIMIT,
+            WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
+            WriteRefusal::Committed => code::TRANSACTION_COMMITTED,
+            WriteRefusal::NoSuchTransaction { .. } => code::NO_SUCH_TRANSACTION,
+            WriteRefusal::WriteConcernInTransaction => code::INVALID_OPTIONS,
+            WriteRefusal::Conflict => code::WRITE_CONFLICT,
+            WriteRefusal::TimeLimit => code::MAX_TIME_MS_EXPIRED,
         }
     }
 
     /// The reply's body, in the server's form.
     pub fn body(&self, times: &Times) -> Vec<u8> {
-        let (code, code_name) = self.code();
         let mut reply = Builder::new();
         reply.double("ok", 0.0).string("errmsg", self.to_string().as_bytes());
-        reply.int32("code", code).string("codeName", code_name.as_bytes());
+        append_code(&mut reply, self.code());
         let label = match self {
-            WriteRefusal::Unsure { retryable: true, .. } => Some("RetryableWriteError"),
-            WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some("TransientTransactionError"),
+            WriteRefusal::Unsure { retryable: true, .. } => Some(RETRYABLE_WRITE_ERROR),
+            WriteRefusal::Conflict | WriteRefusal::NoSuchTransaction { .. } => Some(TRANSIENT_TRANSACTION_ERROR),
             WriteRefusal::Unregistered { label, .. } => *label,
             _ => None,
         };

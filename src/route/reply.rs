@@ -30,7 +30,7 @@ pub fn found(answer: Doc<'_>) -> Result<RoutedReply, Malformed> {
             _ => RoutedReply::Nothing { cursor: None },
         });
     }
-    if answer.nested("cursor")?.is_some() {
+    if cursor::is_in(answer)? {
         let cursor = cursor::more(answer)?;
         return Ok(match cursor::batch(answer)?.is_empty() {
             true => RoutedReply::Nothing { cursor },

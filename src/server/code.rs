@@ -1,146 +1,139 @@
 //! Lists the server's error codes, under the server's names.
 
-/// `BadValue`
-pub const BAD_VALUE: i32 = 2;
-/// `HostUnreachable`
-pub const HOST_UNREACHABLE: i32 = 6;
-/// `HostNotFound`
-pub const HOST_NOT_FOUND: i32 = 7;
-/// `FailedToParse`
-pub const FAILED_TO_PARSE: i32 = 9;
-/// `Unauthorized`
-pub const UNAUTHORIZED: i32 = 13;
-/// `TypeMismatch`
-pub const TYPE_MISMATCH: i32 = 14;
-/// `Overflow`
-pub const OVERFLOW: i32 = 15;
-/// `InvalidLength`
-pub const INVALID_LENGTH: i32 = 16;
-/// `AuthenticationFailed`
-pub const AUTHENTICATION_FAILED: i32 = 18;
-/// `IllegalOperation`
-pub const ILLEGAL_OPERATION: i32 = 20;
-/// `InvalidBSON`
-pub const INVALID_BSON: i32 = 22;
-/// `NamespaceNotFound`
-pub const NAMESPACE_NOT_FOUND: i32 = 26;
-/// `IndexNotFound`
-pub const INDEX_NOT_FOUND: i32 = 27;
-/// `PathNotViable`
-pub const PATH_NOT_VIABLE: i32 = 28;
-/// `NoSuchSession`
-pub const NO_SUCH_SESSION: i32 = 33;
-/// `ConflictingUpdateOperators`
-pub const CONFLICTING_UPDATE_OPERATORS: i32 = 40;
-/// `CursorNotFound`
-pub const CURSOR_NOT_FOUND: i32 = 43;
-/// `NamespaceExists`
-pub const NAMESPACE_EXISTS: i32 = 48;
-/// `MaxTimeMSExpired`
-pub const MAX_TIME_MS_EXPIRED: i32 = 50;
-/// `DollarPrefixedFieldName`
-pub const DOLLAR_PREFIXED_FIELD_NAME: i32 = 52;
-/// `InvalidIdField`
-pub const INVALID_ID_FIELD: i32 = 53;
-/// `NotSingleValueField`
-pub const NOT_SINGLE_VALUE_FIELD: i32 = 54;
-/// `InvalidDBRef`
-pub const INVALID_DB_REF: i32 = 55;
-/// `EmptyFieldName`
-pub const EMPTY_FIELD_NAME: i32 = 56;
-/// `DottedFieldName`
-pub const DOTTED_FIELD_NAME: i32 = 57;
-/// `CommandNotFound`
-pub const COMMAND_NOT_FOUND: i32 = 59;
-/// `ShardKeyNotFound`
-pub const SHARD_KEY_NOT_FOUND: i32 = 61;
-/// `ImmutableField`
-pub const IMMUTABLE_FIELD: i32 = 66;
-/// `CannotCreateIndex`
-pub const CANNOT_CREATE_INDEX: i32 = 67;
-/// `InvalidOptions`
-pub const INVALID_OPTIONS: i32 = 72;
-/// `InvalidNamespace`
-pub const INVALID_NAMESPACE: i32 = 73;
-/// `IndexOptionsConflict`
-pub const INDEX_OPTIONS_CONFLICT: i32 = 85;
-/// `IndexKeySpecsConflict`
-pub const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
-/// `NetworkTimeout`
-pub const NETWORK_TIMEOUT: i32 = 89;
-/// `ShutdownInProgress`
-pub const SHUTDOWN_IN_PROGRESS: i32 = 91;
-/// `WriteConflict`
-pub const WRITE_CONFLICT: i32 = 112;
-/// `CommandNotSupported`
-pub const COMMAND_NOT_SUPPORTED: i32 = 115;
-/// `DocumentValidationFailure`
-pub const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
-/// `FailedToSatisfyReadPreference`
-pub const FAILED_TO_SATISFY_READ_PREFERENCE: i32 = 133;
-/// `SSLHandshakeFailed`
-pub const SSL_HANDSHAKE_FAILED: i32 = 141;
-/// `ExceededMemoryLimit`
-pub const EXCEEDED_MEMORY_LIMIT: i32 = 146;
-/// `CommandNotSupportedOnView`
-pub const COMMAND_NOT_SUPPORTED_ON_VIEW: i32 = 166;
-/// `CannotIndexParallelArrays`
-pub const CANNOT_INDEX_PARALLEL_ARRAYS: i32 = 171;
-/// `PrimarySteppedDown`
-pub const PRIMARY_STEPPED_DOWN: i32 = 189;
-/// `InvalidIndexSpecificationOption`
-pub const INVALID_INDEX_SPECIFICATION_OPTION: i32 = 197;
-/// `QueryFeatureNotAllowed`
-pub const QUERY_FEATURE_NOT_ALLOWED: i32 = 224;
-/// `TransactionTooOld`
-pub const TRANSACTION_TOO_OLD: i32 = 225;
-/// `NoSuchTransaction`
-pub const NO_SUCH_TRANSACTION: i32 = 251;
-/// `TransactionCommitted`
-pub const TRANSACTION_COMMITTED: i32 = 256;
-/// `ExceededTimeLimit`
-pub const EXCEEDED_TIME_LIMIT: i32 = 262;
-/// `PreparedTransactionInProgress`
-pub const PREPARED_TRANSACTION_IN_PROGRESS: i32 = 267;
-/// `IndexBuildAborted`
-pub const INDEX_BUILD_ABORTED: i32 = 276;
-/// `ChangeStreamFatalError`
-pub const CHANGE_STREAM_FATAL_ERROR: i32 = 280;
-/// `APIVersionError`
-pub const API_VERSION_ERROR: i32 = 322;
-/// `APIStrictError`
-pub const API_STRICT_ERROR: i32 = 323;
-/// `APIDeprecationError`
-pub const API_DEPRECATION_ERROR: i32 = 324;
-/// `UnsupportedOpQueryCommand`
-pub const UNSUPPORTED_OP_QUERY_COMMAND: i32 = 352;
-/// `CollectionUUIDMismatch`
-pub const COLLECTION_UUID_MISMATCH: i32 = 361;
-/// `SocketException`
-pub const SOCKET_EXCEPTION: i32 = 9001;
-/// `LegacyNotPrimary`
-pub const LEGACY_NOT_PRIMARY: i32 = 10_058;
-/// `NotWritablePrimary`
-pub const NOT_WRITABLE_PRIMARY: i32 = 10_107;
-/// `BSONObjectTooLarge`
-pub const BSON_OBJECT_TOO_LARGE: i32 = 10_334;
-/// `DuplicateKey`
-pub const DUPLICATE_KEY: i32 = 11_000;
-/// `InterruptedAtShutdown`
-pub const INTERRUPTED_AT_SHUTDOWN: i32 = 11_600;
-/// `Interrupted`
-pub const INTERRUPTED: i32 = 11_601;
-/// `InterruptedDueToReplStateChange`
-pub const INTERRUPTED_DUE_TO_REPL_STATE_CHANGE: i32 = 11_602;
-/// `NotPrimaryNoSecondaryOk`
-pub const NOT_PRIMARY_NO_SECONDARY_OK: i32 = 13_435;
-/// `NotPrimaryOrSecondary`
-pub const NOT_PRIMARY_OR_SECONDARY: i32 = 13_436;
-/// A field occurs twice in a command; the server has no name for this code.
-pub const DUPLICATE_FIELD: i32 = 40_413;
-/// A command lacks a field; the server has no name for this code.
-pub const MISSING_FIELD: i32 = 40_414;
-/// A command has an unknown field; the server has no name for this code.
-pub const UNKNOWN_FIELD: i32 = 40_415;
-/// The first try of a retried `findAndModify` without `upsert` inserted a document.
-pub const FIRST_TRY_INSERTED: i32 = 40_608;
+use std::borrow::Cow;
+
+/// Gives each code a constant, and [`name`] the server's name for it. A code for which the server has no name has a description
+/// instead.
+macro_rules! codes {
+    ($($(#[$description:meta])* $constant:ident = $code:literal $($name:literal)?;)*) => {
+        $(
+            $(#[$description])*
+            $(#[doc = concat!("`", $name, "`")])?
+            pub const $constant: i32 = $code;
+        )*
+
+        /// The server's name for `code`: `Location` and the number, if it has no other.
+        pub fn name(code: i32) -> Cow<'static, str> {
+            match code {
+                $($($code => Cow::Borrowed($name),)?)*
+                _ => Cow::Owned(format!("Location{code}")),
+            }
+        }
+    };
+}
+
+codes! {
+    BAD_VALUE = 2 "BadValue";
+    HOST_UNREACHABLE = 6 "HostUnreachable";
+    HOST_NOT_FOUND = 7 "HostNotFound";
+    FAILED_TO_PARSE = 9 "FailedToParse";
+    UNAUTHORIZED = 13 "Unauthorized";
+    TYPE_MISMATCH = 14 "TypeMismatch";
+    OVERFLOW = 15 "Overflow";
+    INVALID_LENGTH = 16 "InvalidLength";
+    AUTHENTICATION_FAILED = 18 "AuthenticationFailed";
+    ILLEGAL_OPERATION = 20 "IllegalOperation";
+    INVALID_BSON = 22 "InvalidBSON";
+    NAMESPACE_NOT_FOUND = 26 "NamespaceNotFound";
+    INDEX_NOT_FOUND = 27 "IndexNotFound";
+    PATH_NOT_VIABLE = 28 "PathNotViable";
+    NO_SUCH_SESSION = 33 "NoSuchSession";
+    CONFLICTING_UPDATE_OPERATORS = 40 "ConflictingUpdateOperators";
+    CURSOR_NOT_FOUND = 43 "CursorNotFound";
+    NAMESPACE_EXISTS = 48 "NamespaceExists";
+    MAX_TIME_MS_EXPIRED = 50 "MaxTimeMSExpired";
+    DOLLAR_PREFIXED_FIELD_NAME = 52 "DollarPrefixedFieldName";
+    INVALID_ID_FIELD = 53 "InvalidIdField";
+    NOT_SINGLE_VALUE_FIELD = 54 "NotSingleValueField";
+    INVALID_DB_REF = 55 "InvalidDBRef";
+    EMPTY_FIELD_NAME = 56 "EmptyFieldName";
+    DOTTED_FIELD_NAME = 57 "DottedFieldName";
+    COMMAND_NOT_FOUND = 59 "CommandNotFound";
+    SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound";
+    IMMUTABLE_FIELD = 66 "ImmutableField";
+    CANNOT_CREATE_INDEX = 67 "CannotCreateIndex";
+    INVALID_OPTIONS = 72 "InvalidOptions";
+    INVALID_NAMESPACE = 73 "InvalidNamespace";
+    INDEX_OPTIONS_CONFLICT = 85 "IndexOptionsConflict";
+    INDEX_KEY_SPECS_CONFLICT = 86 "IndexKeySpecsConflict";
+    NETWORK_TIMEOUT = 89 "NetworkTimeout";
+    SHUTDOWN_IN_PROGRESS = 91 "ShutdownInProgress";
+    WRITE_CONFLICT = 112 "WriteConflict";
+    COMMAND_NOT_SUPPORTED = 115 "CommandNotSupported";
+    DOCUMENT_VALIDATION_FAILURE = 121 "DocumentValidationFailure";
+    FAILED_TO_SATISFY_READ_PREFERENCE = 133 "FailedToSatisfyReadPreference";
+    SSL_HANDSHAKE_FAILED = 141 "SSLHandshakeFailed";
+    EXCEEDED_MEMORY_LIMIT = 146 "ExceededMemoryLimit";
+    INCOMPATIBLE_COLLATION_VERSION = 161 "IncompatibleCollationVersion";
+    COMMAND_NOT_SUPPORTED_ON_VIEW = 166 "CommandNotSupportedOnView";
+    CANNOT_INDEX_PARALLEL_ARRAYS = 171 "CannotIndexParallelArrays";
+    PRIMARY_STEPPED_DOWN = 189 "PrimarySteppedDown";
+    INVALID_INDEX_SPECIFICATION_OPTION = 197 "InvalidIndexSpecificationOption";
+    INCOMPLETE_TRANSACTION_HISTORY = 217 "IncompleteTransactionHistory";
+    QUERY_FEATURE_NOT_ALLOWED = 224 "QueryFeatureNotAllowed";
+    TRANSACTION_TOO_OLD = 225 "TransactionTooOld";
+    NO_SUCH_TRANSACTION = 251 "NoSuchTransaction";
+    TRANSACTION_COMMITTED = 256 "TransactionCommitted";
+    EXCEEDED_TIME_LIMIT = 262 "ExceededTimeLimit";
+    PREPARED_TRANSACTION_IN_PROGRESS = 267 "PreparedTransactionInProgress";
+    INDEX_BUILD_ABORTED = 276 "IndexBuildAborted";
+    CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError";
+    API_VERSION_ERROR = 322 "APIVersionError";
+    API_STRICT_ERROR = 323 "APIStrictError";
+    API_DEPRECATION_ERROR = 324 "APIDeprecationError";
+    UNSUPPORTED_OP_QUERY_COMMAND = 352 "UnsupportedOpQueryCommand";
+    COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch";
+    SOCKET_EXCEPTION = 9001 "SocketException";
+    LEGACY_NOT_PRIMARY = 10_058 "LegacyNotPrimary";
+    NOT_WRITABLE_PRIMARY = 10_107 "NotWritablePrimary";
+    BSON_OBJECT_TOO_LARGE = 10_334 "BSONObjectTooLarge";
+    DUPLICATE_KEY = 11_000 "DuplicateKey";
+    INTERRUPTED_AT_SHUTDOWN = 11_600 "InterruptedAtShutdown";
+    INTERRUPTED = 11_601 "Interrupted";
+    INTERRUPTED_DUE_TO_REPL_STATE_CHANGE = 11_602 "InterruptedDueToReplStateChange";
+    /// An index has more than 32 fields.
+    TOO_MANY_KEY_FIELDS = 13_103;
+    NOT_PRIMARY_NO_SECONDARY_OK = 13_435 "NotPrimaryNoSecondaryOk";
+    NOT_PRIMARY_OR_SECONDARY = 13_436 "NotPrimaryOrSecondary";
+    /// A field's name is also a position in an array.
+    AMBIGUOUS_FIELD = 16_746;
+    /// A unique index is hashed.
+    UNIQUE_HASHED_INDEX = 16_764;
+    /// A field occurs twice in a command.
+    DUPLICATE_FIELD = 40_413;
+    /// A command lacks a field.
+    MISSING_FIELD = 40_414;
+    /// A command has an unknown field.
+    UNKNOWN_FIELD = 40_415;
+    /// A message has two bodies.
+    TWO_BODIES = 40_430;
+    /// Two document sequences of a message have the same name.
+    DUPLICATE_SEQUENCE = 40_431;
+    /// A section of a message is of an unknown kind.
+    UNKNOWN_SECTION_KIND = 40_432;
+    /// A document sequence and a field of the body have the same name.
+    SEQUENCE_IN_BODY = 40_433;
+    /// A message has no body.
+    NO_BODY = 40_587;
+    /// The first try of a retried `findAndModify` without `upsert` inserted a document.
+    FIRST_TRY_INSERTED = 40_608;
+    /// A field's number is too small or too large.
+    OUT_OF_BOUNDS = 51_024;
+    /// A message is too short for its checksum.
+    NO_ROOM_FOR_CHECKSUM = 51_252;
+    /// A filter has `$near` where the server does not allow it.
+    NEAR_NOT_ALLOWED = 5_626_500;
+    /// A read has a legacy op code.
+    LEGACY_READ = 5_739_101;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_without_a_name_is_a_location() {
+        assert_eq!(name(DUPLICATE_KEY), "DuplicateKey");
+        assert_eq!(name(DUPLICATE_FIELD), "Location40413");
+    }
+}

@@ -1,6 +1,13 @@
 //! Reads the documents in the reply of a command that opens a cursor or fetches more documents.
 
+use bson::spec::ElementType;
+
 use crate::raw::{Builder, Doc, Malformed};
+
+/// Whether the reply is that of a cursor.
+pub fn is_in(reply: Doc<'_>) -> Result<bool, Malformed> {
+    Ok(reply.nested("cursor")?.is_some())
+}
 
 /// The documents of the reply's batch, first or later.
 pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
@@ -14,6 +21,28 @@ pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
         }
     }
     Ok(documents)
+}
+
+/// The reply with `documents` as its first batch.
+pub fn with_first_batch(reply: Doc<'_>, documents: &[Vec<u8>]) -> Result<Vec<u8>, Malformed> {
+    let mut edited = Builder::new();
+    for field in reply.elements() {
+        let field = field?;
+        let Some(cursor) = field.as_document_or_array()?.filter(|_| field.name == b"cursor") else {
+            edited.element(&field);
+            continue;
+        };
+        edited.open(ElementType::EmbeddedDocument, b"cursor");
+        for field in cursor.elements() {
+            let field = field?;
+            match field.name {
+                b"firstBatch" => edited.documents("firstBatch", documents),
+                _ => edited.element(&field),
+            };
+        }
+        edited.close();
+    }
+    Ok(edited.finish())
 }
 
 /// The cursor's id to fetch more with; `None` if there is no more.

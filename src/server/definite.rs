@@ -1,4 +1,4 @@
-//! Decides from an error code whether a command definitely had no effect.
+//! Decides from an error code whether a command definitely had no effect, and whether its transaction is over.
 //!
 //! A code that isn't listed proves nothing: the write is then in doubt. The next version of the server may have other codes.
 
@@ -31,6 +31,20 @@ pub fn of_another_primary(code: i32) -> bool {
 /// Whether a server, or a router on its behalf, uses the code while the server is unreachable, shutting down, or not primary.
 pub fn may_pass(code: i32) -> bool {
     NOT_NOW.contains(&code)
+}
+
+/// Whether a `getMore` with this code ended the transaction, or met one that isn't open: committed, aborted, about to commit, or
+/// forgotten.
+pub fn of_closed_transaction(code: i32) -> bool {
+    matches!(code, code::CURSOR_NOT_FOUND | code::NO_SUCH_TRANSACTION) || of_decided_transaction(code)
+}
+
+/// Whether a `getMore` with this code met a transaction that is committed, about to commit, or past.
+pub fn of_decided_transaction(code: i32) -> bool {
+    matches!(
+        code,
+        code::TRANSACTION_COMMITTED | code::PREPARED_TRANSACTION_IN_PROGRESS | code::TRANSACTION_TOO_OLD
+    )
 }
 
 const REFUSED_BEFORE_EXECUTION: [i32; 20] = [

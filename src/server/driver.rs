@@ -37,6 +37,14 @@ pub fn write_concern_error(reply: &Document) -> Option<&Document> {
     reply.get_document("writeConcernError").ok()
 }
 
+/// Whether the reply to a single statement names it as carried out before.
+pub fn names_its_statement(reply: &Document) -> bool {
+    let is_first = |statement: &Bson| statement.as_i32() == Some(0);
+    reply
+        .get_array("retriedStmtIds")
+        .is_ok_and(|statements| statements.iter().any(is_first))
+}
+
 /// The code of a write error, or of one about the write concern.
 pub fn error_code(error: &Document) -> Option<i32> {
     error.get_i32("code").ok()

@@ -1,6 +1,7 @@
 //! Reads the fields of a reply that was received as bytes.
 
 use bson::spec::ElementType;
+pub use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use crate::raw::{Builder, Doc, Element, Malformed};
 
@@ -100,6 +101,11 @@ fn count(reply: Doc<'_>, name: &str) -> Result<i32, Malformed> {
     Ok(count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0))
 }
 
+/// Whether a field of a reply to a write counts documents.
+pub fn is_count(name: &[u8]) -> bool {
+    matches!(name, b"n" | b"nModified")
+}
+
 /// The write concern's error, if fewer servers than required have the write.
 pub fn write_concern_error(reply: Doc<'_>) -> Result<Option<Doc<'_>>, Malformed> {
     reply.nested("writeConcernError")
@@ -125,6 +131,23 @@ pub fn has_label(reply: Doc<'_>, label: &str) -> bool {
     let labels = reply.nested("errorLabels").ok().flatten();
     let mut labels = labels.into_iter().flat_map(Doc::elements).flatten();
     labels.any(|element| element.as_str() == Some(label))
+}
+
+/// The fields of `error` that can be read, without its labels.
+pub fn without_labels(error: &[u8]) -> Builder {
+    let mut unlabelled = Builder::new();
+    let fields = Doc::new(error).into_iter().flat_map(Doc::elements).flatten();
+    for field in fields.filter(|field| field.name != b"errorLabels") {
+        unlabelled.element(&field);
+    }
+    unlabelled
+}
+
+/// Adds this code, and the server's name for it, to the error in `reply`.
+pub fn append_code(reply: &mut Builder, code: i32) {
+    reply
+        .int32("code", code)
+        .string("codeName", super::code::name(code).as_bytes());
 }
 
 /// Adds this label to the error in `reply`.

@@ -8,9 +8,9 @@ use super::{End, Requests, Session};
 use crate::raw::Builder;
 use crate::server::code;
 use crate::stream::{Incoming, Outgoing};
-use crate::upstream::Connection;
+use crate::upstream::{Connection, Unanswered};
 use crate::wire::{Draft, Envelope, Flags, OpCode, Rejection, ServerError};
-use crate::write::CatalogEpoch;
+use crate::write::{self, CatalogEpoch};
 
 /// How long Keyward waits for a client to read the reason, if Keyward hasn't read the client's message to its end.
 const LINGER: Duration = Duration::from_secs(1);
@@ -88,18 +88,51 @@ impl Session {
 
 /// Waits until the messages without replies are done: upstream answers in order, so a ping's reply shows it.
 pub(super) async fn confirm_unanswered(upstream: &mut Connection) -> Result<(), End> {
-    let mut ping = Builder::new();
-    ping.int32("ping", 1).string("$db", b"admin");
-    upstream.request(&Draft::of_body(&ping.finish())).await?;
+    upstream.request(&Draft::of_body(&ping())).await?;
     Ok(())
 }
 
-/// Keeps `epoch` until upstream has answered what it has received, and then closes the connection.
-pub(super) async fn leave_at_work(mut upstream: Connection, epoch: CatalogEpoch) {
-    if upstream.outgoing.finish().await.is_ok() {
-        drained(&mut upstream.incoming).await;
+fn ping() -> Vec<u8> {
+    let mut ping = Builder::new();
+    ping.int32("ping", 1).string("$db", b"admin");
+    ping.finish()
+}
+
+/// A connection to upstream whose client is gone, while upstream may still execute commands of that client.
+pub(super) struct LeftAtWork {
+    pub upstream: Connection,
+    /// `None` if a reply of upstream has no end, or the client's last message was sent in part.
+    pub unanswered: Option<Unanswered>,
+    /// The catalog epoch that decided the commands.
+    pub epoch: CatalogEpoch,
+}
+
+impl LeftAtWork {
+    /// Keeps the epoch until upstream has answered all that it has received, and then closes the connection. If no answer shows
+    /// this, the writes are in doubt.
+    pub async fn outlast(mut self, writes: &write::Context) {
+        if !self.is_answered().await {
+            writes.note_in_doubt();
+        }
+        drop(self.epoch);
     }
-    drop(epoch);
+
+    async fn is_answered(&mut self) -> bool {
+        match &self.unanswered {
+            Some(unanswered) if self.upstream.is_in_step() => {
+                let draft = ping();
+                let outlasted = self.upstream.outlast(unanswered, &Draft::of_body(&draft)).await;
+                outlasted.is_ok()
+            }
+            _ => {
+                // Closed with bytes unread, the connection would be reset, and earlier messages lost.
+                if self.upstream.outgoing.finish().await.is_ok() {
+                    drained(&mut self.upstream.incoming).await;
+                }
+                false
+            }
+        }
+    }
 }
 
 pub(super) async fn send(envelope: &Envelope, body: &[u8], reply_id: i32, client: &mut Outgoing) -> Result<(), End> {
@@ -119,14 +152,11 @@ pub(super) async fn close(end: End, client_in: &mut Incoming, client_out: &mut O
             flags: Flags::default(),
             compressor: None,
         };
-        let error = ServerError {
-            code: code::UNAUTHORIZED,
-            code_name: "Unauthorized",
-            message: format!(
-                "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",
-                header.length
-            ),
-        };
+        let message = format!(
+            "Keyward takes no message of more than {max} bytes before the client has authenticated; this one has {}",
+            header.length
+        );
+        let error = ServerError::new(code::UNAUTHORIZED, message);
         let telling = async {
             let sent = send(&envelope, &error.body(), 1, client_out).await;
             if sent.is_ok() && client_out.finish().await.is_ok() {
@@ -146,5 +176,69 @@ async fn drained(incoming: &mut Incoming) {
         if !matches!(incoming.fill(0).await, Ok(1..)) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mongodb::options::ServerAddress;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::raw::Doc;
+    use crate::stream::split;
+
+    /// The client's request that has no reply yet: the first number that Keyward would give a command of its own.
+    const PENDING: i32 = 1;
+
+    fn reply_to(request_id: i32) -> Vec<u8> {
+        let envelope = Envelope {
+            request_id,
+            op_code: OpCode::MSG,
+            flags: Flags::default(),
+            compressor: None,
+        };
+        envelope.reply(Doc::empty().bytes(), 77).unwrap()
+    }
+
+    /// Whether a write is in doubt after upstream has answered `requests` and closed the connection.
+    async fn is_in_doubt_after_answers_to(requests: &[i32]) -> bool {
+        let writes = write::Context::new(
+            Arc::default(),
+            Duration::from_secs(1),
+            Metrics::new(&[]).group_commit,
+            false,
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (host, port) = ("localhost".to_owned(), None);
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        // The first byte of the reply on its way has gone to the client.
+        server.write_all(&reply_to(0)[1..]).await.unwrap();
+        for request in requests {
+            server.write_all(&reply_to(*request)).await.unwrap();
+        }
+        server.shutdown().await.unwrap();
+        let left = LeftAtWork {
+            upstream: Connection::new(split(socket).unwrap(), ServerAddress::Tcp { host, port }),
+            unanswered: Some(Unanswered {
+                rest: reply_to(0).len() - 1,
+                requests: vec![PENDING],
+            }),
+            epoch: CatalogEpoch::none(),
+        };
+        left.outlast(&writes).await;
+        writes.in_doubt_end().is_some()
+    }
+
+    #[tokio::test]
+    async fn a_write_is_in_doubt_unless_upstream_has_answered_all() {
+        assert!(!is_in_doubt_after_answers_to(&[PENDING, PENDING + 1]).await);
+        assert!(is_in_doubt_after_answers_to(&[PENDING]).await);
+        assert!(is_in_doubt_after_answers_to(&[]).await);
     }
 }

@@ -14,7 +14,11 @@ use tokio::time::Instant;
 use super::request_context::RequestContext;
 use crate::classify::Verdict;
 use crate::raw::Builder;
-use crate::server::{clock::millis, code::SHUTDOWN_IN_PROGRESS, reply::append_label};
+use crate::server::{
+    clock::millis,
+    code::SHUTDOWN_IN_PROGRESS,
+    reply::{append_code, append_label},
+};
 
 /// A driver that has got the error uses no connection again that has been quiet for this long.
 const QUIET: Duration = Duration::from_secs(1);
@@ -76,10 +80,9 @@ impl Drain {
             .int64("counter", 1)
             .close();
         body.double("ok", 0.0)
-            .string("errmsg", b"Keyward is in quiesce mode and will shut down")
-            .int32("code", SHUTDOWN_IN_PROGRESS)
-            .string("codeName", b"ShutdownInProgress")
-            .int64("remainingQuiesceTimeMillis", millis(left));
+            .string("errmsg", b"Keyward is in quiesce mode and will shut down");
+        append_code(&mut body, SHUTDOWN_IN_PROGRESS);
+        body.int64("remainingQuiesceTimeMillis", millis(left));
         if let Some(label) = request_context.and_then(RequestContext::label) {
             append_label(&mut body, label);
         }

@@ -73,11 +73,7 @@ pub async fn connect(
     match upstream.connect(limits.upstream_timeout).await {
         Ok(connection) => Ok(connection),
         Err(none) => {
-            let error = ServerError {
-                code: code::HOST_UNREACHABLE,
-                code_name: "HostUnreachable",
-                message: format!("Keyward has {none}"),
-            };
+            let error = ServerError::new(code::HOST_UNREACHABLE, format!("Keyward has {none}"));
             if let Err(error) = send_error(client_in, client_out, error).await {
                 debug!(%error, "the reply that upstream is missing couldn't be sent");
             }
@@ -116,11 +112,8 @@ async fn foreign(bytes: &[u8], client: &mut Outgoing) -> End {
 }
 
 fn tls_required() -> ServerError {
-    ServerError {
-        code: code::SSL_HANDSHAKE_FAILED,
-        code_name: "SSLHandshakeFailed",
-        message: "Keyward takes encrypted connections only (tls.mode: required); connect with tls=true".to_owned(),
-    }
+    let message = "Keyward takes encrypted connections only (tls.mode: required); connect with tls=true";
+    ServerError::new(code::SSL_HANDSHAKE_FAILED, message.to_owned())
 }
 
 /// Answers the first message with an error.

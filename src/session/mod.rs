@@ -52,6 +52,7 @@ use crate::traces::CommandSpan;
 use crate::upstream::{Connection, Upstream};
 use crate::wire::{Compressor, MESSAGE_BYTES_MAX};
 use crate::write::{self, CatalogEpoch};
+use closing::LeftAtWork;
 use notice::{Notice, Notices};
 use refusals::RefusalLog;
 use replies::Replies;
@@ -147,6 +148,8 @@ impl Service {
 /// A client's connection and the upstream connection that belongs to it.
 #[derive(Debug)]
 struct Session {
+    /// Before the catalog epoch, which a change of the constraints waits for.
+    _in_doubt_if_broken: InDoubtIfBroken,
     service: Arc<Service>,
     /// Names the client in the log.
     client_span: ClientSpan,
@@ -183,6 +186,18 @@ struct Session {
     is_unanswered: bool,
     /// Steps done, so that a timer sees whether anything has happened.
     steps: u64,
+}
+
+/// Notes that the writes of a connection are in doubt, if the connection ends because an invariant does not hold.
+#[derive(Debug)]
+struct InDoubtIfBroken(Arc<Service>);
+
+impl Drop for InDoubtIfBroken {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.writes.note_in_doubt();
+        }
+    }
 }
 
 /// The notices that a session waits for besides its two connections.
@@ -262,6 +277,7 @@ impl Session {
                 true => Rights::unknown(),
                 false => Rights::no_less_than_keywards(),
             },
+            _in_doubt_if_broken: InDoubtIfBroken(service.clone()),
             service,
             client_span,
             refusals: RefusalLog::default(),
@@ -300,11 +316,6 @@ impl Session {
                     self.on_notice(notice, &mut timer)
                 }
                 Ok(Stepped::Rang) => self.rang(&mut timer),
-                Err(End::ClientClosed) => {
-                    // Unacknowledged writes may still be on their way: let them arrive before the connection closes.
-                    let _ = self.upstream.outgoing.finish().await;
-                    Some(End::ClientClosed)
-                }
                 Err(end) => Some(end),
             };
             let ended = match ended {
@@ -321,12 +332,26 @@ impl Session {
                     if end.may_have_lost_upstream() {
                         self.service.writes.note_in_doubt();
                     }
-                    tokio::spawn(closing::leave_at_work(self.upstream, self.epoch));
+                    self.leave_at_work();
+                } else if let End::ClientClosed = end {
+                    let _ = self.upstream.outgoing.finish().await;
                 }
                 return end;
             }
             self.set(&mut timer, sleep.as_mut());
         }
+    }
+
+    /// Leaves the connection to upstream, which may still execute commands of this client.
+    fn leave_at_work(self) {
+        let is_whole = !matches!(self.requests, Requests::Sending { .. });
+        let left = LeftAtWork {
+            unanswered: self.replies.unanswered().filter(|_| is_whole),
+            upstream: self.upstream,
+            epoch: self.epoch,
+        };
+        let service = self.service;
+        tokio::spawn(async move { left.outlast(&service.writes).await });
     }
 
     /// One step in either direction, or the service of the message that has waited until no reply is pending.

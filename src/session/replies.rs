@@ -13,6 +13,7 @@ use crate::raw::Doc;
 use crate::server::reply::is_ok;
 use crate::stream::{Incoming, Outgoing};
 use crate::traces::{CommandSpan, REPLY_BYTES_MAX};
+use crate::upstream::Unanswered;
 use crate::wire::{Envelope, Header, OpCode, OpMsg, OpReply, more_to_come};
 
 /// The replies that the client still waits for, and the one that is on its way.
@@ -129,6 +130,18 @@ impl Replies {
     /// Whether upstream may be at work on something that writes.
     pub fn awaits_a_write(&self) -> bool {
         self.pending.iter().any(|pending| pending.may_write)
+    }
+
+    /// The replies that upstream has yet to send; `None` if one of them has no end.
+    pub fn unanswered(&self) -> Option<Unanswered> {
+        let is_endless = self.pending.iter().any(|pending| pending.may_stream);
+        (!is_endless).then(|| Unanswered {
+            rest: match self.passing {
+                Passing::Through { left } => left,
+                Passing::Nothing | Passing::Own { .. } => 0,
+            },
+            requests: self.pending.iter().map(|pending| pending.answers).collect(),
+        })
     }
 
     /// Whether the client has authenticated itself.

@@ -3,6 +3,7 @@
 //! It reads the body's own fields, without allocating, for every message.
 
 use crate::raw::Doc;
+use crate::server::reply::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 use crate::wire::Message;
 use crate::write::TransactionId;
 
@@ -123,9 +124,9 @@ impl RequestContext {
     /// The label by which a driver knows what it may repeat if the command is turned away: the command, or its transaction.
     pub fn label(&self) -> Option<&'static str> {
         match (self.is_in_transaction, self.edge) {
-            (true, _) if self.ends_transaction() => Some("RetryableWriteError"),
-            (true, _) => Some("TransientTransactionError"),
-            (false, _) => self.has_number.then_some("RetryableWriteError"),
+            (true, _) if self.ends_transaction() => Some(RETRYABLE_WRITE_ERROR),
+            (true, _) => Some(TRANSIENT_TRANSACTION_ERROR),
+            (false, _) => self.has_number.then_some(RETRYABLE_WRITE_ERROR),
         }
     }
 }

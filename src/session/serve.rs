@@ -191,9 +191,8 @@ impl MessageHandler<'_> {
             commands.turned_away.inc();
             return reply_to.answer(&drain.error(self.service.process, Some(&context)));
         }
-        // A client that hasn't logged in writes nothing, and Keyward writes nothing for it.
         let undeclared = std::mem::take(&mut judged.undeclared);
-        if self.may_act_for_client {
+        if self.may_client_write(&judged, &undeclared).await? {
             match self.register(undeclared, judged.asks_to_write, &context).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(Action::JudgeAnew),
@@ -306,6 +305,21 @@ impl MessageHandler<'_> {
             }
         }
         Ok(Action::Forward(judged.pending()))
+    }
+
+    /// Whether the server may carry out the client's writes. If it refuses them all, because the client hasn't logged in, the
+    /// register needn't know of them.
+    ///
+    /// The server is asked only if the register doesn't know of them yet. A login that Keyward couldn't read counts, and a server
+    /// may accept clients that don't log in.
+    async fn may_client_write(&mut self, judged: &Judged<'_>, undeclared: &[Namespace]) -> Result<bool, End> {
+        let is_registered = undeclared.is_empty() && self.service.is_permitted_to_write();
+        match &judged.request.parsed {
+            Ok(Message::Msg(message)) if !self.may_act_for_client && !is_registered => {
+                Ok(self.rights.may_write_somewhere(message.body, self.upstream).await?)
+            }
+            _ => Ok(self.may_act_for_client),
+        }
     }
 
     /// Makes sure that the other Keywards can know of a command's writes before it is carried out. Also makes sure that it reserves

@@ -8,6 +8,7 @@ use crate::proxy_collection::StoreError;
 
 /// Why a collection isn't sharded, or not to the end.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum ShardRefusal {
     /// The deployment is a replica set.
     #[error("the deployment isn't a sharded cluster")]
@@ -19,12 +20,7 @@ pub enum ShardRefusal {
     #[error(
         "the user in `upstream` lacks {action} on {namespace}; grant it, or name a configuration file with another user by `--config`"
     )]
-    MayNot {
-        /// The server's name of the action.
-        action: &'static str,
-        /// The collection.
-        namespace: Namespace,
-    },
+    MayNot { action: &'static str, namespace: Namespace },
     /// The collection doesn't exist.
     #[error("{0} doesn't exist; create it first")]
     NoCollection(Namespace),
@@ -33,12 +29,7 @@ pub enum ShardRefusal {
     Capped(Namespace),
     /// The collection is sharded already.
     #[error("{namespace} is sharded by {key} already; to change that, send reshardCollection through a Keyward")]
-    OtherKey {
-        /// The collection.
-        namespace: Namespace,
-        /// Its shard key.
-        key: String,
-    },
+    OtherKey { namespace: Namespace, key: String },
     /// A constraint on the collection is strict.
     #[error(
         "unique constraint {0} is strict, and its reservations couldn't be taken over once the collection is sharded; change the strategy \
@@ -50,20 +41,10 @@ pub enum ShardRefusal {
         "unique index {name} has the option {option}, which Keyward can't take over; make it anew without that option, and another index with \
          the option that isn't unique"
     )]
-    Option {
-        /// The index.
-        name: String,
-        /// The option.
-        option: String,
-    },
+    Option { name: String, option: String },
     /// An index can't be a constraint.
     #[error("unique index {name} can't be a constraint of Keyward's: {error}")]
-    Specification {
-        /// The index.
-        name: String,
-        /// Why.
-        error: SpecError,
-    },
+    Specification { name: String, error: SpecError },
     /// The server shows an index without a key.
     #[error("unique index {0} has no key pattern that Keyward can read")]
     Unreadable(String),
@@ -77,12 +58,7 @@ pub enum ShardRefusal {
         "unique constraint {constraint} has the key and the options of unique index {name}; give it the index's name in the file of every \
          Keyward, reload them, and run this again"
     )]
-    OtherName {
-        /// The index.
-        name: String,
-        /// The constraint's name.
-        constraint: String,
-    },
+    OtherName { name: String, constraint: String },
     /// Keywards reserve for a constraint that this file lacks.
     #[error(
         "Keywards enforce unique constraint {0}, which this configuration file doesn't state; name the Keywards' file by `--config`"
@@ -96,23 +72,13 @@ pub enum ShardRefusal {
     OnlyInFile(ConstraintName),
     /// A server has no two such indexes without `unique`.
     #[error("index {other} has the key and the options of unique index {name}; drop {other}, and run this again")]
-    PlainToo {
-        /// The unique index.
-        name: String,
-        /// The other one.
-        other: String,
-    },
+    PlainToo { name: String, other: String },
     /// Another index has the name of one that was to be made anew.
     #[error(
         "index {name} isn't the index that was to be replaced: its key or its options differ from those of {meanwhile}, which serves queries \
          meanwhile; drop one of the two, and run this again"
     )]
-    OtherIndex {
-        /// The name.
-        name: String,
-        /// The index that serves queries meanwhile.
-        meanwhile: String,
-    },
+    OtherIndex { name: String, meanwhile: String },
     /// The constraints don't hold.
     #[error("the unique constraints can't be made, and the indexes are unchanged: {0}")]
     NotBuilt(String),
@@ -133,23 +99,13 @@ pub enum ShardRefusal {
         "the server didn't shard {namespace}: {reason}. Keyward keeps the fields of the replaced indexes unique; run this again, or with another \
          shard key"
     )]
-    NotSharded {
-        /// The collection.
-        namespace: Namespace,
-        /// Why.
-        reason: String,
-    },
+    NotSharded { namespace: Namespace, reason: String },
     /// Documents and reservations contradict each other after the collection was sharded.
     #[error(
         "{namespace} is sharded, but there are {findings} findings: something writes past Keyward, and nothing keeps its documents unique. \
          Let every application use Keyward, and run `keyward verify --repair`"
     )]
-    WrittenPastSince {
-        /// The collection.
-        namespace: Namespace,
-        /// How many.
-        findings: u64,
-    },
+    WrittenPastSince { namespace: Namespace, findings: u64 },
     /// The constraints can't be made.
     #[error(transparent)]
     Index(#[from] IndexRefusal),

@@ -50,11 +50,9 @@ impl Status {
 
 fn fleet(seen: &SeenFleet) -> Value {
     let keyward = |entry: &RegisterEntry| {
-        json!({
-            "id": entry.id.to_hex(), "isThis": entry.id == seen.own, "host": entry.host, "process": entry.pid,
-            "listen": entry.address, "version": entry.version, "started": entry.started.try_to_rfc3339_string().ok(),
-            "hasEnded": entry.has_left,
-        })
+        let mut json = entry.json();
+        json["isThis"] = (entry.id == seen.own).into();
+        json
     };
     json!({
         "seenSecondsAgo": seen.at.elapsed().as_secs(),

@@ -213,19 +213,16 @@ fn of_configuration(admin: &Admin) -> Vec<(&'static str, String)> {
 fn of_fleet(admin: &Admin) -> Option<(&'static str, String)> {
     let seen = admin.board.fleet()?;
     let named = |entry: &RegisterEntry| {
-        let RegisterEntry {
-            host,
-            pid,
-            address,
-            version,
-            ..
-        } = entry;
+        let (host, pid) = (&entry.host, entry.pid);
         let of_it = match (entry.id == seen.own, entry.has_left) {
             (true, _) => ", this one",
             (false, true) => ", ended",
             (false, false) => "",
         };
-        format!("{host} process {pid} (listen {address}, version {version}{of_it})")
+        format!(
+            "{host} process {pid} (listen {}, version {}{of_it})",
+            entry.address, entry.version
+        )
     };
     let keywards: Vec<String> = seen.entries.iter().map(named).collect();
     Some(("fleet", keywards.join(", ")))

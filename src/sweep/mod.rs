@@ -95,7 +95,6 @@ async fn settle(
     let suspects = proxy.unheld(old.clone(), Scope::Route).await?;
     let count = proxy.sweep(protected.strategy(), suspects).await?;
     if count > 0 {
-        proxy.metrics.swept.inc_by(count);
         tracing::info!(
             namespace = %protected.namespace,
             constraint = proxy.constraint.name(),

@@ -15,31 +15,17 @@ use super::{ClientCertificate, TlsSettings};
 
 /// Why certificates can't be used; never quotes a key.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum TlsError {
     /// A file can't be read.
     #[error("{} cannot be read: {cause}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
+    Unreadable { path: PathBuf, cause: io::Error },
     /// A file doesn't hold the expected certificate or key.
     #[error("{} holds no {what} in PEM form", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-        /// The expected content.
-        what: &'static str,
-    },
+    Empty { path: PathBuf, what: &'static str },
     /// A key or certificate doesn't match the others, or is of a kind that isn't supported.
     #[error("{} can't be used: {reason}", path.display())]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// The error of rustls.
-        reason: String,
-    },
+    Unusable { path: PathBuf, reason: String },
 }
 
 /// The content of the files for clients' connections.

@@ -21,6 +21,7 @@ const AHEAD: i64 = 60_000_000;
 
 /// Why a command of ours has no reply.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message names each field")]
 pub enum ConnectionError {
     /// The command is too long to send; nothing was sent.
     #[error(transparent)]
@@ -39,12 +40,7 @@ pub enum ConnectionError {
     Malformed(#[from] Rejection),
     /// Upstream's reply answers another request.
     #[error("upstream's reply answers message {got}, not {expected}")]
-    OutOfStep {
-        /// The number of our command.
-        expected: i32,
-        /// The number that the reply answers.
-        got: i32,
-    },
+    OutOfStep { expected: i32, got: i32 },
 }
 
 /// A reply to a command of ours.
@@ -58,6 +54,15 @@ impl Reply {
     pub fn body(&self) -> Doc<'_> {
         OpMsg::parse(&self.message).expect("parsed when it was received").body
     }
+}
+
+/// The replies that upstream has yet to send for a client's requests.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// The bytes that the reply on its way still has.
+    pub rest: usize,
+    /// The numbers of the requests that have no reply.
+    pub requests: Vec<i32>,
 }
 
 /// A connection to one server of the deployment.
@@ -226,13 +231,10 @@ impl Connection {
     pub async fn receive(&mut self) -> Result<Reply, ConnectionError> {
         let header = loop {
             let inbox = &self.incoming.inbox;
-            let wanted = match inbox.header()? {
+            match inbox.header()? {
                 Some(header) if inbox.bytes().len() >= header.length => break header,
-                Some(header) => header.length - inbox.bytes().len(),
-                None => Header::SIZE,
-            };
-            if self.incoming.fill(wanted).await? == 0 {
-                return Err(ConnectionError::Closed);
+                Some(header) => self.fill(header.length - inbox.bytes().len()).await?,
+                None => self.fill(Header::SIZE).await?,
             }
         };
         let expected = self.unanswered.first().map(|(id, _)| *id).unwrap_or_default();
@@ -250,5 +252,51 @@ impl Connection {
         let (_, span) = self.unanswered.remove(0);
         span.answered(reply.body);
         Ok(Reply { message })
+    }
+
+    /// Waits until upstream has answered all `unanswered` requests, and all requests without replies before `ping`: it answers in
+    /// order, so the reply to `ping` shows it.
+    ///
+    /// # Errors
+    /// [`ConnectionError`]: no answer shows it.
+    pub async fn outlast(&mut self, unanswered: &Unanswered, ping: &Draft<'_>) -> Result<(), ConnectionError> {
+        while unanswered.requests.contains(&self.last_id.wrapping_add(1)) {
+            self.last_id = self.last_id.wrapping_add(1);
+        }
+        self.send(ping).await?;
+        let mut before = unanswered.rest;
+        loop {
+            self.skip(before).await?;
+            let header = loop {
+                match self.incoming.inbox.header()? {
+                    Some(header) => break header,
+                    None => self.fill(Header::SIZE).await?,
+                }
+            };
+            if header.response_to == self.last_id {
+                return Ok(());
+            }
+            before = header.length;
+        }
+    }
+
+    /// Drops the next `count` bytes as they arrive.
+    async fn skip(&mut self, mut count: usize) -> Result<(), ConnectionError> {
+        loop {
+            let arrived = self.incoming.inbox.bytes().len().min(count);
+            self.incoming.consume(arrived);
+            count -= arrived;
+            if count == 0 {
+                return Ok(());
+            }
+            self.fill(count).await?;
+        }
+    }
+
+    async fn fill(&mut self, wanted: usize) -> Result<(), ConnectionError> {
+        match self.incoming.fill(wanted).await? {
+            0 => Err(ConnectionError::Closed),
+            _ => Ok(()),
+        }
     }
 }

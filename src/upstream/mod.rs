@@ -20,10 +20,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use connection::{Connection, ConnectionError, Reply};
+pub use connection::{Connection, ConnectionError, Reply, Unanswered};
 pub use probe::Probe;
 pub use shard_keys::{CollectionSharding, shard_keys, sharded_collection};
-pub use statement_memory::{is_named, reports_retries};
+pub use statement_memory::reports_retries;
 pub use topology::{Targets, WIRE_VERSION_MIN};
 
 use crate::metrics::UpstreamMetrics;

@@ -2,10 +2,12 @@
 //!
 //! Retries rest on it: without it, a retry could release keys that its first try has used.
 
-use bson::{Bson, Document, doc};
+use bson::{Document, doc};
 use mongodb::error::Error;
 use mongodb::options::SelectionCriteria;
 use mongodb::{ClientSession, Database};
+
+use crate::server::driver::names_its_statement;
 
 /// Sends `command`, a write of one statement, twice under `number`. Returns whether the second reply names the statement as
 /// carried out before (`retriedStmtIds`). Returns `None` if the first one changed no document, because a server needn't remember
@@ -34,13 +36,5 @@ pub async fn reports_retries(
         replies.push(run.session(&mut *session).await?);
     }
     let has_changed = |reply: &Document| reply.get_i32("n").ok() == Some(1);
-    Ok(has_changed(&replies[0]).then(|| is_named(&replies[1])))
-}
-
-/// Whether a reply names its only statement as carried out before.
-pub fn is_named(reply: &Document) -> bool {
-    let is_first = |statement: &Bson| statement.as_i32() == Some(0);
-    reply
-        .get_array("retriedStmtIds")
-        .is_ok_and(|statements| statements.iter().any(is_first))
+    Ok(has_changed(&replies[0]).then(|| names_its_statement(&replies[1])))
 }

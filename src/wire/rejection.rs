@@ -94,8 +94,6 @@ pub enum Treatment {
 pub struct ServerError {
     /// MongoDB's error code.
     pub code: i32,
-    /// MongoDB's name for the code.
-    pub code_name: &'static str,
     /// The text.
     pub message: String,
 }
@@ -109,7 +107,7 @@ impl From<TooLong> for Rejection {
 impl Rejection {
     /// The server's reaction to this fault.
     pub fn treatment(&self) -> Treatment {
-        let (code, code_name) = match self {
+        let code = match self {
             Self::Length(_)
             | Self::TooShort
             | Self::RequiredFlag(_)
@@ -118,22 +116,18 @@ impl Rejection {
             | Self::Compression
             | Self::OpCode(_) => return Treatment::Close,
             Self::NestedCompression | Self::NothingAsked => return Treatment::Ignore,
-            Self::ChecksumSize => (51252, "Location51252"),
-            Self::TwoBodies => (40430, "Location40430"),
-            Self::NoBody => (40587, "Location40587"),
-            Self::DuplicateSequence(_) => (40431, "Location40431"),
-            Self::SequenceInBody(_) => (40433, "Location40433"),
-            Self::SectionKind(_) => (40432, "Location40432"),
-            Self::SecurityToken => (code::UNAUTHORIZED, "Unauthorized"),
-            Self::SequenceSize | Self::Bson(Malformed::TooDeep) => (code::OVERFLOW, "Overflow"),
-            Self::Bson(_) => (code::INVALID_BSON, "InvalidBSON"),
-            Self::LegacyRead(_) => (5_739_101, "Location5739101"),
-            Self::LegacyCommand(_) => (code::UNSUPPORTED_OP_QUERY_COMMAND, "UnsupportedOpQueryCommand"),
+            Self::ChecksumSize => code::NO_ROOM_FOR_CHECKSUM,
+            Self::TwoBodies => code::TWO_BODIES,
+            Self::NoBody => code::NO_BODY,
+            Self::DuplicateSequence(_) => code::DUPLICATE_SEQUENCE,
+            Self::SequenceInBody(_) => code::SEQUENCE_IN_BODY,
+            Self::SectionKind(_) => code::UNKNOWN_SECTION_KIND,
+            Self::SecurityToken => code::UNAUTHORIZED,
+            Self::SequenceSize | Self::Bson(Malformed::TooDeep) => code::OVERFLOW,
+            Self::Bson(_) => code::INVALID_BSON,
+            Self::LegacyRead(_) => code::LEGACY_READ,
+            Self::LegacyCommand(_) => code::UNSUPPORTED_OP_QUERY_COMMAND,
         };
-        Treatment::Answer(ServerError {
-            code,
-            code_name,
-            message: self.to_string(),
-        })
+        Treatment::Answer(ServerError::new(code, self.to_string()))
     }
 }

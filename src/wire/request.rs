@@ -7,6 +7,7 @@ use super::{
     decompress,
 };
 use crate::raw::Builder;
+use crate::server::code;
 
 /// The form of a request, which its reply must have, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,13 +144,18 @@ impl Envelope {
 }
 
 impl ServerError {
+    /// An error with the server's name for its code.
+    pub fn new(code: i32, message: String) -> ServerError {
+        ServerError { code, message }
+    }
+
     /// The reply's body, fields in the server's order.
     pub fn body(&self) -> Vec<u8> {
         let mut body = Builder::new();
         body.double("ok", 0.0)
             .string("errmsg", self.message.as_bytes())
             .int32("code", self.code)
-            .string("codeName", self.code_name.as_bytes());
+            .string("codeName", code::name(self.code).as_bytes());
         body.finish()
     }
 }

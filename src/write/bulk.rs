@@ -15,8 +15,9 @@ use super::{Context, ForwardError, Served, serve};
 use crate::classify::{Verdict, classify};
 use crate::command::batch::must_be_stated;
 use crate::command::bulk::BulkWrite;
+use crate::command::shape::Form;
 use crate::raw::{Builder, Doc, Malformed};
-use crate::reply::{BulkKind, BulkReply, Times, WriteRefusal};
+use crate::reply::{BulkReply, Times, WriteRefusal};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
@@ -36,7 +37,7 @@ pub async fn bulk_write(
             return Ok(WriteRefusal::TimeLimit.body(&Times::default()));
         }
         let run = next..bulk.end_of_run(next);
-        let kind = bulk.operations[next].kind;
+        let form = bulk.operations[next].form;
         // In a client's transaction only the commit counts.
         if !bulk.in_transaction && !upstream.is_permitted_to_write() {
             return Ok(WriteRefusal::outlasted(bulk.numbers.is_some()).body(&Times::default()));
@@ -49,7 +50,7 @@ pub async fn bulk_write(
         }
         // The first error ends a transaction, and so the command, whether ordered or unordered.
         let stops = bulk.ordered || bulk.in_transaction;
-        reply.add(kind, next, run.len(), stops, answer)?;
+        reply.add(form, next, run.len(), stops, answer)?;
         if stops && reply.has_errors() {
             break;
         }
@@ -67,8 +68,9 @@ async fn part(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let operations = &bulk.operations[run];
+    let list = operations[0].form.list().expect("a bulkWrite has no findAndModify");
     let sequence = OutSequence {
-        name: list(operations[0].kind).as_bytes(),
+        name: list.as_bytes(),
         documents: operations.iter().map(|operation| &*operation.statement).collect(),
     };
     let draft = Draft {
@@ -98,12 +100,12 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<i32>) -> Result
     let numbers = bulk.numbers.as_ref().map(|numbers| &numbers[run.clone()]);
     let numbers = numbers.filter(|numbers| must_be_stated(numbers));
     let mut body = Builder::new();
-    body.string(name(first.kind), namespace.collection);
+    body.string(first.form.name(), namespace.collection);
     for element in bulk.body.elements().skip(1) {
         let element = element?;
         match element.name {
             b"ops" | b"nsInfo" | b"cursor" | b"errorsOnly" | b"stmtId" | b"stmtIds" | b"maxTimeMS" | b"$db" => {}
-            b"let" if first.kind == BulkKind::Insert => {}
+            b"let" if first.form == Form::Insert => {}
             // A transaction begins once.
             b"startTransaction" | b"readConcern" if bulk.in_transaction && run.start > 0 => {}
             // The stable API doesn't know statement numbers. Parts without numbers keep the field, so its other rules stay
@@ -127,21 +129,4 @@ fn body(bulk: &BulkWrite<'_>, run: Range<usize>, time_ms: Option<i32>) -> Result
     }
     body.string("$db", namespace.database);
     Ok(body.finish())
-}
-
-fn name(kind: BulkKind) -> &'static str {
-    match kind {
-        BulkKind::Insert => "insert",
-        BulkKind::Update => "update",
-        BulkKind::Delete => "delete",
-    }
-}
-
-/// The field of a command that holds its batch.
-fn list(kind: BulkKind) -> &'static str {
-    match kind {
-        BulkKind::Insert => "documents",
-        BulkKind::Update => "updates",
-        BulkKind::Delete => "deletes",
-    }
 }

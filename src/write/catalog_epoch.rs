@@ -1,13 +1,16 @@
-//! Waits until no command that the previous catalog decided is in progress.
+//! Waits until no command that an earlier catalog decided is in progress.
 //!
 //! Each connection holds the epoch of the catalog that decided its commands in progress. It releases the epoch after the reply
-//! has arrived. So Keyward counts no messages: a change of the catalog waits until no connection holds the previous epoch.
+//! has arrived. So Keyward counts no messages: a change of the catalog waits until no connection holds an earlier epoch. It
+//! waits for all earlier ones, because a change that was given up may not have waited for its own.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -28,17 +31,33 @@ impl CatalogEpoch {
     }
 }
 
-/// An epoch that has ended for new commands, but not for commands in progress.
-#[derive(Debug)]
-pub struct PastEpoch {
-    held: mpsc::Receiver<Infallible>,
-}
+/// All epochs that have ended for new commands, but not for commands in progress.
+#[derive(Debug, Clone)]
+pub struct PastEpochs(Shared<BoxFuture<'static, ()>>);
 
-impl PastEpoch {
-    /// Waits until no command that this epoch decided is in progress any more.
-    pub async fn is_over(mut self) {
-        // Nothing can be sent; `recv` returns when the last sender is gone.
-        self.held.recv().await;
+impl PastEpochs {
+    fn none() -> PastEpochs {
+        PastEpochs(std::future::ready(()).boxed().shared())
+    }
+
+    /// These, and the epoch whose connections have the senders of `held`.
+    fn with(self, mut held: mpsc::Receiver<Infallible>) -> PastEpochs {
+        // A chain of epochs that are over would grow with every change that waits for none.
+        let earlier = match self.0.clone().now_or_never() {
+            Some(()) => PastEpochs::none(),
+            None => self,
+        };
+        let over = async move {
+            earlier.is_over().await;
+            // Nothing can be sent; `recv` returns when the last sender is gone.
+            held.recv().await;
+        };
+        PastEpochs(over.boxed().shared())
+    }
+
+    /// Waits until no command that these epochs decided is in progress any more.
+    pub async fn is_over(self) {
+        self.0.await;
     }
 }
 
@@ -46,7 +65,7 @@ impl PastEpoch {
 #[derive(Debug)]
 pub(super) struct CatalogEpochs {
     pub(super) current: watch::Sender<CatalogEpoch>,
-    held: Mutex<mpsc::Receiver<Infallible>>,
+    past: Mutex<(PastEpochs, mpsc::Receiver<Infallible>)>,
     pub(super) begun: Instant,
     /// How long a write with a lost reply may take: a transaction's life, or the lease that limits a protected write.
     life: Duration,
@@ -62,7 +81,7 @@ impl CatalogEpochs {
         let (epoch, held) = mpsc::channel(1);
         CatalogEpochs {
             current: watch::Sender::new(CatalogEpoch(epoch)),
-            held: Mutex::new(held),
+            past: Mutex::new((PastEpochs::none(), held)),
             begun: Instant::now(),
             life: hastened(TRANSACTION_LIFE, haste::TRANSACTIONS).max(lease),
             unobserved_at: AtomicU64::new(0),
@@ -71,12 +90,13 @@ impl CatalogEpochs {
     }
 
     /// Ends the current epoch for new commands.
-    pub(super) fn begin(&self) -> PastEpoch {
+    pub(super) fn begin(&self) -> PastEpochs {
         let (epoch, held) = mpsc::channel(1);
-        let mut last = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let past = std::mem::replace(&mut *last, held);
+        let mut last = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        let (earlier, ended) = std::mem::replace(&mut *last, (PastEpochs::none(), held));
+        last.0 = earlier.with(ended);
         self.current.send_replace(CatalogEpoch(epoch));
-        PastEpoch { held: past }
+        last.0.clone()
     }
 
     /// The current time in the unit of the notes.

@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpoch};
+use super::catalog_epoch::{CatalogEpoch, CatalogEpochs, PastEpochs};
 use super::insert::transactional::Groups;
 use super::txn::client_transactions::ClientTransactions;
 use crate::catalog::Catalog;
@@ -98,14 +98,14 @@ impl Context {
 
     /// From now on, refuses the commit of clients' transactions that began before the last change of the catalog. They can't be
     /// waited for: a server setting limits how long a transaction may be open, and a prepared transaction stays open until all
-    /// of its shards answer. A commit that Keyward has forwarded is in progress until the returned epoch is over.
-    pub fn refuse_older_transactions(&self) -> PastEpoch {
+    /// of its shards answer. A commit that Keyward has forwarded is in progress until the returned epochs are over.
+    pub fn refuse_older_transactions(&self) -> PastEpochs {
         self.transactions.refuse_older();
         self.epochs.begin()
     }
 
     /// Decides commands by `catalog` from now on.
-    pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpoch {
+    pub fn replace(&self, catalog: Arc<Catalog>) -> PastEpochs {
         // The catalog comes first: a connection that holds the new epoch has decided no command by the old catalog.
         self.catalog.store(catalog);
         self.transactions.note_change();
@@ -142,6 +142,18 @@ mod tests {
         over.await;
         // No connection held the second epoch.
         context.replace(Arc::new(Catalog::default())).is_over().await;
+    }
+
+    /// A reload that ended with an error, or that added nothing, may not have waited for the commands before it.
+    #[tokio::test]
+    async fn a_change_also_waits_for_the_commands_that_an_earlier_change_did_not_wait_for() {
+        let context = context();
+        let held = context.epochs().borrow_and_update().clone();
+        drop(context.replace(Arc::new(Catalog::default())));
+        let over = context.replace(Arc::new(Catalog::default())).is_over().shared();
+        assert!(over.clone().now_or_never().is_none());
+        drop(held);
+        over.await;
     }
 
     #[test]

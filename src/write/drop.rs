@@ -46,7 +46,7 @@ pub async fn drop_collection(
     body: Doc<'_>,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    let rights = Rights::if_known::<ForwardError>(context.has_users, body, upstream).await?;
+    let rights = Rights::if_known(context.has_users, body, upstream).await?;
     drop_with(context, protected, &rights, body, upstream).await
 }
 
@@ -107,7 +107,7 @@ async fn drop_all(
         .into_iter()
         .filter(|name| !name.starts_with(PROXY_PREFIX.as_bytes()))
         .partition(|name| name.starts_with(b"system."));
-    let rights = Rights::if_known::<ForwardError>(context.has_users, body, upstream).await?;
+    let rights = Rights::if_known(context.has_users, body, upstream).await?;
     for name in others {
         let command = drop_command(database, &name, body)?;
         let protected = context.catalog().protected(database, &name).cloned();
@@ -144,7 +144,7 @@ async fn names(
         let reply = upstream.run(&command).await?;
         times.advance(times_of(&reply));
         let answer = Doc::new(&reply)?;
-        if answer.nested("cursor")?.is_none() {
+        if !cursor::is_in(answer)? {
             return Err(Failure::ErrorReply(ErrorReply { body: reply }));
         }
         for entry in cursor::batch(answer)? {

@@ -26,7 +26,7 @@ use crate::reply::{Times, WriteRefusal};
 use crate::upstream::Connection;
 use crate::wire::OpMsg;
 
-pub use catalog_epoch::{CatalogEpoch, PastEpoch, TRANSACTION_LIFE};
+pub use catalog_epoch::{CatalogEpoch, PastEpochs, TRANSACTION_LIFE};
 pub use context::Context;
 pub use forward::ForwardError;
 use operation::WriteOp;

@@ -7,7 +7,9 @@ use bson::{Bson, Document, doc};
 use super::locale::Locale;
 use crate::constraint::{SpecError, raw_document, text};
 use crate::raw::Doc;
-use crate::server::code::{BAD_VALUE, TYPE_MISMATCH};
+use crate::server::code::{
+    BAD_VALUE, INCOMPATIBLE_COLLATION_VERSION, MISSING_FIELD, OUT_OF_BOUNDS, TYPE_MISMATCH, UNKNOWN_FIELD,
+};
 
 /// The server's ICU; every version of MongoDB has had this one.
 const ICU_VERSION: &str = "57.1";
@@ -85,7 +87,7 @@ impl CollationSettings {
                  Requested collation spec: {}",
                 shown(specification)
             );
-            return Err(SpecError::refused(161, message));
+            return Err(SpecError::refused(INCOMPATIBLE_COLLATION_VERSION, message));
         }
         let settings = CollationSettings {
             locale,
@@ -168,7 +170,7 @@ impl Written {
                 }
                 _ => {
                     let message = format!("BSON field 'collation.{name}' is an unknown field.");
-                    return Err(SpecError::refused(40415, message));
+                    return Err(SpecError::refused(UNKNOWN_FIELD, message));
                 }
             }
         }
@@ -176,7 +178,7 @@ impl Written {
             Some(_) => Ok(written),
             None => {
                 let message = "BSON field 'collation.locale' is missing but a required field";
-                Err(SpecError::refused(40414, message))
+                Err(SpecError::refused(MISSING_FIELD, message))
             }
         }
     }
@@ -226,7 +228,7 @@ fn strength(value: &Bson) -> Result<i32, SpecError> {
         _ => {
             let bound = if whole < 0 { ">= 0" } else { "<= 5" };
             let message = format!("BSON field 'strength' value must be {bound}, actual value '{whole}'");
-            Err(SpecError::refused(51024, message))
+            Err(SpecError::refused(OUT_OF_BOUNDS, message))
         }
     }
 }

@@ -14,6 +14,7 @@ use super::canonical::Uncomparable;
 use super::collation::Collation;
 use super::routing::is_alone_in_its_kind;
 use crate::raw::{Builder, Doc, Element, Malformed};
+use crate::server::code::BAD_VALUE;
 
 /// A partial filter, checked: a tree of tests.
 #[derive(Debug, Clone)]
@@ -79,7 +80,7 @@ impl Filter {
     pub(super) fn new(expression: &Document, collation: &Collation) -> Result<Self, SpecError> {
         let bytes = expression
             .to_vec()
-            .map_err(|error| SpecError::refused(2, error.to_string()))?;
+            .map_err(|error| SpecError::refused(BAD_VALUE, error.to_string()))?;
         parse::filter(Doc::new(&bytes).map_err(super::not_bson)?, collation)
     }
 

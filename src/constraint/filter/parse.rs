@@ -13,7 +13,9 @@ use crate::constraint::canonical::{Canonical, Strings, Uncomparable};
 use crate::constraint::collation::Collation;
 use crate::constraint::number::Number;
 use crate::raw::{Doc, Element};
-use crate::server::code::{BAD_VALUE, CANNOT_CREATE_INDEX, FAILED_TO_PARSE, QUERY_FEATURE_NOT_ALLOWED, TYPE_MISMATCH};
+use crate::server::code::{
+    BAD_VALUE, CANNOT_CREATE_INDEX, FAILED_TO_PARSE, NEAR_NOT_ALLOWED, QUERY_FEATURE_NOT_ALLOWED, TYPE_MISMATCH,
+};
 
 /// How many levels a filter may have (`internalPartialFilterExpressionMaxDepth`).
 const MAX_DEPTH: usize = 4;
@@ -168,7 +170,7 @@ fn operator(path: &str, element: &Element<'_>, collation: &Collation) -> Result<
         "$options" => Err(SpecError::refused(BAD_VALUE, "$options needs a $regex")),
         "$near" | "$nearSphere" | "$geoNear" => {
             let message = "$geoNear, $near, and $nearSphere are not allowed in this context";
-            Err(SpecError::refused(5626500, message))
+            Err(SpecError::refused(NEAR_NOT_ALLOWED, message))
         }
         name @ ("$geoWithin" | "$geoIntersects" | "$within") => {
             Err(SpecError::FilterUnsupported { what: name.to_owned() })

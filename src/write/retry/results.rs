@@ -16,7 +16,9 @@ use bson::{RawDocumentBuf, cstr};
 use crate::catalog::Protected;
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::RetryId;
-use crate::server::{clock::millis, code::DUPLICATE_KEY, cursor, reply::write_errors};
+use crate::server::code::{DUPLICATE_KEY, INCOMPLETE_TRANSACTION_HISTORY};
+use crate::server::reply::{append_code, write_errors};
+use crate::server::{clock::millis, cursor};
 use crate::upstream::Connection;
 use crate::wire::OutSequence;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -24,8 +26,6 @@ use crate::write::txn::{ErrorReply, Failure, Transaction};
 /// The collection's name, in the protected collection's database.
 pub const COLLECTION: &str = "keyward.results";
 
-/// The server's code if it can't answer a retry from its memory.
-const INCOMPLETE_TRANSACTION_HISTORY: i32 = 217;
 /// The size limit of a document.
 const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The most bytes of a reply in one part.
@@ -159,8 +159,7 @@ fn incomplete() -> ErrorReply {
         "errmsg",
         b"Keyward: an earlier try of this statement took effect, but keyward.results no longer has the whole reply; read the document",
     );
-    body.int32("code", INCOMPLETE_TRANSACTION_HISTORY)
-        .string("codeName", b"IncompleteTransactionHistory");
+    append_code(&mut body, INCOMPLETE_TRANSACTION_HISTORY);
     ErrorReply { body: body.finish() }
 }
 

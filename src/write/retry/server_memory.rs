@@ -185,8 +185,7 @@ fn counted_once(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut once = Builder::new();
     for element in Doc::new(reply)?.elements() {
         let element = element?;
-        let is_count = matches!(element.name, b"n" | b"nModified");
-        match is_count && element.as_whole_number() > Some(1) {
+        match reply::is_count(element.name) && element.as_whole_number() > Some(1) {
             true => once.append(ElementType::Int32, element.name, &1_i32.to_le_bytes()),
             false => once.element(&element),
         };

@@ -22,7 +22,7 @@ use super::ErrorReply;
 use crate::command::running::{API, append_fields, session_of};
 use crate::raw::{Builder, Doc};
 use crate::reply::{Times, WriteRefusal};
-use crate::server::{code, reply};
+use crate::server::{definite, reply};
 use crate::upstream::Connection;
 use crate::write::catalog_epoch::TRANSACTION_LIFE;
 use crate::write::forward::ForwardError;
@@ -36,22 +36,6 @@ const MEMORY_OF_COMMITTED: Duration = Duration::from_secs(60);
 const FORGET_EVERY: usize = 1 << 12;
 /// The most transactions that are remembered: far more than there can be clients at once.
 const SESSIONS_MAX: usize = 1 << 17;
-
-/// The server's codes for a `getMore` that ends the transaction, or meets one that isn't open: committed, aborted, about to
-/// commit, or forgotten.
-const NOT_OPEN: [i32; 5] = [
-    code::CURSOR_NOT_FOUND,
-    code::NO_SUCH_TRANSACTION,
-    code::TRANSACTION_COMMITTED,
-    code::PREPARED_TRANSACTION_IN_PROGRESS,
-    code::TRANSACTION_TOO_OLD,
-];
-/// The codes among them for a transaction that is committed, about to commit, or past.
-const DECIDED: [i32; 3] = [
-    code::TRANSACTION_COMMITTED,
-    code::PREPARED_TRANSACTION_IN_PROGRESS,
-    code::TRANSACTION_TOO_OLD,
-];
 
 /// One client transaction, by the `lsid.id` and the `txnNumber` of its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +88,7 @@ struct SeenTransaction {
     is_committed: bool,
     /// How often the constraints had changed when the transaction began.
     changes: u64,
+    /// When it began, wrote a protected document last, or was committed.
     at: Instant,
 }
 
@@ -184,6 +169,7 @@ impl ClientTransactions {
             return Err(no_such);
         }
         seen.unfinished += 1;
+        seen.at = Instant::now();
         Ok(StatementUnderWay { transactions: self, id })
     }
 
@@ -197,7 +183,10 @@ impl ClientTransactions {
                     seen.is_doomed = true;
                     return Commit::Refuse;
                 }
-                seen.is_committed = true;
+                if !seen.is_committed {
+                    seen.is_committed = true;
+                    seen.at = Instant::now();
+                }
                 Commit::Forward
             }
             _ => Commit::Unseen,
@@ -267,10 +256,10 @@ pub async fn commit_unseen(
 ) -> Result<Option<Vec<u8>>, ForwardError> {
     transactions.shut_out(id);
     let answer = ask_to_end(body, upstream).await?;
-    let code = reply::code(Doc::new(&answer)?)?.filter(|code| NOT_OPEN.contains(code));
+    let code = reply::code(Doc::new(&answer)?)?.filter(|code| definite::of_closed_transaction(*code));
     Ok(match code {
         None => Some(in_doubt_reply(answer)),
-        Some(code) if DECIDED.contains(&code) => None,
+        Some(code) if definite::of_decided_transaction(code) => None,
         Some(_) if is_on_one_replica_set => {
             let refusal = WriteRefusal::NoSuchTransaction { number: id.number };
             Some(refusal.body(&Times::default()))

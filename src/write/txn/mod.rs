@@ -9,7 +9,6 @@ pub mod gossip;
 pub mod pipeline;
 
 use bson::spec::{BinarySubtype, ElementType};
-use mongodb::error::{RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 
 use super::back_off::BackOff;
 use super::forward::{Acknowledged, ForwardError};
@@ -19,7 +18,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{Times, WriteRefusal};
 use crate::server::code::{INTERRUPTED, TRANSACTION_TOO_OLD};
 use crate::server::definite::{of_another_primary, refused_before_execution};
-use crate::server::reply;
+use crate::server::reply::{self, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR};
 use crate::upstream::{self, Connection};
 use crate::wire::{Draft, OutSequence};
 
@@ -104,12 +103,7 @@ impl ErrorReply {
     /// The same error for a client whose command may have taken effect. The client may resend a retryable command, and then
     /// learns its outcome.
     pub fn in_doubt(self, is_retryable: bool) -> ErrorReply {
-        let mut body = Builder::new();
-        for element in Doc::new(&self.body).into_iter().flat_map(Doc::elements).flatten() {
-            if element.name != b"errorLabels" {
-                body.element(&element);
-            }
-        }
+        let mut body = reply::without_labels(&self.body);
         if is_retryable {
             reply::append_label(&mut body, RETRYABLE_WRITE_ERROR);
         }
@@ -302,7 +296,7 @@ impl Transaction {
                 let refused = ErrorReply {
                     body: body.bytes().to_vec(),
                 };
-                if refused.code() == Some(TRANSACTION_TOO_OLD) {
+                if refused.code() == Some(TRANSACTION_TOO_OLD) && !self.is_clients() {
                     upstream.catch_up();
                 }
                 // The error concerns the transaction that the first try had left.

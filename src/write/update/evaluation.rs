@@ -7,6 +7,8 @@
 use std::collections::HashSet;
 use std::slice;
 
+use bson::spec::ElementType;
+
 use super::document_keys::{self, DocumentKeys, with_same_keys};
 use super::placement::conditions_on_shard_key;
 use super::reservation_diff::ReservationDiff;
@@ -20,7 +22,7 @@ use crate::constraint::id_identity;
 use crate::raw::{Builder, Doc, Element, Malformed};
 use crate::reply::WriteRefusal;
 use crate::route::{AskedFor, nowhere};
-use crate::server::reply::{documents_affected, has_write_errors, upserted_id};
+use crate::server::reply::{documents_affected, has_write_errors, is_count, upserted_id};
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::txn::{ErrorReply, Failure, Transaction};
@@ -448,8 +450,7 @@ fn undone(reply: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     for element in reply.elements() {
         let element = element?;
         match element.name {
-            b"n" => undone.int32("n", 0),
-            b"nModified" => undone.int32("nModified", 0),
+            name if is_count(name) => undone.append(ElementType::Int32, name, &0_i32.to_le_bytes()),
             b"recoveryToken" => continue,
             _ => undone.element(&element),
         };

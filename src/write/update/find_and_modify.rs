@@ -7,6 +7,7 @@ use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
 use crate::raw::Builder;
+use crate::server::reply::append_code;
 use crate::write::forward::ForwardError;
 use crate::write::operation::WriteOp;
 use crate::write::plan::StatementPlan;
@@ -45,8 +46,8 @@ fn unindexable(protected: &Protected, error: &KeyError) -> Vec<u8> {
     reply
         .double("ok", 0.0)
         .string("errmsg", &[PREFIX.as_bytes(), &error.errmsg()].concat());
-    if let (Some(code), Some(name)) = (error.code(), error.code_name()) {
-        reply.int32("code", code).string("codeName", name.as_bytes());
+    if let Some(code) = error.code() {
+        append_code(&mut reply, code);
     }
     protected.times().append_to(&mut reply);
     reply.finish()

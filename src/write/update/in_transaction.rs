@@ -56,6 +56,11 @@ impl StatementRun<'_, '_> {
                     transaction.abort(self.op.upstream).await?;
                     Some(self.answer_to_refused_read(refused).await?)
                 }
+                // This connection stays with a server that takes no writes any more. The driver goes to the new primary.
+                Err(Failure::ErrorReply(refused)) if refused.is_transient() && refused.is_of_another_primary() => {
+                    let reply = refused.in_doubt(self.op.is_retryable());
+                    return Ok(StatementResult::ErrorReply(reply.body));
+                }
                 Err(Failure::ErrorReply(refused)) if refused.is_transient() => None,
                 Err(failure) => {
                     let is_in_doubt = matches!(failure, Failure::InDoubt(_));

@@ -32,6 +32,7 @@ pub struct ReplicaSetBuilder {
     role: Role,
     parameters: Vec<(String, String)>,
     root: Option<User>,
+    lets_anybody_in: bool,
     tls: Option<Tls>,
     detour: Option<Detour>,
 }
@@ -61,6 +62,7 @@ impl ReplicaSetBuilder {
             role,
             parameters: Vec::new(),
             root: None,
+            lets_anybody_in: false,
             tls: None,
             detour: None,
         }
@@ -97,6 +99,12 @@ impl ReplicaSetBuilder {
             name: name.to_owned(),
             password: password.to_owned(),
         });
+        self
+    }
+
+    /// Lets clients in that don't log in, too, as while an operator turns access control on. Only with a root user.
+    pub fn let_anybody_in(mut self) -> Self {
+        self.lets_anybody_in = true;
         self
     }
 
@@ -246,6 +254,9 @@ impl ReplicaSetBuilder {
         for member in &mut set.members {
             member.terminate()?;
             member.add_arguments(["--keyFile".into(), path.clone().into()]);
+            if self.lets_anybody_in {
+                member.add_arguments(["--transitionToAuth".into()]);
+            }
         }
         for member in &set.members {
             member.restart()?;

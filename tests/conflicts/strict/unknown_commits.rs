@@ -138,3 +138,29 @@ async fn what_a_statement_says_of_its_write_concern_never_reaches_a_driver() {
     drop(failing);
     assert_agreement(&client, database).await;
 }
+
+/// The connection stays with a server that takes no writes any more: every other try there would fail, too.
+#[test]
+fn a_deposed_primary_is_not_asked_again_for_a_statement_in_a_transaction() {
+    let database = "deposed_statement";
+    let set = ReplicaSet::alone().unwrap();
+    let keyward = Keyward::start(&set.uri(), &plain(database));
+    let run = |command: &Document| send(&keyward.address, database, command.clone()).unwrap();
+    run(&insert(vec![user(0, "@x")], true));
+    let [_, mut update] = writes(1);
+    // Without the answer of the deposed primary, the client would get the error of this limit.
+    update.insert("maxTimeMS", 5_000);
+    for (command, label) in [(retryable(update.clone()), Some("RetryableWriteError")), (update, None)] {
+        let data = doc! {
+            "failCommands": ["find"], "namespace": format!("{database}.users"), "errorCode": INTERRUPTED,
+            "errorLabels": ["TransientTransactionError"],
+        };
+        let deposed = set.fail_point("failCommand", "alwaysOn", data).unwrap();
+        let reply = run(&command);
+        drop(deposed);
+        assert_eq!(reply.get_i32("code").ok(), Some(INTERRUPTED), "{reply}");
+        let labels = reply.get_array("errorLabels").ok();
+        let first = labels.and_then(|labels| labels.first()).and_then(Bson::as_str);
+        assert_eq!(first, label, "{reply}");
+    }
+}

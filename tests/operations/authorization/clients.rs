@@ -1,6 +1,8 @@
 //! Clients' rights: what a client may not write it can't reserve, nor learn of.
 
 use bson::{Document, doc};
+use testbed::ReplicaSet;
+use testkit::Keyward;
 
 use super::{admin, client, counted, create_user, reservations, role, run, secured, start, writes};
 
@@ -195,4 +197,31 @@ async fn who_logs_out_has_no_rights_any_more() {
     assert_eq!((code, text.as_str()), (13, "command insert requires authentication"));
     let made = format!("keyward_constraint_reservations_total{{constraint=\"{database}.users.email_1\"}}");
     assert_eq!(counted(&keyward, &made), 1);
+}
+
+/// While an operator turns access control on, the servers accept clients that don't log in, too. The other Keywards must know where
+/// those write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_need_not_log_in_writes_only_where_the_register_says_so() {
+    let set = ReplicaSet::builder("transition")
+        .root_user("root", "root")
+        .let_anybody_in()
+        .start()
+        .unwrap();
+    let uri = set.uri();
+    let keyward = tokio::task::spawn_blocking(move || Keyward::start(&uri, "[]"))
+        .await
+        .unwrap();
+    let stranger = client(&keyward, None);
+    let insert = doc! { "insert": "users", "documents": [{ "_id": 1 }] };
+    assert_eq!(
+        run(&stranger, "transition", insert).await.unwrap().get_i32("n").ok(),
+        Some(1)
+    );
+    let register = set.client().database("keyward").collection::<Document>("keywards");
+    let entries = register
+        .count_documents(doc! { "collections": "transition.users" })
+        .await
+        .unwrap();
+    assert_eq!(entries, 1);
 }

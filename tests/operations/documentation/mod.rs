@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a document that isn't as it must be fails its test")]
 
+mod codes;
 mod commands;
 mod debug_output;
 mod inventories;

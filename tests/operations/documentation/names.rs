@@ -7,7 +7,7 @@ use crate::documentation::messages::source_files;
 use crate::documentation::ways::definition;
 
 /// The code of each file below `src/`, by its path from there, without comments and tests.
-fn source() -> BTreeMap<String, String> {
+pub fn source() -> BTreeMap<String, String> {
     let code = |text: &str| -> String {
         let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));

@@ -194,7 +194,7 @@ fn functions(code: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The words of `code`, each with its position, the character before it and the text behind it.
-fn words(code: &str) -> impl Iterator<Item = (usize, Option<char>, &str, &str)> {
+pub fn words(code: &str) -> impl Iterator<Item = (usize, Option<char>, &str, &str)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         at += code[at..].find(|c: char| c.is_alphanumeric() || c == '_')?;

@@ -1,7 +1,8 @@
 //! Serves the admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors and load balancers.
+//!
 //! `/status` is for people, `/status.json` for programs, and `/reload` for operators who have changed the configuration.
 //!
-//! It only shows state and authenticates nobody: it belongs on the loopback interface or behind a network policy.
+//! It only shows state, and requires no login: it belongs on the loopback interface or behind a network policy.
 //! `/livez` reports only that this process answers; `/readyz` covers the deployment.
 
 use std::future::Future;

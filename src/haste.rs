@@ -1,4 +1,6 @@
-//! Shorter terms in a debug build, so that tests of what happens after minutes take seconds. A release build ignores them.
+//! Shortens terms in debug builds, so that tests of long waits take seconds.
+//!
+//! A release build ignores the environment variables.
 
 use std::time::Duration;
 

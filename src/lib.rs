@@ -1,4 +1,4 @@
-//! Keyward: unique constraints across every shard of MongoDB.
+//! Keeps unique constraints across every shard of MongoDB.
 //!
 //! The modules are listed in the order in which a message passes through them. The modules about the process come last.
 

@@ -122,7 +122,7 @@ macro_rules! constraint_counters {
             $($(#[$doc])* pub $field: IntCounter,)*
         }
 
-        /// Those of all constraints.
+        /// The metrics of all constraints.
         #[derive(Debug, Clone)]
         struct ConstraintFamilies {
             $($field: IntCounterVec,)*

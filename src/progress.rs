@@ -18,13 +18,13 @@ tokio::task_local! {
 /// One operation, as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkItem {
-    /// What it does.
+    /// The verb for it: "verifying".
     pub doing: &'static str,
-    /// With what.
+    /// The object of that verb.
     pub what: String,
     /// How many documents are done.
     pub done: u64,
-    /// Of about how many.
+    /// About how many documents there are.
     pub of: u64,
 }
 
@@ -116,7 +116,7 @@ impl Progress {
         }
     }
 
-    /// Of an operation whose progress nobody sees.
+    /// The progress of an operation that isn't shown.
     pub fn none() -> Progress {
         Progress {
             bar: ProgressBar::hidden(),

@@ -1,6 +1,7 @@
-//! Records whether clients should be sent here, and if not, why. Many parts of Keyward set it, and `/readyz` shows it.
+//! Records whether clients should be sent here, and if not, why.
 //!
-//! Ready means that no obstacle exists. Each part names its own obstacle and removes only that one.
+//! Many parts of Keyward set it, and `/readyz` shows it. Ready means that no obstacle exists. Each part names its own obstacle and
+//! removes only that one.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -237,7 +237,7 @@ async fn apply_constraints(
     })
 }
 
-/// Makes `wanted` and `removed`. A removed one isn't made if the cluster has another definition of that name: nobody counts on it any more.
+/// Makes `wanted` and `removed`. A removed one isn't made if the cluster has another definition of that name: no Keyward counts on it then.
 async fn made(
     service: &Service,
     current: &Config,
@@ -302,7 +302,7 @@ async fn enforce(
     added: &[Arc<Constraint>],
 ) -> Result<Vec<WaitingConstraint>, ReloadError> {
     let client = service.upstream.client();
-    // What an earlier configuration couldn't give up mustn't be counted on once this one writes without it.
+    // An earlier configuration may have failed to give up constraints. The entry mustn't list them once this one writes without them.
     membership.settle().await.map_err(PrepareError::from)?;
     added
         .iter()
@@ -358,8 +358,8 @@ async fn enforce(
     // Keyward that read it before finds them suspended.
     let given_up = membership.give_up(&reserving.identities(is_removed)).await;
     given_up.map_err(PrepareError::from)?;
-    // A client may have made one of them again, and its builder may have read the register before. Whoever makes it later has its builder
-    // read the register after this.
+    // A client may have made one of them again, and its builder may have read the register before. If a client makes it later, its
+    // builder reads the register after this.
     if !removed.is_empty()
         && !is_current(service.client_list.as_ref())
             .await

@@ -90,9 +90,6 @@ impl Incoming {
     /// Reads once; `wanted` is the number of bytes still expected, as far as known. 0 means that the peer has closed.
     ///
     /// If the inbox has to grow and memory is short, it waits first.
-    ///
-    /// # Errors
-    /// The system's error.
     pub async fn fill(&mut self, wanted: usize) -> io::Result<usize> {
         self.share.cover(self.inbox.capacity_for(wanted)).await;
         let space = self.inbox.space(wanted);
@@ -161,9 +158,6 @@ impl Outgoing {
     }
 
     /// Writes all pieces in order. If this is cancelled, part of them may have been written.
-    ///
-    /// # Errors
-    /// The system's error.
     pub async fn write_pieces(&mut self, pieces: impl Iterator<Item = &[u8]>) -> io::Result<()> {
         let mut slices: Vec<IoSlice<'_>> = pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
         let mut left = &mut slices[..];
@@ -185,9 +179,6 @@ impl Outgoing {
     }
 
     /// Signals to the peer that nothing more will come, after all written bytes are sent.
-    ///
-    /// # Errors
-    /// The system's error.
     pub async fn finish(&mut self) -> io::Result<()> {
         match &mut self.to {
             Writer::Plain(socket) => socket.shutdown().await,

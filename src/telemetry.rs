@@ -1,5 +1,6 @@
-//! Starts the log: `tracing` events as lines on standard error, as text or as one JSON object each. It also starts the
-//! traces, if they are on ([`crate::traces`]).
+//! Starts the log: `tracing` events as lines on standard error, as text or as one JSON object each.
+//!
+//! It also starts the traces, if they are on ([`crate::traces`]).
 //!
 //! `log.level` sets which events are logged. The environment variable `KEYWARD_LOG` takes precedence over it, so that
 //! one process can be examined without changing its file ([`Config::load`]). Events carry values as fields, but never a

@@ -11,7 +11,7 @@ use mongodb::options::{FullDocumentType, ReadConcern};
 use crate::namespace::Namespace;
 use crate::proxy_collection::{StoreError, answered};
 
-/// So many changes are audited together.
+/// The number of changes that are audited together.
 const BATCH: usize = 1_000;
 /// How long the server waits for a change before it answers that there is none.
 const AWAITED: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) struct ChangeBatch {
 }
 
 impl ChangeReader {
-    /// Those behind `token`, or from now on.
+    /// The reader of the changes after `token`, or of those from now on.
     pub(super) async fn of(
         client: &Client,
         namespace: &Namespace,

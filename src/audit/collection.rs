@@ -180,7 +180,7 @@ impl AuditReport<'_> {
 
     fn note(&mut self, finding: &Finding) {
         match (finding.kind, finding.repaired) {
-            // What a delete past Keyward leaves, or a write that was cut off: nobody wrote a document. The sweeper deletes these, too.
+            // A delete past Keyward leaves these, or a write that was cut off. No document is at fault, and the sweeper deletes them, too.
             (FindingKind::Abandoned, _) => {}
             (_, true) => {
                 self.metrics.audit_repaired.inc();

@@ -1,6 +1,6 @@
 //! Audits protected collections: follows their change streams, and compares what was written with what is reserved.
 //!
-//! Nobody may write to a protected collection past Keyward, but an operator's habit or a migration may. The auditor reserves the keys of
+//! Clients mustn't write to a protected collection past Keyward, but an operator or a migration may do so. The auditor reserves the keys of
 //! such documents, and reports the ones that violate a constraint. Reservations of documents that were deleted past Keyward are left
 //! to the sweeper, unless all documents are compared.
 //!
@@ -28,14 +28,14 @@ use collection::audit_again_and_again;
 /// How long to leave it between two reads of the catalog, and two updates of the metric.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What the audits of all collections share.
+/// The state that the audits of all collections share.
 struct Auditor {
     client: Client,
     /// Names this process in the records.
     id: String,
     lease: Duration,
     current: Box<dyn Fn() -> Arc<Catalog> + Send + Sync>,
-    /// For each collection that this Keyward audits: when it last had seen every change.
+    /// The time when this Keyward last had seen every change, for each collection that it audits.
     caught_up: Mutex<HashMap<Namespace, Instant>>,
 }
 

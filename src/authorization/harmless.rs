@@ -125,7 +125,8 @@ fn delete() -> Vec<u8> {
     delete.finish()
 }
 
-/// In its place, so that what the server shows of the command is what came but for what it would do.
+/// The harmless form of a `findAndModify`: its query matches nothing. Most other fields stay in place, so that the server shows the
+/// command nearly as the client sent it.
 fn find_and_modify(body: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut command = Builder::new();
     let mut has_query = false;

@@ -32,7 +32,8 @@ const KEPT: Duration = Duration::from_secs(30);
 /// Fields that Keyward copies from the client's command to its own. `apiStrict` isn't one: the stable API has no `connectionStatus`.
 const API: [&str; 2] = ["apiVersion", "apiDeprecationErrors"];
 
-/// Why it can't be said what a client may do. Nothing was done; a driver that connects anew may try again.
+/// Why Keyward can't determine a client's rights. Nothing was done. The connection must be closed; a driver that connects anew may try
+/// again.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message names each field")]
 pub enum RightsError {
@@ -54,8 +55,8 @@ pub struct Rights(KnownRights);
 #[derive(Debug)]
 enum KnownRights {
     Nothing,
-    /// Everybody may do everything: whether that is so can't change while the server runs, and the connection lives no
-    /// longer than that.
+    /// The server has no access control, so every client may do everything. That can't change while the server runs, and the
+    /// connection ends no later than the server.
     NoAccessControl,
     Privileges {
         privileges: Privileges,
@@ -78,7 +79,7 @@ impl Rights {
         Rights(KnownRights::Nothing)
     }
 
-    /// Keyward doesn't log in: where it may do something, everybody may.
+    /// Keyward doesn't log in: every client may do what Keyward may do.
     pub fn no_less_than_keywards() -> Self {
         Rights(KnownRights::NoAccessControl)
     }
@@ -117,9 +118,6 @@ impl Rights {
     }
 
     /// Says whether the client may do the write; asks the server at most once in a while.
-    ///
-    /// # Errors
-    /// [`RightsError`]: the connection has to go.
     pub async fn rule(
         &mut self,
         write: &Write<'_>,
@@ -148,9 +146,6 @@ impl Rights {
     }
 
     /// Whether the client may change any documents, as far as the server says. It may if the server doesn't say.
-    ///
-    /// # Errors
-    /// [`RightsError`]: the connection has to go.
     pub async fn may_write_somewhere(&mut self, body: Doc<'_>, upstream: &mut Connection) -> Result<bool, RightsError> {
         match ask(body, upstream).await {
             Ok(known) => self.0 = known,
@@ -162,9 +157,6 @@ impl Rights {
 
     /// Whether the client may read documents of `namespace`, as far as the server has said lately. If the server doesn't say,
     /// the client may not.
-    ///
-    /// # Errors
-    /// [`RightsError`]: the connection has to go.
     pub async fn may_find(
         &mut self,
         namespace: &Namespace,
@@ -217,7 +209,7 @@ async fn ask(body: Doc<'_>, upstream: &mut Connection) -> Result<KnownRights, Ri
     upstream.belong_to(users.finish());
     let privileges = Privileges::read(info)?;
     if info.nested("authenticatedUsers")?.is_none_or(Doc::is_empty) {
-        // Nobody has logged in. Where that may be, this is answered; else only what needs no user is.
+        // The client hasn't logged in. A server without access control answers this command; any other one refuses it.
         let mut refresh = Builder::new();
         refresh.documents("refreshSessions", std::iter::empty::<Vec<u8>>());
         let reply = run(refresh, "refreshSessions", body, upstream).await?;

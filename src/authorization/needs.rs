@@ -61,11 +61,8 @@ pub struct Need<'a> {
 }
 
 impl<'a> Need<'a> {
-    /// All that `write` needs before anything is done for it. A drop needs nothing here: what is done for it beforehand asks for
-    /// itself, and the server's answer to the drop is the client's.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the command isn't BSON.
+    /// All that `write` needs before anything is done for it. A drop needs nothing here: Keyward asks about each step before the
+    /// drop, and the client gets the server's answer to the drop itself.
     pub fn of(write: &Write<'a>, message: &OpMsg<'a>) -> Result<Vec<Need<'a>>, Malformed> {
         let body = message.body;
         let (target, actions) = match write {

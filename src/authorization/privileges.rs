@@ -18,9 +18,6 @@ struct Privilege {
 
 impl Privileges {
     /// Reads the reply's `authInfo`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn read(info: Doc<'_>) -> Result<Privileges, Malformed> {
         let mut privileges = Vec::new();
         for element in info

@@ -16,7 +16,7 @@ pub struct AttemptRegistry {
     attempts: Arc<DashMap<AttemptId, Arc<Notify>>>,
 }
 
-/// An attempt under way; wakes everybody who waits for it when it is dropped.
+/// An attempt under way. When it is dropped, it wakes all attempts that wait for it.
 #[derive(Debug)]
 pub struct AttemptGuard {
     attempt: AttemptId,

@@ -30,10 +30,10 @@ pub struct Candidate<'a> {
     pub document: Cow<'a, [u8]>,
     /// The owner of the keys.
     pub owner: Owner,
-    /// By constraint, then in index order: the one order in which every attempt takes its keys, and the order in which
+    /// The keys by constraint, then in index order. It is the one order in which every attempt takes its keys, and the order in which
     /// the server reports violations.
     pub keys: Vec<ConstrainedKey>,
-    /// Where its attempt stands.
+    /// The state of its attempt.
     pub attempt: Attempt,
     /// How often its keys were released.
     pub generation: u32,
@@ -230,7 +230,7 @@ pub fn keys_of(protected: &Protected, doc: Doc<'_>) -> Result<Vec<ConstrainedKey
     Ok(keys)
 }
 
-/// As [`keys_of`], for a document that is yet to be inserted.
+/// Works as [`keys_of`], for a document that is yet to be inserted.
 ///
 /// # Errors
 /// [`KeyError`] if the document can't be indexed, or the server would change its keys.
@@ -246,9 +246,6 @@ pub fn keys_of_new(protected: &Protected, doc: Doc<'_>) -> Result<Vec<Constraine
 }
 
 /// The document as an owner of keys.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed> {
     Ok(Owner {
         id: id_of(doc)?,
@@ -258,9 +255,6 @@ pub fn owner_of(protected: &Protected, doc: Doc<'_>) -> Result<Owner, Malformed>
 
 /// The document with an `_id`: the server's drivers send one; where one is missing it is added in front, as the server
 /// does. A retry of the same statement gets the same one, so that the two are one document.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn with_id(document: &[u8], token: Token) -> Result<Cow<'_, [u8]>, Malformed> {
     let doc = Doc::new(document)?;
     if doc.get("_id")?.is_some() {

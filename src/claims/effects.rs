@@ -31,7 +31,7 @@ enum EffectKind {
     Reserve,
     Read,
     LookUp(Scope),
-    /// From an absent owner: another attempt's reservation, past its lease. Otherwise an earlier try's, or the attempt's own.
+    /// Takes over a reservation. `from_absent`: another attempt's, past its lease. Otherwise it is an earlier try's, or the attempt's own.
     TakeOver {
         from_absent: bool,
     },

@@ -12,7 +12,7 @@ use crate::hiding::Listing;
 /// How a command can write.
 #[derive(Debug, Clone, Copy)]
 pub enum Rule<'a> {
-    /// The handshake: writes nothing, but its reply describes the server.
+    /// The handshake: it writes nothing. Its reply describes the server.
     Hello,
     /// Gives the connection another user, or tries to; writes nothing.
     Authenticate,

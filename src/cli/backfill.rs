@@ -1,5 +1,6 @@
-//! Runs `keyward backfill`: reserves for existing documents, as `keyward run` does, and ends. If it was killed, the next start
-//! continues where it stopped. With `--dry-run` it only reads.
+//! Runs `keyward backfill`: reserves for existing documents, as `keyward run` does, and ends.
+//!
+//! If it was killed, the next start continues where it stopped. With `--dry-run` it only reads.
 //!
 //! Other clients may write without reserving meanwhile. So the constraints aren't enforced after it, only backfilled:
 //! `keyward run` reads the documents once more, and has little to write.

@@ -1,6 +1,6 @@
 //! Runs `keyward constraints`: shows the constraints that the cluster knows, ends one there, or changes a collection's strategy.
 //!
-//! Of the configuration file it uses only `upstream`. The constraints in the file don't matter.
+//! It uses only `upstream` of the configuration file. The constraints in the file don't matter.
 
 use clap::{Args, Subcommand, ValueEnum};
 use mongodb::Client;

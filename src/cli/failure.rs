@@ -63,7 +63,7 @@ impl CliFailure {
         }
     }
 
-    /// Says it on standard error.
+    /// Prints it on standard error.
     pub(super) fn print(&self) {
         match self {
             // Each problem begins with file and line, for editors to jump there.

@@ -1,5 +1,6 @@
-//! `keyward forget`: removes a Keyward from the register that has ended, so that no constraint waits for it any more. It refuses
-//! to remove a Keyward that still renews its entry.
+//! Runs `keyward forget`: removes a Keyward that has ended from the register.
+//!
+//! No constraint waits for that Keyward any more. The command refuses to remove a Keyward that still renews its entry.
 
 use bson::oid::ObjectId;
 use clap::Args;
@@ -11,7 +12,7 @@ use crate::fleet::{Forgotten, Register};
 use crate::instance::StartError;
 use crate::prepare::PrepareError;
 
-/// Whom to forget.
+/// The Keyward to forget.
 #[derive(Debug, Args)]
 pub struct ForgetOptions {
     /// The Keyward's id, as `/readyz` names it; its process must be gone, with all that it had sent

@@ -172,7 +172,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// Says it on standard output. If nobody reads it any more, the exit code still says how the command ended.
+/// Prints `what` on standard output. If no program reads the output any more, the exit code still shows how the command ended.
 fn say(what: &dyn Display) {
     let _ = writeln!(std::io::stdout(), "{what}");
 }

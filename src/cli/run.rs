@@ -32,7 +32,7 @@ pub(super) fn run(file: &Path) -> Result<Exit, CliFailure> {
     ended.map(|_| Exit::Success)
 }
 
-/// Gives how long the process may still take for its own affairs.
+/// Serves clients until a signal comes. Returns how long the process may still take for its own affairs.
 async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) -> Result<Duration, CliFailure> {
     let mut signals = Signals::take_over()?;
     let mut instance = tokio::select! {
@@ -43,7 +43,7 @@ async fn serve(config: &Config, watched: &mut Watched, telemetry: &Telemetry) ->
         }
     };
     let (address, admin) = (instance.address().to_string(), instance.admin_address().to_string());
-    // Nobody may be reading it; clients are served all the same.
+    // Keyward serves clients even if no program reads this line.
     let _ = writeln!(std::io::stdout(), "{}", json!({ "listen": address, "admin": admin }));
     let signal = serve_until_signal(&mut instance, &mut signals, watched, telemetry).await;
     tracing::info!(%signal, "stopping; a second signal ends the process at once");

@@ -59,7 +59,7 @@ impl Task {
         Ok(constraints)
     }
 
-    /// Keyward's own client, once the deployment has answered it. Nobody is there to wait for one that doesn't.
+    /// Keyward's own client, once the deployment has answered it. The command doesn't wait for a deployment that is down.
     pub(super) async fn connect(&self) -> Result<Client, CliFailure> {
         let upstream = Upstream::new(self.config.upstream.uri())
             .await

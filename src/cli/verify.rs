@@ -95,7 +95,7 @@ fn show(options: &VerifyOptions, finding: &Finding) {
     }
 }
 
-/// Says it on standard output. Where nobody listens any more, there is nothing left to do.
+/// Prints `what` on standard output. If no program reads the output any more, the process ends.
 fn say(what: &dyn Display) {
     if writeln!(std::io::stdout(), "{what}").is_err() {
         std::process::exit(Exit::Unsure as i32);

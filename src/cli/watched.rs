@@ -1,5 +1,6 @@
-//! Watches the configuration file for changes. It reads the file at intervals. That works on every file system, and also
-//! where another file replaces it.
+//! Watches the configuration file for changes.
+//!
+//! It reads the file at intervals. That works on every file system, and also where another file replaces it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

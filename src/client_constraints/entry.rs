@@ -76,7 +76,7 @@ impl ClientConstraint {
         document
     }
 
-    /// From its form in the list.
+    /// Reads a constraint from its form in the list.
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none that this version can keep.

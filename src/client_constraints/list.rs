@@ -1,4 +1,6 @@
-//! Holds the list of clients' constraints at one version, and the changes to it. Pure.
+//! Holds the list of clients' constraints at one version, and the changes to it.
+//!
+//! It does no I/O.
 
 use std::sync::Arc;
 
@@ -58,7 +60,7 @@ impl ClientConstraints {
         self.ended.iter().find(|ended| ended.id == id)
     }
 
-    /// Those of `file` and of the list together. A file's constraint takes the place of a client's with the same name.
+    /// The constraints of `file` and of the list together. A file's constraint takes the place of a client's with the same name.
     pub fn with(&self, file: &[Arc<Constraint>]) -> Vec<Arc<Constraint>> {
         let is_in_file = |one: &Constraint| {
             let is_named = |other: &Arc<Constraint>| other.namespace() == one.namespace() && other.name() == one.name();
@@ -138,7 +140,7 @@ impl ClientConstraints {
         building.map(|entry| entry.state = BuildState::Built).count() > 0
     }
 
-    /// Has the Keyward with the entry `own` in the register build what `gone` built; gives whether there is something to build.
+    /// Moves the builds of the Keyward `gone` to the one with the entry `own` in the register. Returns whether there are any.
     pub fn adopt(&mut self, gone: ObjectId, own: ObjectId) -> bool {
         let of_gone = self
             .constraints
@@ -159,7 +161,7 @@ impl ClientConstraints {
         }
     }
 
-    /// From its document.
+    /// Reads the list from its document.
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none that this version can keep.

@@ -69,7 +69,7 @@ impl SharedList {
         removed.await.map(drop)
     }
 
-    /// Has this Keyward read the list at once.
+    /// Makes this Keyward read the list at once.
     pub fn note_change(&self) {
         self.changed.notify_one();
     }

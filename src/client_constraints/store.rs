@@ -43,7 +43,7 @@ pub struct ClientConstraintStore {
 }
 
 impl ClientConstraintStore {
-    /// That of the deployment of `client`.
+    /// The store in the deployment of `client`.
     fn of(client: &Client) -> ClientConstraintStore {
         ClientConstraintStore {
             collection: client.database(DATABASE).collection(COLLECTION),
@@ -83,7 +83,7 @@ impl ClientConstraintStore {
         Ok(self.read_unless(-1).await?.unwrap_or_default())
     }
 
-    /// The same, or nothing if the list still has this version.
+    /// The list as [`ClientConstraintStore::read`] returns it, or nothing if it still has this version.
     ///
     /// # Errors
     /// The same.

@@ -97,9 +97,6 @@ pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Re
 }
 
 /// Whether the update `u` (operators, a replacement or a pipeline) may change a value at one of `paths`.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn may_affect(update: &Element<'_>, paths: &impl Paths) -> Result<bool, Malformed> {
     let Some(document) = update.as_document_or_array()? else {
         return Ok(true);
@@ -193,7 +190,7 @@ impl Paths for Vec<&str> {
 
 impl Paths for Protected {
     fn overlap(&self, path: &[u8]) -> bool {
-        // As a loop: a chain of iterators takes more instructions, and this is asked for each field of each update.
+        // A chain of iterators takes more instructions than a loop, and this runs for each field of each update.
         for proxy in &self.constraints {
             if proxy.constraint.paths().any(|own| overlap(path, own.as_bytes())) {
                 return true;

@@ -89,17 +89,11 @@ impl<'a> BatchCommand<'a> {
     }
 
     /// Whether it is part of a client's transaction.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn is_in_transaction(&self) -> Result<bool, Malformed> {
         Ok(self.body.get("autocommit")?.is_some())
     }
 
     /// The body of an `insert` as a command of a transaction, without documents, time limit and cluster time.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn insert_body(&self) -> Result<Builder, Malformed> {
         let mut body = Builder::new();
         body.elements_where(self.body, |element| {

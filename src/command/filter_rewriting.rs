@@ -45,9 +45,6 @@ pub fn pin(query: Doc<'_>, id: &[u8], owner: &Owner) -> Result<Vec<u8>, Malforme
 }
 
 /// Whether a repeated query may match other documents, even in the same snapshot: it depends on chance, the clock or a program.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn is_fickle(query: Doc<'_>) -> Result<bool, Malformed> {
     query.mentions(&[b"$expr", b"$where", b"$sampleRate"])
 }
@@ -62,9 +59,6 @@ pub fn both(one: Doc<'_>, other: Doc<'_>) -> Vec<u8> {
 }
 
 /// The value that the query asks for at `path`.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, Malformed> {
     let Some(condition) = query.get(path)? else {
         return Ok(None);
@@ -79,18 +73,12 @@ pub fn equality<'a>(query: Doc<'a>, path: &str) -> Result<Option<Element<'a>>, M
 
 /// Whether the query names one shard, or one `_id` on all shards. A retry then asks the shard that carried out its first try,
 /// or all shards.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn is_targeted(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
     Ok(equality(query, "_id")?.is_some() || names_shard(query, shard_key)?)
 }
 
 /// Whether the query can match documents of one shard only. A retry then reaches the shard that carried out its first try, or
 /// the shard that received its chunk. The latter also received the chunk's remembered statements.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn names_shard(query: Doc<'_>, shard_key: &[String]) -> Result<bool, Malformed> {
     Ok(shard_key.is_empty()
         || shard_key
@@ -118,9 +106,6 @@ fn is_plain_equality(condition: &Element<'_>) -> Result<bool, Malformed> {
 }
 
 /// `query`, as long as the values at `paths` are the same as in `document`.
-///
-/// # Errors
-/// [`Malformed`] if either isn't BSON.
 pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Vec<u8>, Malformed> {
     let mut compared: Vec<&str> = Vec::new();
     for path in paths {
@@ -145,9 +130,6 @@ pub fn unchanged(query: Doc<'_>, document: Doc<'_>, paths: &[&str]) -> Result<Ve
 
 /// The test whether the number at `path` has the type that it has in `document`; `None` if there is no number. Equal numbers of
 /// different types may have different sums: of 2^53 and 1, the server rounds that of doubles.
-///
-/// # Errors
-/// [`Malformed`] if the document isn't BSON.
 pub fn same_type(path: &str, document: Doc<'_>) -> Result<Option<TypeTest>, Malformed> {
     let Some(value) = document.value_at(path)?.filter(Element::is_number) else {
         return Ok(None);
@@ -165,9 +147,6 @@ pub fn same_type(path: &str, document: Doc<'_>) -> Result<Option<TypeTest>, Malf
 
 /// `query`, for documents that pass exactly those of `tests` that were passed. An expression's `$eq` treats 1 and 1.0 as equal,
 /// but a filter's `$type` doesn't. If a client changes one into the other, the document may enter or leave the filter.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malformed> {
     if tests.is_empty() {
         return Ok(query.bytes().to_vec());
@@ -195,9 +174,6 @@ pub fn of_same_types(query: Doc<'_>, tests: &[TypeTest]) -> Result<Vec<u8>, Malf
 /// The query asks for a document without an `_id`. A constantly false condition like `{$expr: false}` doesn't work. A router
 /// that recognises it replaces the whole query by it, and finds no shard key there. Then the router asks none of the shards for
 /// its memory.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut never = Builder::new();
     append_comparison(&mut never, "_id", None);
@@ -209,9 +185,6 @@ pub fn nothing(query: Doc<'_>) -> Result<Vec<u8>, Malformed> {
 ///
 /// An upsert's query may have no `$expr`. The rewritten query asks for a document without an `_id`, beside the equalities that the
 /// new document is made of.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn only_inserts(query: Doc<'_>, id: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut rewritten = Builder::from_document(query.bytes());
     if let (None, Some(id)) = (query.get("_id")?, id.get("_id")?) {

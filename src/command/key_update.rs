@@ -43,7 +43,7 @@ enum NewValue<'a> {
     Set(Element<'a>),
     /// None: the field is removed.
     Unset,
-    /// What the operator makes of the old value and this operand.
+    /// The operator's result for the old value and this operand.
     Computed(ComputingOperator, Element<'a>),
 }
 
@@ -60,9 +60,6 @@ pub enum UpdatedDocument {
 
 impl<'a> KeyUpdate<'a> {
     /// The effect of `statement` on an existing document, if it can be read and needs no transaction.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<KeyUpdate<'a>>, Malformed> {
         // The server compares old values, and under a collation other values would equal them.
         let has_collation = protected.is_collated || statement.raw.get("collation")?.is_some();
@@ -123,9 +120,6 @@ impl<'a> KeyUpdate<'a> {
 
     /// The effect on `document`. If the server refuses the statement although the result isn't [`UpdatedDocument::Refused`], the
     /// result doesn't matter.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the document isn't BSON.
     pub fn applied_to(&self, document: Doc<'_>) -> Result<UpdatedDocument, Malformed> {
         match self {
             KeyUpdate::Removal => Ok(UpdatedDocument::Removed),

@@ -26,12 +26,9 @@ pub struct PlainUpsert<'a> {
 impl<'a> PlainUpsert<'a> {
     /// The effect of `statement`, if it is a plain upsert. That depends on the statement, the constraints and the shard key
     /// alone.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the statement isn't BSON.
     pub fn of(statement: Statement<'a>, protected: &Protected) -> Result<Option<PlainUpsert<'a>>, Malformed> {
         let query = statement.query()?.unwrap_or(Doc::empty());
-        // The server refuses other types. On an existing document Keyward leaves the option out, so nobody would.
+        // The server refuses other types. Keyward leaves the option out for an existing document, so it must refuse them itself.
         let is_boolean = |option: Element<'_>| option.kind == ElementType::Boolean;
         if !statement.is_upsert
             || !statement.raw.get("upsert")?.is_some_and(is_boolean)

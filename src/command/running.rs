@@ -6,9 +6,6 @@ use bson::spec::ElementType;
 use crate::raw::{Builder, Doc, Element, Malformed};
 
 /// The client's session, if its command names one in the drivers' form.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
 pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
     let id = body.nested("lsid")?.map(|lsid| lsid.get("id")).transpose()?.flatten();
     // A binary of subtype 4: int32 length, subtype, 16 bytes.
@@ -20,9 +17,6 @@ pub fn session_of(body: Doc<'_>) -> Result<Option<[u8; 16]>, Malformed> {
 pub const API: [&str; 3] = ["apiVersion", "apiStrict", "apiDeprecationErrors"];
 
 /// Appends the fields of `body` whose names are in `names`.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
 pub fn append_fields(builder: &mut Builder, body: Doc<'_>, names: &[&str]) -> Result<(), Malformed> {
     for name in names {
         if let Some(element) = body.get(name)? {

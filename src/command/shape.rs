@@ -151,9 +151,6 @@ impl Form {
     }
 
     /// Whether its required batch is missing.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn lacks_its_batch(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
         match self.list() {
             Some(list) => Ok(message.documents(list)?.is_none()),
@@ -289,9 +286,6 @@ impl Holds {
 }
 
 /// Whether it is an array of documents whose elements are numbered in order; the server accepts no other array as a batch.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn is_of_documents(field: &Element<'_>) -> Result<bool, Malformed> {
     let Some(documents) = field
         .as_document_or_array()?

@@ -27,9 +27,6 @@ impl StatementKind {
 
     /// Whether the statement's query is a document, or may be missing. Keyward must not treat another value as an empty query:
     /// that would change documents that the client didn't mean.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn can_read_query(self, raw: Doc<'_>) -> Result<bool, Malformed> {
         Ok(match raw.get(self.query_name())? {
             Some(query) if query.is_nothing() => self == StatementKind::FindAndModify,
@@ -76,9 +73,6 @@ pub struct Selection<'a> {
 
 impl<'a> Statement<'a> {
     /// The statement `raw` of the command `body`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn of(kind: StatementKind, body: Doc<'a>, raw: Doc<'a>) -> Result<Self, Malformed> {
         let is_single = match kind {
             StatementKind::Update => !raw.is_set("multi")?,
@@ -95,18 +89,12 @@ impl<'a> Statement<'a> {
     }
 
     /// The statement's query, if it has one.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn query(self) -> Result<Option<Doc<'a>>, Malformed> {
         let query = self.raw.get(self.kind.query_name())?;
         Ok(query.map(|query| query.as_document_or_array()).transpose()?.flatten())
     }
 
     /// Whether the statement deletes documents.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn deletes(self) -> Result<bool, Malformed> {
         Ok(match self.kind {
             StatementKind::Delete => true,
@@ -116,9 +104,6 @@ impl<'a> Statement<'a> {
     }
 
     /// The document that replaces another one, if the statement's update is a replacement.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn replacement(self) -> Result<Option<Doc<'a>>, Malformed> {
         let update = self.update()?.map(|update| update.as_document()).transpose()?;
         let Some(update) = update.flatten() else {
@@ -131,9 +116,6 @@ impl<'a> Statement<'a> {
     }
 
     /// The statement's update: operators, a replacement or a pipeline.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn update(self) -> Result<Option<Element<'a>>, Malformed> {
         match self.kind {
             StatementKind::Update => self.raw.get("u"),
@@ -143,9 +125,6 @@ impl<'a> Statement<'a> {
     }
 
     /// The documents that it selects.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn selection(self) -> Result<Selection<'a>, Malformed> {
         let variables = self.body.get("let")?;
         let options = [
@@ -163,9 +142,6 @@ impl<'a> Statement<'a> {
     }
 
     /// All documents under this collation, within the client's time limit.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn under(self, collation: Option<Element<'a>>) -> Result<Selection<'a>, Malformed> {
         Ok(Selection {
             query: None,
@@ -175,25 +151,16 @@ impl<'a> Statement<'a> {
     }
 
     /// The statement itself, with the query `rewritten` instead of its own.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn with_query(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
         self.rewritten(rewritten, None, false)
     }
 
-    /// As [`Statement::with_query`], for a statement that must insert nothing if no document matches.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
+    /// Works as [`Statement::with_query`], for a statement that must insert nothing if no document matches.
     pub fn without_upsert(self, rewritten: &[u8]) -> Result<Vec<u8>, Malformed> {
         self.rewritten(rewritten, None, self.is_upsert)
     }
 
     /// The statement itself, with the query `rewritten` and another `update`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn with_update(self, rewritten: &[u8], update: &[u8]) -> Result<Vec<u8>, Malformed> {
         self.rewritten(rewritten, Some(update), false)
     }
@@ -222,9 +189,6 @@ impl<'a> Statement<'a> {
     }
 
     /// The statement as a command of its own. If `rewritten` is given, it replaces the statement's query.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn command(self, rewritten: Option<&[u8]>) -> Result<Builder, Malformed> {
         let raw = match rewritten {
             Some(rewritten) => self.with_query(rewritten)?,

@@ -88,7 +88,7 @@ fn check_one(raw: RawConstraint, path: SettingPath, found: &mut FoundProblems<'_
     }
 }
 
-/// What is wrong with each part of a specification by itself. [`Constraint::new`] stops at the first fault.
+/// The faults of each part of a specification by itself. [`Constraint::new`] stops at the first fault.
 fn faults_of_parts(spec: &IndexSpec, path: &SettingPath) -> Vec<(SettingPath, String)> {
     let fault = |part: IndexSpec| Constraint::new(Namespace::new("database", "collection"), part).err();
     let plain = || IndexSpec {

@@ -196,7 +196,7 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(encoded).collect()
 }
 
-/// What the string asks for that Keyward can't do, or does otherwise.
+/// The options in the string that Keyward can't follow, or follows in another way.
 fn refused_options(parsed: &ConnectionString) -> Vec<UpstreamUriError> {
     let acknowledgment = parsed.write_concern.as_ref().and_then(|concern| concern.w.as_ref());
     let level = parsed.read_concern.as_ref().map(|concern| &concern.level);

@@ -207,9 +207,6 @@ impl Constraint {
     }
 
     /// The partial filter's tests of types, each with whether `document` meets it. Two equal values may differ in this.
-    ///
-    /// # Errors
-    /// [`Malformed`] if `document` is.
     pub fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
         match &self.filter {
             Some(filter) => filter.type_tests(document),
@@ -259,9 +256,6 @@ impl Constraint {
     ///
     /// When a document is inserted or replaces another, the server replaces `Timestamp(0, 0)` in a top-level field by
     /// its time.
-    ///
-    /// # Errors
-    /// [`Malformed`] if `document` is.
     pub fn server_fills_in(&self, document: Doc<'_>) -> Result<bool, Malformed> {
         fills_in(document, self.paths())
     }
@@ -294,7 +288,7 @@ impl Constraint {
         self.duplicate_showing(key, &HashMap::new())
     }
 
-    /// As [`Constraint::duplicate`], but with the server's own `sort_keys` of the key's strings.
+    /// Works as [`Constraint::duplicate`], but with the server's own `sort_keys` of the key's strings.
     pub fn duplicate_showing(&self, key: &Key, sort_keys: &HashMap<Vec<u8>, Vec<u8>>) -> DuplicateKey {
         DuplicateKey::new(
             self,
@@ -416,9 +410,6 @@ pub fn proxy_collection(namespace: &Namespace, name: &str) -> Namespace {
 
 /// Whether the server fills in a value at one of `paths` when it inserts `document` or replaces another one by it: the server
 /// replaces `Timestamp(0, 0)` in a top-level field by its time.
-///
-/// # Errors
-/// [`Malformed`] if `document` is.
 pub fn fills_in<'p>(document: Doc<'_>, paths: impl Iterator<Item = &'p str> + Clone) -> Result<bool, Malformed> {
     document.any(|element| {
         let is_zero = element.kind == ElementType::Timestamp && element.value == [0; 8];

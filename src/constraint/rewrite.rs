@@ -44,9 +44,6 @@ impl Names {
 }
 
 /// Appends a copy of `element` to `builder` under `name`, which isn't changed itself.
-///
-/// # Errors
-/// [`Malformed`] if a nested part is.
 pub(super) fn append(builder: &mut Builder, name: &[u8], element: &Element<'_>, names: Names) -> Result<(), Malformed> {
     let value = element.value;
     match element.kind {
@@ -133,9 +130,6 @@ impl PositionName {
 }
 
 /// Appends a copy of `element` with its names kept and its strings replaced.
-///
-/// # Errors
-/// [`Malformed`] if a nested part is.
 pub(super) fn append_replaced(
     builder: &mut Builder,
     name: &[u8],

@@ -1,4 +1,4 @@
-//! The key that a query asks for, if every document that matches the query holds that key.
+//! Finds the key that a query asks for, if every document that matches the query holds that key.
 //!
 //! A read or a write by such a query can go to the shard of the key's owner. The server compares a query with values, and an
 //! index with keys. So only values count for which both are the same: no null (it also matches missing fields), no NaN, no

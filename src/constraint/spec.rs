@@ -60,7 +60,7 @@ impl Strategy {
     }
 }
 
-/// What a Keyward does if existing documents violate a constraint that it is about to enforce.
+/// The reaction of a Keyward if existing documents violate a constraint that it is about to enforce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnViolation {
@@ -90,7 +90,7 @@ pub struct IndexSpec {
     pub strategy: Option<Strategy>,
     /// Whether queries by its key go to the shard of the key's owner.
     pub route: bool,
-    /// What to do if existing documents violate it.
+    /// The reaction if existing documents violate it.
     pub on_violation: OnViolation,
     /// The number of its entry in the list of clients' constraints, if a client made it.
     pub client_entry: Option<ObjectId>,

@@ -15,9 +15,6 @@ use crate::raw::{Doc, Element, Malformed};
 const MAX_DEPTH: usize = 100;
 
 /// `document` as the server prints it.
-///
-/// # Errors
-/// [`Malformed`] if a nested part is.
 pub(super) fn document(document: Doc<'_>) -> Result<Vec<u8>, Malformed> {
     let mut text = Vec::new();
     append_document(&mut text, document, true, 0)?;

@@ -19,7 +19,7 @@ pub enum Group {
     Privileges,
     /// Where documents are, and what moves them.
     Sharding,
-    /// What transactions see, and how they end.
+    /// The documents that transactions see, and the ways in which they end.
     Transactions,
     /// The memory of retryable writes.
     Retries,
@@ -51,7 +51,7 @@ impl Group {
     }
 }
 
-/// What must exist before a check can run.
+/// The objects that must exist before a check can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// A deployment that answers.
@@ -176,11 +176,11 @@ pub struct Check {
     pub group: Group,
     /// Its name: unique, and the same in every version.
     pub name: &'static str,
-    /// What it assumes of the deployment.
+    /// The assumption about the deployment that it checks.
     pub assumption: &'static str,
-    /// What is at risk where that doesn't hold.
+    /// The effect that is at risk if the assumption doesn't hold.
     pub at_risk: &'static str,
-    /// What must exist before it can run.
+    /// The objects that must exist before it can run.
     pub needs: Needs,
     /// Runs it.
     pub run: for<'a> fn(&'a Scratch) -> Running<'a>,

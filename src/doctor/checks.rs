@@ -32,7 +32,7 @@ pub fn checks() -> Vec<Check> {
     CHECKS.to_vec()
 }
 
-/// What each row says: the group, what the check needs, its name, its assumption, what is at risk without that, and the check.
+/// Makes the list of checks from rows: the group, the check's needs, its name, its assumption, the effect at risk, and the check.
 macro_rules! checks {
     ($($group:ident, $needs:ident, $name:literal, $assumption:literal, $at_risk:literal, $run:path;)*) => {
         &[$(Check {

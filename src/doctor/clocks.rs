@@ -1,4 +1,6 @@
-//! Checks the cluster time, and the clocks of servers. Correctness rests on the cluster time only.
+//! Checks the cluster time, and the clocks of servers.
+//!
+//! Correctness rests on the cluster time only.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! Checks whether the deployment answers, and can be worked with. Their order is that of the lines; the examination ends if one of the
-//! first two fails.
+//! Checks whether the deployment answers, and has what Keyward needs.
+//!
+//! The order of the checks is that of the lines. The examination ends if one of the first two fails.
 
 use super::check::{CheckError, CheckOutcome};
 use super::scratch::Scratch;

@@ -1,4 +1,6 @@
-//! Looks for documents that hold one key, in a sample of each constraint's collection. It only reads.
+//! Looks for documents that hold one key, in a sample of each constraint's collection.
+//!
+//! It only reads.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,7 +23,7 @@ const SAMPLE: u32 = 10_000;
 /// How many pairs are named.
 const NAMED_MAX: usize = 5;
 
-/// What a sample of one constraint's documents shows.
+/// The result for a sample of one constraint's documents.
 #[derive(Debug)]
 pub struct SampledConstraint {
     /// The constraint, with its collection.
@@ -58,7 +60,7 @@ struct Sample {
     of: u64,
     /// Two owners of one key, and the server's error for it; several documents with one key are several pairs.
     pairs: Vec<(String, Owner, Owner)>,
-    /// Those that no index over the fields could take.
+    /// The documents that no index over the fields could take.
     unindexable: Vec<String>,
 }
 

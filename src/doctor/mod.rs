@@ -1,4 +1,4 @@
-//! `keyward doctor`: tries at a real deployment what correctness and speed rest on, one line for each assumption.
+//! Runs the checks of `keyward doctor`: each tries one assumption about a real deployment, and its result is one line.
 //!
 //! It works in a scratch database of its own and drops it at the end, also after failures and interruptions. It reads and writes
 //! no other documents. The groups are in files of their own; a start uses some of the same functions.

@@ -21,7 +21,7 @@ pub async fn linearizable(scratch: &Scratch) -> Result<CheckOutcome, CheckError>
     }))
 }
 
-/// What the cluster adds to clients' commands that state no read concern.
+/// The read concern that the cluster adds to clients' commands that state none.
 pub async fn default_read(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     let defaults = defaults(scratch).await?;
     let concern = defaults.get_document("defaultReadConcern");
@@ -34,7 +34,7 @@ pub async fn default_read(scratch: &Scratch) -> Result<CheckOutcome, CheckError>
     })
 }
 
-/// What the cluster adds to clients' commands that state no write concern.
+/// The write concern that the cluster adds to clients' commands that state none.
 pub async fn default_write(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     let defaults = defaults(scratch).await?;
     let concern = defaults.get_document("defaultWriteConcern").ok();

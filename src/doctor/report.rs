@@ -90,7 +90,7 @@ pub struct Examination {
     pub left_behind: Option<(String, String)>,
     configuration: Value,
     topology: Value,
-    /// What a bundle doesn't show.
+    /// The texts that a bundle doesn't show.
     secret: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ impl Examination {
         }));
     }
 
-    /// The worst of all lines. What is left behind is worth a warning.
+    /// The worst of all lines. A scratch database that is left behind counts as a warning.
     pub fn worst(&self) -> Worst {
         let left = match self.left_behind {
             Some(_) => Worst::Warned,

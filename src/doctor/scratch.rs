@@ -55,7 +55,7 @@ pub struct Scratch {
     pub lease: Duration,
     /// The constraints of the configuration.
     pub constraints: Vec<Arc<Constraint>>,
-    /// What the deployment answered to `hello`.
+    /// The deployment's answer to `hello`.
     pub hello: Document,
     /// The names of the shards; none on a replica set.
     pub shards: Option<Vec<String>>,
@@ -141,9 +141,6 @@ impl Scratch {
     }
 
     /// Begins a session of its own.
-    ///
-    /// # Errors
-    /// [`CheckError`] if the deployment doesn't answer.
     pub async fn session(&self) -> Result<ScratchSession<'_>, CheckError> {
         let session = self.client.start_session().await?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,9 +155,6 @@ impl Scratch {
 
     /// Waits for the answer to a command, unless the run was asked to end before it was sent. A command that is under way isn't given
     /// up, because it might create the database again after its drop.
-    ///
-    /// # Errors
-    /// [`CheckError`]
     pub async fn answered<T>(
         &self,
         asked: impl Future<Output = Result<T, mongodb::error::Error>>,
@@ -172,17 +166,11 @@ impl Scratch {
     }
 
     /// Runs a command in the scratch database.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it isn't carried out.
     pub async fn run(&self, command: Document) -> Result<Document, CheckError> {
         self.run_in(&self.name, command).await
     }
 
     /// Runs a command in another database.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it isn't carried out.
     pub async fn run_in(&self, database: &str, command: Document) -> Result<Document, CheckError> {
         self.answered(self.sent(database, command)).await
     }
@@ -196,10 +184,7 @@ impl Scratch {
         }
     }
 
-    /// What the server at `address` answers to `hello`.
-    ///
-    /// # Errors
-    /// [`CheckError`] if it doesn't answer.
+    /// The answer of the server at `address` to `hello`.
     pub async fn hello_of(&self, address: &str) -> Result<Document, CheckError> {
         let address = ServerAddress::parse(address)?;
         let admin = self.client.database("admin");
@@ -329,7 +314,7 @@ impl Scratch {
             let drop = doc! { "dropDatabase": 1, "writeConcern": { "w": "majority" } };
             if let Err(error) = within_limit(self.sent(&self.name, drop)).await {
                 if error.is_unauthorized() && self.database.is_err() {
-                    // Who may not create it has nothing to drop.
+                    // If the user may not create the database, Keyward has nothing to drop.
                     return None;
                 }
                 why = left_by(error);

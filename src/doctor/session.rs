@@ -51,7 +51,7 @@ impl ScratchAnswer {
         self.code.is_none()
     }
 
-    /// What the server said, for a line of the report.
+    /// The server's answer, for a line of the report.
     pub fn shown(&self) -> String {
         match (self.code, self.is_transient) {
             (None, _) => "ok".to_owned(),
@@ -84,9 +84,6 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Sends a command unchanged, but for the session.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn send(&mut self, database: &str, command: Document) -> Result<ScratchAnswer, CheckError> {
         let scratch = self.scratch;
         let database = scratch.client().database(database);
@@ -101,9 +98,6 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Sends a write under `number`, as a driver sends a retryable write, or its retry.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn write(&mut self, mut command: Document, number: i64) -> Result<ScratchAnswer, CheckError> {
         command.extend(doc! { "txnNumber": number, "writeConcern": { "w": "majority" } });
         let name = self.scratch.name().to_owned();
@@ -111,9 +105,6 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Begins a transaction with its first command.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn start(&mut self, mut command: Document, level: &str) -> Result<ScratchAnswer, CheckError> {
         self.number = self.scratch.next_number();
         command.extend(doc! { "startTransaction": true, "readConcern": { "level": level } });
@@ -121,9 +112,6 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Sends a further command of the transaction.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn go_on(&mut self, mut command: Document) -> Result<ScratchAnswer, CheckError> {
         command.extend(doc! { "txnNumber": self.number, "autocommit": false });
         let name = self.scratch.name().to_owned();
@@ -131,17 +119,11 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Commits the transaction, or sends its commit again.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn commit(&mut self) -> Result<ScratchAnswer, CheckError> {
         self.end(doc! { "commitTransaction": 1 }).await
     }
 
-    /// Commits a transaction that was never begun. A router is told a shard that could know it.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
+    /// Commits a transaction that was never begun. A router gets the name of a `shard` that could know it.
     pub async fn commit_unknown(&mut self, shard: Option<&str>) -> Result<ScratchAnswer, CheckError> {
         self.number = self.scratch.next_number();
         let mut commit = doc! { "commitTransaction": 1 };
@@ -152,9 +134,6 @@ impl<'a> ScratchSession<'a> {
     }
 
     /// Aborts the transaction; the server may have done so before.
-    ///
-    /// # Errors
-    /// [`CheckError`] if no answer comes.
     pub async fn abort(&mut self) -> Result<ScratchAnswer, CheckError> {
         self.end(doc! { "abortTransaction": 1 }).await
     }

@@ -79,8 +79,8 @@ pub async fn forgotten(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     }))
 }
 
-/// A write that reads the reservation on one shard and inserts its owner on the other, and a takeover that changes the reservation and
-/// inserts a placeholder: in each of the four orders, only one of them commits.
+/// Checks that only one of a write and a takeover commits, in each of four orders. The write reads the reservation on one shard and
+/// inserts its owner on the other. The takeover changes the reservation and inserts a placeholder.
 pub async fn conflict(scratch: &Scratch) -> Result<CheckOutcome, CheckError> {
     let mut failed = Vec::new();
     for (name, holds) in [

@@ -41,8 +41,8 @@ impl<'a> Builds<'a> {
     /// Begins the builds of those of `constraints` that this Keyward is to build: takes back that they are enforced.
     ///
     /// An earlier constraint with the same definition may have left that. A Keyward that gives the earlier one up then looks at the list
-    /// after it has left the register, and goes on to reserve. So whoever enforces the constraint from now on knows all that may write
-    /// without it.
+    /// after it has left the register, and goes on to reserve. So a Keyward that enforces the constraint from now on knows all
+    /// Keywards that may write without it.
     pub(super) async fn begin(&self, service: &Service, constraints: &[Arc<Constraint>]) -> Result<(), PrepareError> {
         let Some(list) = &service.client_list else {
             return Ok(());
@@ -56,8 +56,8 @@ impl<'a> Builds<'a> {
         Ok(())
     }
 
-    /// Records in the list which of the constraints that this Keyward builds are `enforced` by now, and takes over the builds of Keywards
-    /// that are gone. From then on a violation doesn't end the constraint any more.
+    /// Records in the list which of this Keyward's constraints are `enforced` by now. From then on a violation doesn't end them any
+    /// more. It also takes over the builds of Keywards that are gone.
     pub(super) async fn record(&self, list: &SharedList, enforced: &[ObjectId]) -> Result<(), StoreError> {
         let finished = self.clients.finished(|id| enforced.contains(&id) && list.has_begun(id));
         let lives = |builder: &ObjectId| {

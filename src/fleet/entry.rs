@@ -45,13 +45,13 @@ pub struct RegisterEntry {
     /// The version of the list of clients' constraints up to which it has ended what was taken out. None if it doesn't follow the list;
     /// versions before the list don't write this field.
     pub clients_version: Option<i64>,
-    /// Before it counts on a constraint, it looks again whether somebody has removed the constraint or changed its strategy. Versions
-    /// before these don't write this field.
+    /// Before it counts on a constraint, it checks again that no operator has removed the constraint or changed its strategy. Older
+    /// versions don't write this field.
     pub notices_changes: bool,
 }
 
 impl RegisterEntry {
-    /// That of this process, which writes nowhere yet.
+    /// The entry of this process, which writes nowhere yet.
     pub fn of_this_process(address: String, terms: EntryTerms) -> RegisterEntry {
         let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
         RegisterEntry {
@@ -83,7 +83,7 @@ impl RegisterEntry {
         self.is_everywhere || self.collections.contains(&namespace.to_string())
     }
 
-    /// What people and programs are shown of it.
+    /// The form of it that is shown to people and programs.
     pub fn json(&self) -> Value {
         json!({
             "id": self.id.to_hex(), "host": self.host, "process": self.pid, "listen": self.address, "version": self.version,
@@ -113,7 +113,7 @@ impl RegisterEntry {
         }
     }
 
-    /// From a document in the register.
+    /// Reads an entry from its document in the register.
     ///
     /// # Errors
     /// [`StoreError::Unexpected`] if it is none.

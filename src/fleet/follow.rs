@@ -59,7 +59,7 @@ pub struct Kept {
     pub lease: Duration,
 }
 
-/// Has the constraints enforced whenever they aren't, and shows which are; for as long as it runs.
+/// Keeps the constraints enforced for as long as it runs, and shows which are.
 pub async fn keep(service: Arc<Service>, membership: Arc<Membership>, kept: Kept, readiness: Readiness) {
     let mut waited_for = HashSet::new();
     loop {
@@ -149,7 +149,7 @@ async fn poll(
     Ok(POLL)
 }
 
-/// Has the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have
+/// Makes the entry list the constraints as the cluster has them by now: all writes here reserve for these. Ends the doubt whether they have
 /// changed.
 async fn list_as_they_are(service: &Service, membership: &Membership, kept: &Kept) -> Result<(), PrepareError> {
     let client = service.upstream.client();

@@ -20,7 +20,7 @@ pub struct Guard<'a, P> {
 }
 
 impl<'a, P: Protection> Guard<'a, P> {
-    /// Asks `protection`. Where nobody is registered, nothing is to be declared.
+    /// Asks `protection`. Without a membership there is nothing to declare.
     pub fn new(protection: &'a P, membership: Option<&'a Membership>) -> Guard<'a, P> {
         Guard {
             protection,

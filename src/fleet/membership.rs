@@ -21,7 +21,7 @@ use crate::proxy_collection::StoreError;
 /// The collections to which writes may go on, by database.
 type Collections = BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>>;
 
-/// What a Keyward sees of the list of clients' constraints at its start.
+/// The state of the list of clients' constraints, as a Keyward sees it at its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ClientsView {
     /// The version that it applies, if it follows the list.
@@ -41,18 +41,18 @@ pub struct Membership {
     declared: ArcSwap<Collections>,
     permit: Permit,
     terms: EntryTerms,
-    /// A constraint was to be listed in the entry, and nobody knows when that is done.
+    /// A constraint was to be listed in the entry, and it is unknown when the cluster does that.
     is_listing_lost: AtomicBool,
     /// Clients may have made constraints that this Keyward can't know of.
     is_list_unreadable: bool,
-    /// So often its entry was gone, and it was registered anew. Meanwhile nobody knew that it counts on its constraints: they may have
-    /// been removed, or written with another strategy.
+    /// How often its entry was gone, and it was registered anew. Other Keywards didn't know meanwhile that it counts on its
+    /// constraints: these may have been removed, or written with another strategy.
     rejoined: AtomicU64,
-    /// After so many of these times it has seen that its constraints are as before.
+    /// After how many of these times it has seen that its constraints are as before.
     confirmed: AtomicU64,
     in_doubt: Notify,
     watch: Mutex<EntryWatch>,
-    /// Entries that this Keyward wrote and doesn't use. It removes them, because nobody renews them.
+    /// Entries that this Keyward wrote and doesn't use. It removes them, because it doesn't renew them.
     orphans: Mutex<Vec<ObjectId>>,
 }
 
@@ -108,7 +108,7 @@ impl Membership {
         self.register.recent().await
     }
 
-    /// Whether nobody can have taken its entry away.
+    /// Whether it may write: its entry can't have been removed.
     pub fn is_permitted_to_write(&self) -> bool {
         self.permit.holds()
     }
@@ -125,14 +125,15 @@ impl Membership {
         (rejoined != self.confirmed.load(Ordering::Acquire)).then_some(rejoined)
     }
 
-    /// Waits until there is such a doubt that nobody has waited for yet.
+    /// Waits for such a doubt that no earlier call has waited for.
     ///
     /// - Cancel: at any time.
     pub(super) async fn doubt_arisen(&self) {
         self.in_doubt.notified().await;
     }
 
-    /// Has it write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they are here.
+    /// Permits it to write again: after `doubt` arose, the entry listed all its constraints, and the cluster still had them as they
+    /// are here.
     ///
     /// # Errors
     /// [`StoreError`] if the entry can't be renewed.
@@ -141,7 +142,7 @@ impl Membership {
         self.renew().await
     }
 
-    /// Has it write until then, unless its constraints may have changed.
+    /// Permits it to write until then, unless its constraints may have changed.
     fn prolong(&self, until: Instant) {
         if self.doubt().is_none() {
             self.permit.prolong(until);
@@ -172,8 +173,8 @@ impl Membership {
             || OF_MONGODB.iter().any(|own| own.as_bytes() == database)
     }
 
-    /// Has writes go to `namespaces` from now on, which all reserve for `constraints`, too: first it is written in the entry, then
-    /// what this Keyward lacks there is noted as not enforced.
+    /// Declares that writes go to `namespaces` from now on, and that all of them reserve for `constraints`, too. First it is written in
+    /// the entry. Then the constraints that this Keyward lacks there are noted as not enforced.
     ///
     /// # Errors
     /// [`StoreError`]: nothing may be written there then.
@@ -337,7 +338,7 @@ impl Membership {
         Ok(entries)
     }
 
-    /// Renews the entry; where somebody has taken it away, this Keyward is registered anew.
+    /// Renews the entry. If the entry was removed, this Keyward is registered anew.
     pub(super) async fn renew(&self) -> Result<(), StoreError> {
         let (id, sent) = (**self.id.load(), Instant::now());
         if self.register.renew(id).await? {
@@ -363,7 +364,7 @@ impl Membership {
         self.rejoined.fetch_add(1, Ordering::AcqRel);
         self.in_doubt.notify_one();
         tracing::warn!("the entry in the register of Keywards is gone: nothing is written before there is a new one");
-        // What earlier tries left.
+        // Earlier tries may have left entries.
         self.take_orphans_away().await;
         let mut new = entry.clone();
         (new.id, new.beat, new.is_pinned) = (ObjectId::new(), 0, false);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Whether nobody can have taken this Keyward's entry away. Clones share it; to ask costs an atomic load and a look at the clock.
+/// Whether this Keyward may write: its entry can't have been removed. Clones share it; to ask costs an atomic load and a look at the clock.
 ///
 /// It is asked when a command is decided, and again right before each part of it goes on that may take effect: in between
 /// a write may have waited for longer than others wait for a Keyward that is gone.
@@ -16,7 +16,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// None yet.
+    /// A permit that doesn't hold yet.
     pub(super) fn withheld() -> Permit {
         Permit {
             begun: Instant::now(),
@@ -30,14 +30,14 @@ impl Permit {
         passed < self.until.load(Ordering::Acquire)
     }
 
-    /// Has it hold until then.
+    /// Makes it hold until then.
     pub(super) fn prolong(&self, until: Instant) {
         let until = until.saturating_duration_since(self.begun).as_millis();
         self.until
             .store(until.try_into().unwrap_or(u64::MAX), Ordering::Release);
     }
 
-    /// Has it hold no more.
+    /// Ends it at once.
     pub(super) fn withdraw(&self) {
         self.until.store(0, Ordering::Release);
     }

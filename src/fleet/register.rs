@@ -42,7 +42,7 @@ pub struct Register {
 }
 
 impl Register {
-    /// That of the deployment of `client`.
+    /// The register in the deployment of `client`.
     pub fn of(client: &Client) -> Register {
         Register {
             collection: client.database(DATABASE).collection(COLLECTION),
@@ -76,7 +76,7 @@ impl Register {
         Ok(())
     }
 
-    /// Says that the Keyward lives; gives whether its entry is there.
+    /// Records that the Keyward lives. Returns whether its entry exists.
     pub(super) async fn renew(&self, id: ObjectId) -> Result<bool, StoreError> {
         self.update(id, doc! { "$inc": { "beat": 1_i64 } }).await
     }

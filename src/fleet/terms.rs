@@ -10,7 +10,7 @@ use crate::write::TRANSACTION_LIFE;
 
 /// How long a Keyward may write after it sent the last renewal of its entry that succeeded.
 const LEASE: Duration = Duration::from_secs(30);
-/// So many renewals fit into a lease.
+/// How many renewals fit into a lease.
 const RENEWALS: u32 = 10;
 
 /// The terms of one entry.
@@ -23,7 +23,7 @@ pub struct EntryTerms {
 }
 
 impl EntryTerms {
-    /// Those of a Keyward whose reservations have this `lease`: so long may the server be at work on a write that it sent.
+    /// The terms of a Keyward whose reservations have this `lease`. The server may be at work on its writes for that long.
     pub fn of(lease: Duration) -> EntryTerms {
         EntryTerms {
             lease: LEASE,

@@ -7,7 +7,7 @@ use bson::oid::ObjectId;
 
 use super::RegisterEntry;
 
-/// Since when each entry is as it is.
+/// The time since which each entry is unchanged.
 #[derive(Debug, Default)]
 pub(super) struct EntryWatch {
     since: HashMap<ObjectId, (i64, bool, Instant)>,

@@ -1,4 +1,6 @@
-//! Adds a condition to a command that lists or watches, which leaves out what is Keyward's own. Pure.
+//! Adds a condition to a command that lists or watches, so that its reply leaves out Keyward's own collections.
+//!
+//! It does no I/O.
 
 use bson::spec::ElementType;
 use bson::{Document, doc};
@@ -20,9 +22,6 @@ pub enum Listing {
 
 impl Listing {
     /// The command without what is Keyward's own; nothing if the client asks for it, or if only the server can judge the command.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub(super) fn hiding(self, body: Doc<'_>) -> Result<Option<Vec<u8>>, Malformed> {
         match self {
             Listing::Collections | Listing::Databases => self.with_filter(body),
@@ -55,9 +54,6 @@ impl Listing {
 }
 
 /// Whether the first stage of an `aggregate`'s pipeline opens a change stream on a whole database, or the cluster.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn asks_for_changes(body: Doc<'_>) -> Result<bool, Malformed> {
     let is_of_collection = body
         .elements()
@@ -115,7 +111,7 @@ fn append_condition(command: &mut Builder, filter: Option<Doc<'_>>, condition: &
     };
 }
 
-/// What matches the names of Keyward's collections, as a pattern of the server's.
+/// The server's pattern that matches the names of Keyward's collections.
 fn own_names() -> String {
     format!("^{}", PROXY_PREFIX.replace('.', "\\."))
 }

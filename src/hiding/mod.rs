@@ -21,9 +21,6 @@ use crate::upstream::Connection;
 use crate::write::ForwardError;
 
 /// Carries out a command that lists or watches, without what is Keyward's own. Returns nothing if Keyward forwards it unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn serve(
     listing: Listing,
     body: Doc<'_>,

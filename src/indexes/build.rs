@@ -1,4 +1,4 @@
-//! Has the constraints of a `createIndexes` built, waits until they hold, and takes them back if they can't.
+//! Starts the builds of a `createIndexes`, waits for them, and withdraws failed ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct FailedBuild {
     pub is_withdrawn: bool,
 }
 
-/// Has the constraints built, and waits until they hold. The collection had these `indexes` before, if that is known.
+/// Starts the builds of the constraints, and waits until they hold. The collection had these `indexes` before, if that is known.
 ///
 /// # Errors
 /// [`FailedBuild`] if they don't.
@@ -55,7 +55,7 @@ pub async fn build(
     let (mut is_built, mut is_withdrawn) = (false, false);
     let withdrawn = context.list.change(|list| {
         let holds = |id| list.entry(id).is_some_and(|entry| entry.state == BuildState::Built);
-        // Of a constraint of the file, the list says nothing.
+        // The list doesn't have the constraints of the file.
         is_built = wanted.of_file.is_empty() && builds.iter().all(|build| holds(build.id));
         let ended = Document::from_reader(reply.as_slice()).unwrap_or_default();
         let removed = own.iter().filter(|id| list.end_build(**id, &ended)).count();
@@ -186,8 +186,8 @@ async fn settle_outdated(
     Ok(())
 }
 
-/// Lets a constraint that the list doesn't have have another definition than an ended one of its name, once no Keyward reserves for that
-/// one any more.
+/// Replaces the definition that an ended constraint left, if a new constraint of the same name is defined otherwise. It waits until no
+/// Keyward reserves for the ended constraint any more.
 async fn replace_ended_definition(
     context: &BuildContext<'_>,
     wanted: &WantedConstraints,

@@ -1,4 +1,6 @@
-//! Says where constraints are built and which, for a client of this Keyward and for `keyward shard` alike.
+//! Determines which constraints an index command builds, and where.
+//!
+//! A client's command and `keyward shard` both use it.
 
 use std::sync::Arc;
 
@@ -39,7 +41,7 @@ impl WantedConstraints {
         self.entries.iter().map(|entry| &entry.constraint).chain(&self.of_file)
     }
 
-    /// None yet, on this collection.
+    /// An empty set of constraints on this collection.
     pub fn on(namespace: &Namespace, existing: Existing) -> WantedConstraints {
         WantedConstraints {
             namespace: namespace.clone(),
@@ -94,8 +96,8 @@ impl WantedConstraints {
         Ok(collated.unwrap_or_else(|| constraint.clone()))
     }
 
-    /// The constraint in `list` that is the same index as `effective`, one of these constraints. Of two indexes, one may state the collection's
-    /// collation, and the other one inherit it.
+    /// The constraint in `list` that is the same index as `effective`, one of these constraints. One of the two indexes may state the
+    /// collection's collation, and the other one inherit it.
     ///
     /// # Errors
     /// [`IndexRefusal`] if a server couldn't have both indexes.
@@ -167,14 +169,14 @@ impl WantedConstraints {
     }
 }
 
-/// Where constraints are built.
+/// The place where constraints are built.
 #[derive(Clone, Copy)]
 pub struct BuildContext<'a> {
     /// Keyward's own client at the deployment.
     pub client: &'a Client,
     /// The list of clients' constraints.
     pub list: &'a SharedList,
-    /// What this process serves clients with, if it does.
+    /// The service of this process, if it serves clients.
     pub serving: Option<&'a Service>,
 }
 

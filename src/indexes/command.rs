@@ -1,4 +1,6 @@
-//! Reads the commands about indexes from their messages, and writes their forms for the server. Pure.
+//! Reads the commands about indexes from their messages, and writes their forms for the server.
+//!
+//! It does no I/O.
 
 use bson::spec::ElementType;
 
@@ -20,9 +22,6 @@ pub enum IndexCommand<'a> {
 }
 
 /// The index documents of a `createIndexes`; none if the command has another form, which only the server judges.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malformed> {
     let Some(indexes) = message.body.nested("indexes")? else {
         return Ok(Vec::new());
@@ -38,9 +37,6 @@ pub fn index_documents<'a>(message: &OpMsg<'a>) -> Result<Vec<Doc<'a>>, Malforme
 }
 
 /// Whether a `createIndexes` asks for a unique index.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn asks_for_unique(message: &OpMsg<'_>) -> Result<bool, Malformed> {
     for index in index_documents(message)? {
         if index.is_set("unique")? {
@@ -51,9 +47,6 @@ pub fn asks_for_unique(message: &OpMsg<'_>) -> Result<bool, Malformed> {
 }
 
 /// The body of a `createIndexes` in which the indexes at `positions` aren't unique.
-///
-/// # Errors
-/// [`Malformed`] if the message isn't BSON.
 pub fn without_unique(message: &OpMsg<'_>, positions: &[usize]) -> Result<Vec<u8>, Malformed> {
     let mut indexes = Vec::new();
     for (position, index) in index_documents(message)?.into_iter().enumerate() {
@@ -77,17 +70,14 @@ pub fn without_unique(message: &OpMsg<'_>, positions: &[usize]) -> Result<Vec<u8
 pub enum DroppedIndexes<'a> {
     /// All but the one on `_id`.
     All,
-    /// Those with these names.
+    /// The indexes with these names.
     Named(Vec<&'a [u8]>),
     /// The one with this key pattern.
     OfKey(Doc<'a>),
 }
 
 impl<'a> DroppedIndexes<'a> {
-    /// Those that `body` names; none if it has a form that only the server judges.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
+    /// The indexes that `body` names. Returns `None` if it has a form that only the server judges.
     pub fn of(body: Doc<'a>) -> Result<Option<DroppedIndexes<'a>>, Malformed> {
         let Some(index) = body.get("index")? else {
             return Ok(None);

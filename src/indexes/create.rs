@@ -33,9 +33,6 @@ use crate::wire::OpMsg;
 use crate::write::ForwardError;
 
 /// Carries out the command. Returns nothing if no index is to be a constraint: Keyward then forwards the command unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn create_indexes(
     context: &IndexContext<'_>,
     message: &OpMsg<'_>,

@@ -22,9 +22,6 @@ use crate::write::ForwardError;
 
 /// Carries out the command, as the server does. If it names the index of a constraint in the configuration file, Keyward refuses it.
 /// Returns nothing if it ends no constraint: Keyward then forwards the command unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_indexes(
     context: &IndexContext<'_>,
     target: Target<'_>,
@@ -99,7 +96,8 @@ fn dropped(
     Ok(Ok(of_clients))
 }
 
-/// Those of `constraints` that have no index: an earlier command left them that was cut off. The indexes of the others stay, and so do they.
+/// The constraints among `constraints` that have no index: an earlier command that was cut off left them. The others stay with their
+/// indexes.
 async fn without_index(
     mut constraints: Vec<Arc<Constraint>>,
     namespace: &Namespace,

@@ -12,9 +12,6 @@ use crate::upstream::Connection;
 use crate::write::ForwardError;
 
 /// Carries out the command. Its reply has all indexes in one batch: a collection has at most 64.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn list_indexes(
     protected: &Protected,
     body: Doc<'_>,
@@ -81,10 +78,7 @@ pub struct ListedIndex {
 }
 
 impl ListedIndex {
-    /// From its document in the reply to `listIndexes`; none if it has no name.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
+    /// Reads an index from its document in the reply to `listIndexes`. Returns `None` if it has no name.
     pub fn of(index: Doc<'_>) -> Result<Option<ListedIndex>, Malformed> {
         let name = index.get("name")?;
         let Some(name) = name.and_then(|name| name.as_str().map(str::to_owned)) else {
@@ -99,9 +93,6 @@ impl ListedIndex {
 }
 
 /// The indexes of a collection, asked for in the session of the client's command `body`; none if the client may not list them.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn existing_indexes(
     namespace: &Namespace,
     body: Doc<'_>,

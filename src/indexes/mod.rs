@@ -46,7 +46,7 @@ use crate::upstream::Connection;
 use crate::wire::OpMsg;
 use crate::write::ForwardError;
 
-/// What a change of clients' constraints needs.
+/// The state that a change of clients' constraints needs.
 struct IndexContext<'a> {
     service: &'a Service,
     /// The constraints by which the command was judged.
@@ -89,9 +89,6 @@ impl IndexContext<'_> {
 }
 
 /// Serves a command about indexes. Returns nothing if Keyward forwards it unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,

@@ -42,7 +42,7 @@ pub enum IndexRefusal {
     Privileges {
         /// The collection.
         namespace: Namespace,
-        /// What it lacks, in words.
+        /// The lacking privileges, in words.
         missing: String,
     },
     /// The configuration file states the constraint.

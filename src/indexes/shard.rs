@@ -3,13 +3,10 @@
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::{code, reply};
 
-/// What the server's reason contains if a unique index doesn't begin with the shard key.
+/// The text in the server's reason if a unique index doesn't begin with the shard key.
 const REASON: &[u8] = b"with unique index";
 
 /// The server's `answer` to a `shardCollection`. If a unique index was in the way, the message also names the command that takes it over.
-///
-/// # Errors
-/// [`Malformed`] if the answer isn't BSON.
 pub fn explained(answer: Vec<u8>) -> Result<Vec<u8>, Malformed> {
     let failed = Doc::new(&answer)?;
     let reason = reply::errmsg(failed)?.unwrap_or_default();

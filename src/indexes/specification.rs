@@ -1,4 +1,6 @@
-//! Turns an index document, of a `createIndexes` or as `listIndexes` shows it, into the specification of a constraint. Pure.
+//! Turns an index document, of a `createIndexes` or as `listIndexes` shows it, into the specification of a constraint.
+//!
+//! It does no I/O.
 
 use bson::{Bson, Document};
 
@@ -6,9 +8,6 @@ use crate::constraint::{Constraint, IndexSpec, resolved_collation};
 use crate::raw::{Doc, Malformed};
 
 /// The specification that `index` states; none if it lacks a key pattern.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn specification_of(index: Doc<'_>) -> Result<Option<IndexSpec>, Malformed> {
     let document = |name| -> Result<Option<Document>, Malformed> {
         Ok(index

@@ -51,7 +51,7 @@ impl FollowedList {
         })
     }
 
-    /// What this Keyward sees of it.
+    /// The view of it for the status.
     pub(super) fn view(&self) -> ClientsView {
         ClientsView {
             version: self.shared.as_ref().map(|_| self.applied.version),

@@ -204,9 +204,9 @@ async fn reports_retries_of(upstream: &Upstream, membership: &Membership) -> Res
 /// The constraints that clients are served with.
 pub(super) struct ServedConstraints {
     pub catalog: Catalog,
-    /// Those that can't be called enforced yet.
+    /// The constraints that can't be called enforced yet.
     pub waiting: Vec<WaitingConstraint>,
-    /// Those that clients are served without.
+    /// The constraints that clients are served without.
     pub left_out: LeftOutConstraints,
 }
 

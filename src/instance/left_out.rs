@@ -93,9 +93,6 @@ impl LeftOutConstraints {
     }
 
     /// Whether another Keyward has made one of them enforced.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub(super) async fn is_any_enforced(&self, client: &Client) -> Result<bool, StoreError> {
         let standings = prepare::standings(client, &self.constraints()).await?;
         let mut standings = standings.into_iter().flatten();

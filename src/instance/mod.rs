@@ -285,7 +285,7 @@ impl Instance {
         self.keep_on();
     }
 
-    /// Has the constraints that hold now kept enforced.
+    /// Starts the task that keeps the present constraints enforced.
     fn keep_on(&mut self) {
         let keeping = keeping(
             &self.service,

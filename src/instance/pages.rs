@@ -40,7 +40,7 @@ pub(super) fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // As every server does: lingering connections of a predecessor must not prevent a successor's start.
+    // Every server does this: lingering connections of a predecessor must not prevent a successor's start.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)

@@ -36,7 +36,7 @@ pub(super) async fn follow(upstream: Upstream, name: String, readiness: Readines
     }
 }
 
-/// What is known of the deployment.
+/// The known state of the deployment.
 #[derive(Debug)]
 struct Reachability {
     name: String,
@@ -91,7 +91,7 @@ impl Reachability {
             self.state = State::Failing { since };
             return;
         }
-        // Before the line, for readers of the log who then ask `/readyz`.
+        // This comes before the log line: an operator who reads the line may ask `/readyz` at once.
         self.readiness.block(Obstacle::Upstream, reason);
         tracing::warn!(upstream = self.name, reason, "the deployment does not answer");
         if self.was_reached {

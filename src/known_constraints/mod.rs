@@ -61,9 +61,6 @@ impl KnownConstraint {
     }
 
     /// About how many reservations it has, by the server's own count. That may include some that a move of a chunk left behind.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub async fn count_reservations(&self, client: &Client) -> Result<u64, StoreError> {
         let Namespace { database, collection } = self.proxy_collection();
         let proxy = client.database(&database).collection::<Document>(&collection);
@@ -108,9 +105,6 @@ fn strategy_in_file(stored: String) -> String {
 
 /// All constraints that the deployment of `client` knows, by collection and name: those with a definition, and those of clients that no
 /// Keyward has defined yet.
-///
-/// # Errors
-/// [`StoreError`] if the cluster doesn't answer.
 pub async fn known_constraints(client: &Client) -> Result<Vec<KnownConstraint>, StoreError> {
     let list = clients_list(client).await?;
     let entries = Register::of(client).recent().await?;

@@ -53,7 +53,7 @@ pub enum ChangeRefusal {
         namespace = .0.namespace, name = .0.name
     )]
     BeingRemoved(ConstraintName),
-    /// Somebody else has changed it at the same moment.
+    /// Another command has changed it at the same moment.
     #[error("somebody else changed the constraint at the same moment; run this again")]
     Overtaken,
     /// The deployment doesn't do as it is asked.

@@ -14,18 +14,16 @@ use crate::prepare::{Existing, PrepareError, Removal, privileges};
 use crate::proxy_collection::StoreError;
 use crate::server::{code, driver};
 
-/// What a removal has ended.
+/// The result of a removal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Removed {
     /// The proxy collection that was dropped; none if there was none any more.
     pub proxy_collection: Option<Namespace>,
 }
 
-/// Ends the constraint `name` on `namespace`, unless somebody counts on it. What was cut off goes on.
+/// Ends the constraint `name` on `namespace`, unless a Keyward counts on it. A removal that was cut off goes on.
 ///
 /// - Cancel: at any time; until the next try, no Keyward can make the constraint hold.
-/// # Errors
-/// [`ChangeRefusal`].
 pub async fn remove(client: &Client, namespace: &Namespace, name: &str) -> Result<Removed, ChangeRefusal> {
     let known = definition_of(client, namespace, name).await?;
     let proxy = proxy_collection(namespace, name);

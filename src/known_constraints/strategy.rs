@@ -27,8 +27,6 @@ const CHANGING: &str = "being changed";
 /// Sets the strategy of the collection of the constraint `name`, and so of all its constraints, whose names it returns.
 ///
 /// - Cancel: at any time; until the next try, Keywards with either strategy refuse to start.
-/// # Errors
-/// [`ChangeRefusal`].
 pub async fn set_strategy(
     client: &Client,
     namespace: &Namespace,
@@ -95,7 +93,7 @@ async fn check_can_be_strict(
     }
 }
 
-/// Has the constraint change its strategy.
+/// Notes that the constraint changes its strategy.
 async fn begin(client: &Client, constraint: &KnownDefinition) -> Result<(), ChangeRefusal> {
     let mut changing = doc! { "identity": constraint.identity };
     if let Some(strategy) = &constraint.strategy {

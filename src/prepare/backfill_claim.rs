@@ -19,7 +19,7 @@ use crate::server::clock::from_now;
 
 /// How long a claim lasts unless it is renewed.
 const TERM: Duration = Duration::from_secs(30);
-/// So many renewals fit into a claim's term.
+/// How many renewals fit into a claim's term.
 const RENEWALS: u32 = 3;
 
 /// The claim to one constraint.
@@ -98,7 +98,7 @@ impl BackfillClaims {
     }
 }
 
-/// Releases the claim to the backfill of `constraint`, whoever has it: its build has ended, and the next one shall not wait.
+/// Releases the claim to the backfill of `constraint`, also that of another Keyward. The build has ended, and the next one must not wait.
 ///
 /// # Errors
 /// [`StoreError`] if the cluster doesn't confirm it. The claim then expires by itself.

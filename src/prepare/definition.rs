@@ -180,7 +180,7 @@ impl Definitions {
         Ok(Some(state))
     }
 
-    /// Checks that the constraint still has this identity: nobody has removed it or changed its strategy. A primary that has been
+    /// Checks that the constraint still has this identity: it wasn't removed, and its strategy wasn't changed. A primary that has been
     /// replaced can't answer this.
     pub(super) async fn check_identity(&self, constraint: &Constraint, identity: ObjectId) -> Result<(), PrepareError> {
         let find = self.collection.find_one(id(constraint));
@@ -329,7 +329,7 @@ impl Definitions {
 /// Replaces the definition that an ended constraint of the same name left, if `constraint` is defined otherwise. Reservations of
 /// the former one may stay: Keyward trusts none without its owner. A Keyward that comes back with the former definition refuses to
 /// start. Returns none if the definition is the constraint's now. Otherwise it must be tried again: the Keywards that it returns may still
-/// reserve for the former constraint. They haven't applied this `version` of the list of clients' constraints, which lacks it.
+/// reserve for the former constraint. They haven't applied this `version` of the list of clients' constraints. It lacks the former one.
 ///
 /// # Errors
 /// [`PrepareError::OtherDefinition`] if a Keyward in the register reserves for a constraint that its file states; another one if the
@@ -360,7 +360,7 @@ pub async fn replace_ended_definition(
             false => Err(error),
         };
     }
-    // Whoever makes the former one again meanwhile begins another epoch.
+    // If the former one is made again meanwhile, that begins another epoch.
     let mut former = id(constraint);
     former.insert("identity", identity);
     former.insert(BACKFILL_EPOCH_FIELD, found.get(BACKFILL_EPOCH_FIELD));
@@ -373,9 +373,6 @@ pub async fn replace_ended_definition(
 }
 
 /// Notes that documents may be written without reservations, unless the constraint is enforced.
-///
-/// # Errors
-/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace()).collection;
     let is_of_epoch = doc! { "$eq": [format!("${ENFORCED_IN}"), format!("${BACKFILL_EPOCH_FIELD}")] };
@@ -388,9 +385,6 @@ pub async fn suspend_unless_enforced(client: &Client, constraint: &Constraint) -
 
 /// Notes that documents may be written without reservations, as the build of a client's `constraint` begins. An earlier constraint with the
 /// same definition may have left it enforced.
-///
-/// # Errors
-/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn begin_build(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace()).collection;
     let mut update = suspension();

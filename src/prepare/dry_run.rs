@@ -58,7 +58,7 @@ pub async fn find_duplicates(
 struct RepeatedKeys {
     keys: u64,
     documents: u64,
-    /// Those with the most documents: their number, and the fingerprint.
+    /// The keys with the most documents: their number, and the fingerprint.
     most: BTreeSet<(u64, u64)>,
 }
 
@@ -72,7 +72,7 @@ impl RepeatedKeys {
         }
     }
 
-    /// Those that aren't among the ones with the most documents.
+    /// The keys that aren't among the ones with the most documents.
     fn unlisted(&self) -> UnlistedKeys {
         let listed: u64 = self.most.iter().map(|(documents, _)| documents).sum();
         UnlistedKeys {

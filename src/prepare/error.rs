@@ -27,7 +27,7 @@ pub enum PrepareError {
         here: String,
         there: String,
     },
-    /// Somebody removes the constraint from the cluster just now.
+    /// An operator's command or another Keyward removes the constraint from the cluster just now.
     #[error(
         "unique constraint {0} is being removed from the cluster; take it out of the file, or, to make it anew, run \
          `keyward constraints remove {namespace} {name}` to the end first", namespace = .0.namespace, name = .0.name

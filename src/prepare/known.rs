@@ -53,13 +53,13 @@ pub struct KnownDefinition {
     pub state: Option<ConstraintState>,
     /// Whether a Keyward reads its documents now.
     pub is_claimed: bool,
-    /// There if a client made it: its entry in the list of clients' constraints, or `true` once it has ended.
+    /// Present if a client made it: its entry in the list of clients' constraints, or `true` once it has ended.
     pub of_client: Option<Bson>,
     /// The position of its backfill, if one has begun and hasn't ended.
     pub backfill: Option<BackfillProgress>,
     /// Its removal, if one has begun.
     pub removal: Option<Removal>,
-    /// What it was before its strategy began to change.
+    /// Its former state, if its strategy changes just now.
     pub changing: Option<FormerStrategy>,
 }
 
@@ -71,9 +71,6 @@ impl KnownDefinition {
 }
 
 /// The constraints of a database that the cluster knows.
-///
-/// # Errors
-/// [`StoreError`] if the cluster doesn't answer.
 pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<KnownDefinition>, StoreError> {
     let definitions = client.database(database).collection::<Document>(DEFINITIONS);
     let find = definitions.find(doc! {}).sort(doc! { "_id": 1 });

@@ -1,6 +1,8 @@
-//! Makes constraints hold from the first write on. Before the port opens, every proxy collection exists, is spread over
-//! the shards, and has a reservation for every existing document. A constraint that is added later first reserves for
-//! new writes, and then backfills the existing documents.
+//! Makes constraints hold from the first write on.
+//!
+//! Before the port opens, every proxy collection exists, is spread over the shards, and has a reservation for every
+//! existing document. A constraint that is added later first reserves for new writes, and then backfills the existing
+//! documents.
 //!
 //! Every step can be repeated, and several Keywards may run it at once. A Keyward that stops midway leaves work for the
 //! next start. It never leaves a constraint that only seems to hold.
@@ -155,9 +157,6 @@ fn warn_of_routes_without_effect(protected: &Protected) {
 
 /// Notes in the cluster that, as far as is known here, no Keyward reserves for `constraint` any more. A Keyward that
 /// has it again backfills all its documents.
-///
-/// # Errors
-/// [`PrepareError`] if the cluster doesn't carry out a command.
 pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     Definitions::of(client, constraint.namespace())
         .suspend(constraint)
@@ -165,9 +164,6 @@ pub async fn suspend(client: &Client, constraint: &Constraint) -> Result<(), Pre
 }
 
 /// The same, unless the cluster has another definition of this constraint. Returns whether it has not.
-///
-/// # Errors
-/// The same.
 pub async fn suspend_same(client: &Client, constraint: &Constraint) -> Result<bool, PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace());
     match definitions.read(constraint, Strategy::Compensating).await {
@@ -180,9 +176,6 @@ pub async fn suspend_same(client: &Client, constraint: &Constraint) -> Result<bo
 }
 
 /// The same as [`suspend`], and that a client's constraint has ended.
-///
-/// # Errors
-/// The same.
 pub async fn end(client: &Client, constraint: &Constraint) -> Result<(), PrepareError> {
     let definitions = Definitions::of(client, constraint.namespace());
     definitions.suspend(constraint).await?;
@@ -316,9 +309,6 @@ async fn read_one(
 }
 
 /// The state of each of `constraints` in the cluster; none for a constraint that the cluster doesn't know.
-///
-/// # Errors
-/// [`StoreError`] if the cluster doesn't answer.
 pub async fn standings(client: &Client, constraints: &[Arc<Constraint>]) -> Result<Vec<Option<Standing>>, StoreError> {
     let mut known = HashMap::new();
     for constraint in constraints {

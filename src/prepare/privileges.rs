@@ -1,5 +1,6 @@
-//! Lists the privileges that Keyward's own user needs, and finds those that it lacks. `docs/security.md` shows the role
-//! with exactly these privileges.
+//! Lists the privileges that Keyward's own user needs, and finds those that it lacks.
+//!
+//! `docs/security.md` shows the role with exactly these privileges.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

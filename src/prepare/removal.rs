@@ -1,7 +1,7 @@
 //! Removes a constraint's definition from the cluster, by steps that may be cut off anywhere and done twice.
 //!
 //! 1. A *removal* takes the place of the definition. No Keyward can make the constraint hold while it is there: none finds a definition.
-//! 2. Whoever removes the constraint reads the register. If a Keyward counts on the constraint, the definition comes back.
+//! 2. The process that removes the constraint reads the register. If a Keyward counts on the constraint, the definition comes back.
 //! 3. Otherwise the removal is noted as *decided*. From then on the definition can't come back, and the proxy collection may be dropped.
 //! 4. The removal is deleted. A Keyward with the constraint makes it anew.
 //!
@@ -29,16 +29,16 @@ pub struct Removal {
     pub id: ObjectId,
     /// The identity of the constraint that is removed.
     pub former: Option<ObjectId>,
-    /// Nobody counts on the constraint, and its proxy collection may be gone already.
+    /// No Keyward counts on the constraint, and its proxy collection may be gone already.
     pub is_decided: bool,
-    /// What the definition was.
+    /// The former definition.
     definition: Option<Document>,
     strategy: Option<String>,
     of_client: Option<Bson>,
 }
 
 impl Removal {
-    /// That in a constraint's document.
+    /// The removal in a constraint's document.
     pub(super) fn of(found: &Document) -> Option<Removal> {
         let removal = found.get_document(REMOVAL_FIELD).ok()?;
         Some(Removal {
@@ -98,7 +98,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Notes that nobody counts on the constraint. Returns whether the removal was still there.
+    /// Notes that no Keyward counts on the constraint. Returns whether the removal was still there.
     ///
     /// # Errors
     /// [`StoreError`] if the cluster doesn't say that it is noted.
@@ -110,9 +110,6 @@ impl Removal {
     }
 
     /// Whether the removal is still there, now or later than now.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub async fn is_there(&self, client: &Client, namespace: &Namespace, name: &str) -> Result<bool, StoreError> {
         let definitions = definitions(client, namespace);
         let find = definitions.find_one(doc! { "_id": definition_id(namespace, name) });

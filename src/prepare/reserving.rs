@@ -79,8 +79,8 @@ impl ReservingConstraints {
     }
 
     /// Checks that those of the constraints that `are_meant` still are as they were read here. The register must list their identities by
-    /// now: whoever removes a constraint, or changes its strategy, changes its definition first, and then reads the register. So one of
-    /// the two notices the other.
+    /// now. A command that removes a constraint, or changes its strategy, changes the definition first, and then reads the register.
+    /// So one of the two notices the other.
     ///
     /// # Errors
     /// [`PrepareError::Changed`]: this Keyward must not count on the constraint.
@@ -109,11 +109,10 @@ impl ReservingConstraints {
             .map(|protected| protected.namespace.clone())
     }
 
-    /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so for constraints that
-    /// weren't enforced, and for those that are `anew`, which were suspended since; in both cases only for those that
-    /// `are_meant`. Of those that can't be enforced because another Keyward may write without them, it reports the violations
-    /// nonetheless, if the constraint may be left out and `are_new` here. Returns the constraints that must wait for a Keyward which may
-    /// write without reserving, and those that aren't meant and not enforced.
+    /// Reserves the keys of existing documents, and marks the constraints as enforced. It does so only for constraints that
+    /// `are_meant`, if they weren't enforced, or are `anew`: these were suspended since. A constraint can't be enforced if another
+    /// Keyward may write without it. Its violations are reported nonetheless, if it may be left out, and `are_new` here. Returns the
+    /// constraints that must wait for a Keyward which may write without reserving, and those that aren't meant and not enforced.
     ///
     /// # Errors
     /// [`PrepareError`], with all documents that violate one of the constraints.
@@ -252,8 +251,8 @@ impl<'a> Backfilling<'a> {
         guard: Option<(&'a Membership, ObjectId)>,
     ) -> Result<Backfilling<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
-        // Read before anything is reserved in the proxy collection: nothing is known of a collection that replaces it
-        // later.
+        // This read comes before the first reservation in the proxy collection: nothing is known of a collection that
+        // replaces it later.
         let proxy = Existing::read(client, &constraint.proxy_collection()).await?.uuid;
         Ok(Backfilling {
             client,

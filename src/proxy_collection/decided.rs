@@ -23,9 +23,6 @@ impl ProxyCollection {
     /// Waits until every prepared transaction that has written to the protected collection before now is decided.
     ///
     /// One command reads each document once, and only a number comes back.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no answer.
     pub async fn wait_for_prepared(&self) -> Result<(), StoreError> {
         let mut read = RawDocumentBuf::new();
         // The index of the hint doesn't hold this field, so the server reads the documents themselves.

@@ -19,7 +19,7 @@ impl BatchWork for Deleting {
     type Item = RawDocumentBuf;
     type Answer = Result<(), StoreError>;
 
-    /// As for reads: a shard that doesn't answer mustn't block the deletes on the others permanently.
+    /// The limit is that for reads: a shard that doesn't answer mustn't block the deletes on the others permanently.
     const AT_ONCE: usize = 2;
 
     fn bytes(filter: &RawDocumentBuf) -> usize {

@@ -34,9 +34,6 @@ impl ProxyCollection {
     /// About `size` documents of the protected collection, each with only the top-level fields that the constraint and `shard_key` read.
     /// The server may give a document twice. From a collection that isn't much larger it gives all, and some of them may be missing if they
     /// are written meanwhile.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub async fn sample(&self, size: u32, shard_key: &[String]) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let projection = self.projection(shard_key)?;
         let projection = Document::try_from(&projection).map_err(|_| StoreError::Unexpected("a projection"))?;
@@ -60,9 +57,6 @@ pub struct AllDocuments<'p> {
 
 impl AllDocuments<'_> {
     /// Returns the next batch and its last `_id`; `None` after the last batch.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn next(&mut self) -> Result<Option<(Vec<RawDocumentBuf>, RawBson)>, StoreError> {
         loop {
             let (mut cursor, is_new) = match self.cursor.take() {

@@ -65,7 +65,7 @@ pub(super) fn as_a_write_sees(mut command: RawDocumentBuf) -> RawDocumentBuf {
     command
 }
 
-/// As [`Finder::find`], in `session`, and in its transaction if it has one; with the latest cluster times of the replies.
+/// Works as [`Finder::find`], in `session`, and in its transaction if it has one. Also returns the latest cluster times of the replies.
 pub(super) async fn find_in_transaction(
     session: &mut ClientSession,
     database: &Database,

@@ -72,7 +72,8 @@ const KEYS_MAX: usize = 1_000;
 /// How long Keyward waits for a key's owner, if it can search all shards instead.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why the cluster gave no answer.
+/// Why the cluster gave no definite answer. A change may have taken effect, or may yet, unless the variant or its error code proves
+/// otherwise.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The driver failed, or the server refused.
@@ -230,7 +231,7 @@ impl ProxyCollection {
         self.duplicate(key).await
     }
 
-    /// The error of a document whose `key` is taken, in the server's bytes.
+    /// The error, in the server's bytes, for a document whose `key` is taken.
     ///
     /// If the cluster doesn't answer, the error lacks the server's sort keys only.
     pub async fn duplicate(&self, key: &Key) -> DuplicateKey {
@@ -311,9 +312,6 @@ impl ProxyCollection {
     }
 
     /// Reads the documents under these `keys`, reservations or not, in no order.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn entries(&self, keys: &[&Key]) -> Result<Vec<ProxyDocument>, StoreError> {
         let mut entries = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {
@@ -366,7 +364,7 @@ impl ProxyCollection {
             .await
     }
 
-    /// As [`ProxyCollection::release_by_token`], but only reservations of the given generations.
+    /// Works as [`ProxyCollection::release_by_token`], but releases only reservations of the given generations.
     ///
     /// # Errors
     /// [`StoreError`] if some may still exist.

@@ -16,7 +16,7 @@ use crate::raw::Doc;
 use crate::reservation::{Scope, Token};
 use crate::traces::{ProxyRequest, asking};
 
-/// How long a linearizable read may take, in milliseconds: it waits for a majority, which may be unreachable.
+/// The time limit of a linearizable read, in milliseconds: it waits for a majority, which may be unreachable.
 const LINEARIZABLE_MS_MAX: i32 = 10_000;
 
 impl Owner {
@@ -33,9 +33,6 @@ impl ProxyCollection {
     /// Returns for each key whether its own owner holds it.
     ///
     /// Another document of the same look-up that holds the key doesn't count.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn look_up(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<bool>, StoreError> {
         let mut held = Vec::with_capacity(pairs.len());
         for pairs in pairs.chunks(KEYS_MAX) {
@@ -120,9 +117,6 @@ impl ProxyCollection {
     }
 
     /// Returns the reservations whose owner doesn't hold the key.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn unheld<'r>(
         &self,
         mut reservations: Vec<(&'r Key, &'r Reservation)>,

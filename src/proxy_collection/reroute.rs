@@ -12,8 +12,8 @@ use crate::constraint::{Key, id_identity};
 use crate::raw::Doc;
 
 impl ProxyCollection {
-    /// Renews the route of those of these reservations that name another shard key than `shard_key`, and whose owner is the only
-    /// document that holds the key. Returns how many it renewed. `owner_of` returns the `_id` and the route of a document.
+    /// Renews the routes of reservations that name another shard key than `shard_key`. The owner must be the only document that holds
+    /// the key. Returns how many it renewed. `owner_of` returns the `_id` and the route of a document.
     ///
     /// Token and time stay. So an attempt that saw such a reservation before still takes it over or releases it.
     ///

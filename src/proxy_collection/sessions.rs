@@ -36,9 +36,6 @@ impl Sessions {
     }
 
     /// Runs `command`, which writes, in `database`, and notes the cluster time of the reply, which isn't before the write's.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub(super) async fn run(&self, database: &Database, command: RawDocumentBuf) -> Result<Document, Error> {
         let mut session = self.take().await?;
         let reply = database.run_raw_command(command).session(&mut *session).await?;

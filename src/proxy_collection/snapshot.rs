@@ -35,9 +35,6 @@ impl ProxyCollection {
     /// Reads each key's reservation, the given owner, and the owner that the reservation names, all as of one moment.
     ///
     /// A majority has the state of that moment. `owner_of` returns the `_id` and the route of a document.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn at_one_moment(
         &self,
         pairs: &[(&Key, &Owner)],

@@ -36,9 +36,6 @@ pub enum Unreadable {
 
 impl ProxyCollection {
     /// Reads at most `limit` documents that come after `after`, reservations or not.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn page(&self, after: Option<&RawBson>, limit: i32) -> Result<Vec<ProxyDocument>, StoreError> {
         let Some(command) = page(self.reservations.name(), after, limit) else {
             return Ok(Vec::new());
@@ -50,9 +47,6 @@ impl ProxyCollection {
     /// Reads reservations that aren't known to be older than `span`, at most `limit` of them, in no order.
     ///
     /// A process that hasn't run for that long knows no reservation to be older.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn recent(&self, span: Duration, limit: i64) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let long_ago = Timestamp { time: 0, increment: 0 };
         let known = self.watch.known_for(span).unwrap_or(long_ago);
@@ -80,9 +74,6 @@ impl ProxyCollection {
     }
 
     /// Reads the document at `id` in the proxy collection; returns why it isn't a reservation, if it still isn't one.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn unreadable(&self, id: &RawBson) -> Result<Option<Unreadable>, StoreError> {
         let filter = rawdoc! { "_id": equal_to(id.clone()) };
         let found = self
@@ -95,9 +86,6 @@ impl ProxyCollection {
     }
 
     /// Every document of the protected collection with this `_id`: several shards may each have one.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no sure answer.
     pub async fn documents_of_same_id(
         &self,
         id: &RawBson,
@@ -111,9 +99,6 @@ impl ProxyCollection {
     }
 
     /// The approximate numbers of documents and of reservations.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster gave no answer.
     pub async fn estimate(&self) -> Result<(u64, u64), StoreError> {
         let documents = answered(self.protected.estimated_document_count().into_future()).await?;
         let reservations = answered(self.reservations.estimated_document_count().into_future()).await?;
@@ -121,9 +106,6 @@ impl ProxyCollection {
     }
 
     /// About how many reservations there are, from the collection's metadata.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the cluster doesn't answer.
     pub async fn count_reservations(&self) -> Result<u64, StoreError> {
         answered(self.reservations.estimated_document_count().into_future()).await
     }

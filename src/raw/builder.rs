@@ -33,17 +33,11 @@ impl Builder {
     }
 
     /// Appends all elements of `document`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn elements(&mut self, document: Doc<'_>) -> Result<&mut Self, Malformed> {
         self.elements_where(document, |_| true)
     }
 
     /// Appends the elements of `document` that `is_kept` accepts.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn elements_where(
         &mut self,
         document: Doc<'_>,

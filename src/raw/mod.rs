@@ -12,7 +12,7 @@ use bson::spec::ElementType;
 pub use builder::Builder;
 pub use element::Element;
 
-/// Why bytes are not a BSON document.
+/// Why bytes are not a BSON document. A function returns the first fault in the parts that it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A length field disagrees with the available bytes.
@@ -183,9 +183,6 @@ impl<'a> Doc<'a> {
     }
 
     /// Checks all nested documents, as the server does for received messages.
-    ///
-    /// # Errors
-    /// The first [`Malformed`] part.
     pub fn validate(self) -> Result<(), Malformed> {
         // Uses its own stack: the nesting comes from the network, and the limit must apply before the program's stack
         // overflows.

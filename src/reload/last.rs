@@ -20,7 +20,7 @@ struct Outcomes {
     holding: HoldingConfiguration,
 }
 
-/// What is known of the configuration that holds.
+/// The state of the configuration that holds.
 #[derive(Debug, Clone)]
 pub struct HoldingConfiguration {
     /// When it was loaded.
@@ -94,8 +94,8 @@ impl LastReload {
         });
     }
 
-    /// Notes that the configuration was refused. The log has the documents' values, but not everybody who can reach the
-    /// admin port may see them.
+    /// Notes that the configuration was refused. The log has the documents' values, but clients of the admin port may not
+    /// see them.
     pub fn refused(&self, generation: i64, error: &ReloadError) {
         let error = match error {
             ReloadError::Prepare(PrepareError::Duplicates(reports)) => reports.without_values(),

@@ -88,9 +88,6 @@ impl BulkReply {
 
     /// Adds the reply to the command that carried out `count` operations of one form, the first of them at position `first`. If
     /// the reply lists successes, an update or delete must be alone in its command.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the reply isn't BSON.
     pub fn add(
         &mut self,
         form: Form,
@@ -197,9 +194,6 @@ impl BulkReply {
     }
 
     /// The reply's body, fields in the server's order.
-    ///
-    /// # Errors
-    /// [`Malformed`] if a part of it, from the server, isn't BSON.
     pub fn body(&self) -> Result<Vec<u8>, Malformed> {
         let mut reply = Builder::new();
         reply.open(ElementType::EmbeddedDocument, b"cursor").int64("id", 0);

@@ -44,9 +44,6 @@ impl WriteError {
     }
 
     /// An error that the server gave.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn from_server(error: Doc<'_>) -> Result<WriteError, Malformed> {
         let mut fields = Builder::new();
         fields.elements_where(error, |element| element.name != b"index")?;
@@ -118,9 +115,6 @@ impl WriteReply {
     }
 
     /// Adds the server's reply to one part of the write, without its write errors.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the reply isn't BSON.
     pub fn add_part(&mut self, reply: Doc<'_>) -> Result<(), Malformed> {
         let mut passed_on = Builder::new();
         let mut times = Times::default();
@@ -155,9 +149,6 @@ impl WriteReply {
     }
 
     /// Adds the server's reply to a run of statements; the first of them is at the client's position `first`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the reply isn't BSON.
     pub fn add_statements(&mut self, reply: Doc<'_>, first: usize) -> Result<(), Malformed> {
         for error in server::write_errors(reply)? {
             self.error(first + error.index.unwrap_or(0), WriteError::from_server(error.body)?);
@@ -174,9 +165,6 @@ impl WriteReply {
     }
 
     /// The body of the reply to an `update`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if a part of it, from the server, isn't BSON.
     pub fn update_body(&self) -> Result<Vec<u8>, Malformed> {
         let mut reply = Builder::new();
         reply.int32("n", self.n);
@@ -195,9 +183,6 @@ impl WriteReply {
     }
 
     /// The reply's body.
-    ///
-    /// # Errors
-    /// [`Malformed`] if a part of it, from the server, isn't BSON.
     pub fn body(&self) -> Result<Vec<u8>, Malformed> {
         let mut reply = Builder::new();
         reply.int32("n", self.n);

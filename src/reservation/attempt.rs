@@ -66,7 +66,7 @@ enum ClaimPace {
 enum AttemptState {
     /// A crash leaves reservations without an owner; they are taken over after their lease.
     Claiming(Vec<Claim>),
-    /// As above, for the keys before the contested one; usually none.
+    /// A crash leaves the reservations of the keys before the contested one, usually none. They are taken over after their lease.
     Waiting(Vec<Claim>),
     /// A crash leaves reservations, and perhaps their owner. A later conflict finds out whether the owner exists.
     Forwarding(Vec<Claim>),
@@ -83,7 +83,7 @@ impl Attempt {
         Attempt::claiming(token, BTreeSet::new(), vec![Claim::Unclaimed; keys]).next_effects()
     }
 
-    /// As [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
+    /// Works as [`Attempt::begin`], but first reads the existing reservations, which is cheaper if a key is probably taken.
     /// The attempt treats them as after a refused reservation.
     pub fn begin_reading(token: Token, keys: usize) -> (Attempt, Vec<Effect>) {
         match keys {
@@ -95,7 +95,7 @@ impl Attempt {
         }
     }
 
-    /// As [`Attempt::begin`], but first checks whether the first key's recent owner still holds it.
+    /// Works as [`Attempt::begin`], but first checks whether the first key's recent owner still holds it.
     ///
     /// This is cheaper if the same key is refused again. It checks only the first key, because its violation is
     /// reported whatever the other keys' results are.

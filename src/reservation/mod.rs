@@ -76,7 +76,7 @@ pub enum Event {
     Vacant(usize),
     /// A document holds the key.
     OwnerHolds(usize),
-    /// As far as the look-up reached, no owner holds the key.
+    /// No owner holds the key, as far as the look-up reached.
     OwnerAbsent(usize),
     /// The reservation is the attempt's now, majority.
     TookOver(usize),

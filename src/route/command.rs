@@ -170,9 +170,6 @@ impl<'m> ReadByKey<'m> {
     }
 
     /// The whole command, for the document `owner` only. `None` if the reservation doesn't have the present shard key.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn pinned(&self, owner: &Owner, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
         let Some(query) = pinned(self.query, owner, protected)? else {
             return Ok(None);

@@ -48,9 +48,6 @@ impl AskedFor {
 }
 
 /// `query`, for the document `owner` only. `None` if the reservation doesn't have the values of the present shard key.
-///
-/// # Errors
-/// [`Malformed`] if the query isn't BSON.
 pub fn pinned(query: Doc<'_>, owner: &Owner, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
     if owner.route.is_none() || !owner.has_route_by(&protected.shard_key) {
         return Ok(None);

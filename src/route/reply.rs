@@ -4,7 +4,7 @@ use crate::raw::{Doc, Malformed};
 use crate::server::code::{EXCEEDED_TIME_LIMIT, INTERRUPTED, MAX_TIME_MS_EXPIRED};
 use crate::server::{cursor, reply};
 
-/// What a reply shows.
+/// The result that a reply shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoutedReply {
     /// The document: the reply is complete.
@@ -17,14 +17,11 @@ pub enum RoutedReply {
         /// The cursor that the reply leaves open.
         cursor: Option<i64>,
     },
-    /// An error that says that the client's time is over, or that somebody ended the command.
+    /// An error that says that the client's time is over, or that the command was ended.
     Ended,
 }
 
-/// What `reply` shows about the document.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
+/// The result for the document, as `answer` shows it.
 pub fn found(answer: Doc<'_>) -> Result<RoutedReply, Malformed> {
     if !reply::is_ok(answer)? {
         let code = reply::code(answer)?.unwrap_or_default();

@@ -35,9 +35,6 @@ pub fn needs_routing(statement: Statement<'_>, protected: &Protected) -> bool {
 }
 
 /// `query` for one shard, matching nothing: the server still checks the statement.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn nowhere(query: Doc<'_>, protected: &Protected) -> Result<Vec<u8>, Malformed> {
     let mut route = RawDocumentBuf::new();
     for path in &protected.shard_key {

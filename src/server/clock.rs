@@ -1,4 +1,6 @@
-//! Writes times into commands as the server states them; the server's own, for terms that Keywards with different clocks share.
+//! Writes durations and the server's own time into commands.
+//!
+//! Keywards with different clocks share terms that are stated in the server's time.
 
 use std::time::Duration;
 

@@ -5,17 +5,11 @@ use bson::spec::ElementType;
 use crate::raw::{Builder, Doc, Malformed};
 
 /// Whether the reply is that of a cursor.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn is_in(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.nested("cursor")?.is_some())
 }
 
 /// The documents of the reply's batch, first or later.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
     let Some(cursor) = reply.nested("cursor")? else {
         return Ok(Vec::new());
@@ -30,9 +24,6 @@ pub fn batch(reply: Doc<'_>) -> Result<Vec<Doc<'_>>, Malformed> {
 }
 
 /// The reply with `documents` as its first batch.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn with_first_batch(reply: Doc<'_>, documents: &[Vec<u8>]) -> Result<Vec<u8>, Malformed> {
     let mut edited = Builder::new();
     for field in reply.elements() {
@@ -55,9 +46,6 @@ pub fn with_first_batch(reply: Doc<'_>, documents: &[Vec<u8>]) -> Result<Vec<u8>
 }
 
 /// The cursor's id to fetch more with; `None` if there is no more.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn more(reply: Doc<'_>) -> Result<Option<i64>, Malformed> {
     let id = reply.nested("cursor")?.map(|cursor| cursor.get("id")).transpose()?;
     let id = id.flatten().and_then(|id| id.as_whole_number());

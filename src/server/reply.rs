@@ -17,33 +17,21 @@ pub struct StatementError<'a> {
 }
 
 /// Whether the command succeeded; single statements of a batch may still have failed.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn is_ok(reply: Doc<'_>) -> Result<bool, Malformed> {
     reply.is_set("ok")
 }
 
 /// The code of a reply that isn't `ok`, or of a document that describes an error.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn code(reply: Doc<'_>) -> Result<Option<i32>, Malformed> {
     Ok(reply.whole_number("code")?.and_then(|code| i32::try_from(code).ok()))
 }
 
 /// The text of a reply that isn't `ok`.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn errmsg(reply: Doc<'_>) -> Result<Option<&[u8]>, Malformed> {
     Ok(reply.get("errmsg")?.and_then(|text| text.as_string_bytes()))
 }
 
 /// The failures of a batch, in the order of the reply.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn write_errors(reply: Doc<'_>) -> Result<Vec<StatementError<'_>>, Malformed> {
     let mut all = Vec::new();
     for entry in reply.nested("writeErrors")?.into_iter().flat_map(Doc::elements) {
@@ -61,9 +49,6 @@ pub fn write_errors(reply: Doc<'_>) -> Result<Vec<StatementError<'_>>, Malformed
 }
 
 /// Whether a statement of a batch failed.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn has_write_errors(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.get("writeErrors")?.is_some())
 }
@@ -78,9 +63,6 @@ pub struct Upserted<'a> {
 }
 
 /// The documents that the upserts of a batch inserted, in the order of the reply.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn upserted(reply: Doc<'_>) -> Result<Vec<Upserted<'_>>, Malformed> {
     let mut all = Vec::new();
     for entry in reply.nested("upserted")?.into_iter().flat_map(Doc::elements) {
@@ -97,9 +79,6 @@ pub fn upserted(reply: Doc<'_>) -> Result<Vec<Upserted<'_>>, Malformed> {
 }
 
 /// The `_id` of the document that an upsert inserted; the upsert is the only statement of an `update`, or a `findAndModify`.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn upserted_id(reply: Doc<'_>) -> Result<Option<Element<'_>>, Malformed> {
     match reply.nested("lastErrorObject")? {
         Some(result) => result.get("upserted"),
@@ -108,17 +87,11 @@ pub fn upserted_id(reply: Doc<'_>) -> Result<Option<Element<'_>>, Malformed> {
 }
 
 /// The number of documents that a write inserted, matched or deleted; for a `findAndModify`, too.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn documents_affected(reply: Doc<'_>) -> Result<i32, Malformed> {
     count(reply.nested("lastErrorObject")?.unwrap_or(reply), "n")
 }
 
 /// The number of documents that an `update` changed.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn documents_modified(reply: Doc<'_>) -> Result<i32, Malformed> {
     count(reply, "nModified")
 }
@@ -134,25 +107,16 @@ pub fn is_count(name: &[u8]) -> bool {
 }
 
 /// The write concern's error, if fewer servers than required have the write.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn write_concern_error(reply: Doc<'_>) -> Result<Option<Doc<'_>>, Malformed> {
     reply.nested("writeConcernError")
 }
 
 /// Whether the server answered from its memory: a first try had carried out the statement, or some of the batch.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn is_from_memory(reply: Doc<'_>) -> Result<bool, Malformed> {
     Ok(reply.get("retriedStmtIds")?.is_some() || reply.get("retriedStmtId")?.is_some())
 }
 
 /// The numbers of those statements of a batch that a first try had carried out.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn retried_statements(reply: Doc<'_>) -> Result<Vec<i32>, Malformed> {
     let mut statements = Vec::new();
     for number in reply.nested("retriedStmtIds")?.into_iter().flat_map(Doc::elements) {
@@ -179,14 +143,14 @@ pub fn without_labels(error: &[u8]) -> Builder {
     unlabelled
 }
 
-/// Gives the error in `reply` this code, and the server's name for it.
+/// Adds this code, and the server's name for it, to the error in `reply`.
 pub fn append_code(reply: &mut Builder, code: i32) {
     reply
         .int32("code", code)
         .string("codeName", super::code::name(code).as_bytes());
 }
 
-/// Gives the error in `reply` this label.
+/// Adds this label to the error in `reply`.
 pub fn append_label(reply: &mut Builder, label: &str) {
     reply
         .open(ElementType::Array, b"errorLabels")

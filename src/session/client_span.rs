@@ -20,7 +20,7 @@ const TEXT_CHARS_MAX: usize = 128;
 #[derive(Debug, Clone)]
 pub struct ClientSpan {
     span: Span,
-    /// What the span shows already.
+    /// The statements that the span shows already.
     stated: Stated,
 }
 
@@ -72,7 +72,7 @@ impl ClientSpan {
     }
 }
 
-/// What a client states of itself.
+/// The statements of a client about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Stated {
     app: Option<String>,

@@ -85,7 +85,7 @@ pub enum End {
 }
 
 impl End {
-    /// Whether the connection to upstream may have broken: what upstream was at work on, it may be at still.
+    /// Whether the connection to upstream may have broken: upstream may still be at work on a command.
     pub fn may_have_lost_upstream(&self) -> bool {
         matches!(
             self,

@@ -20,7 +20,7 @@ pub(super) struct Judged<'m> {
     pub request: Request<'m>,
     /// The state of the connection that it shows.
     pub context: RequestContext,
-    /// What the classifier says, or why the request is turned down.
+    /// The classifier's verdict, or why the request is turned down.
     pub verdict: Result<Verdict<'m>, Rejection>,
     /// The statements that may change a key, if it is a write on a protected collection.
     pub key_change: KeyChange,
@@ -74,10 +74,16 @@ impl<'m> Judged<'m> {
         let is_forwarded = |transaction| service.writes.transactions.decide_commit(transaction) == Commit::Forward;
         // The server refuses a commit without a transaction.
         let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(is_forwarded);
+        // A write belongs to a transaction that this process has seen begin, and that may still be committed.
+        let may_continue = || match (verdict, self.context.transaction) {
+            (Verdict::Write(_), Some(transaction)) => service.writes.transactions.may_write(transaction),
+            _ => true,
+        };
         self.is_unchanged()
             && self.by_key.is_none()
             && !is_rejected()
             && is_registered()
+            && may_continue()
             && (!self.context.commits() || may_commit())
     }
 

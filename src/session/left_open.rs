@@ -1,5 +1,6 @@
-//! Ends the transaction that Keyward left open on a connection that broke. Otherwise other writes would wait for the server's
-//! limit.
+//! Ends the transaction that Keyward left open on a connection that broke.
+//!
+//! Otherwise other writes would wait for the server's limit.
 //!
 //! Keyward ends its session with its own rights and on a connection of its own. A prepared transaction stays as it is, so a commit
 //! on several shards takes effect on all of them or on none. A driver's retry finds out its outcome as always. That retry uses
@@ -62,7 +63,7 @@ async fn end_session(client: Client, command: Document) {
     }
 }
 
-/// The session belongs to the client's user, or to nobody where there are no users.
+/// The command that ends `session`. The session belongs to the client's user, or to the empty name if there are no users.
 fn command(session: [u8; 16], users: &[u8]) -> Document {
     let owners = user(users).into_iter().chain([String::new()]);
     let pattern = |owner: String| doc! { "lsid": { "id": uuid(&session), "uid": digest(&owner) } };

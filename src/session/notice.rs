@@ -18,7 +18,7 @@ pub enum Notice {
     CatalogEpoch(CatalogEpoch),
 }
 
-/// Where it is heard of.
+/// The sources of the notices.
 #[derive(Debug)]
 pub struct Notices {
     stage: Option<watch::Receiver<Stage>>,
@@ -28,7 +28,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// For the session whose upstream connection goes to `address`.
+    /// The notices for the session whose upstream connection goes to `address`.
     pub fn new(
         stage: watch::Receiver<Stage>,
         targets: watch::Receiver<Targets>,
@@ -78,7 +78,7 @@ async fn deposed(targets: &mut Option<watch::Receiver<Targets>>, address: &Serve
 async fn epoch(epochs: &mut watch::Receiver<CatalogEpoch>) -> CatalogEpoch {
     match epochs.changed().await {
         Ok(()) => epochs.borrow_and_update().clone(),
-        // The program ends, which somebody else says.
+        // The program ends; another notice reports that.
         Err(_) => std::future::pending().await,
     }
 }

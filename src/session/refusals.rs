@@ -10,7 +10,7 @@ use crate::server::reply;
 /// How long to leave it between two lines about one client.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What the log has said of a client's refused commands.
+/// The state of the log about a client's refused commands.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
     logged: Option<Instant>,

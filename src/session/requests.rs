@@ -12,7 +12,7 @@ use crate::wire::Header;
 pub enum Requests {
     /// The next message is arriving.
     Reading,
-    /// So many bytes of the first message in the inbox are still to go to upstream.
+    /// The first message in the inbox is being sent to upstream.
     Sending {
         /// Bytes left.
         left: usize,

@@ -1,7 +1,7 @@
 //! Serves a read by a unique field: reads the key's reservation, and sends the read to the owner's shard only.
 //!
-//! Whatever happens on the way, the client's own command can still go on unchanged: only a reply that shows a document replaces
-//! its reply.
+//! The client's own command can go on unchanged after every fault on the way: only a reply that shows a document replaces its
+//! reply.
 
 use std::sync::Arc;
 

@@ -73,7 +73,7 @@ impl Session {
             Action::Forward(judged.pending())
         } else if self.replies.is_idle() {
             self.last_reply_id = self.last_reply_id.wrapping_add(1);
-            // A transaction noted for an earlier message: its client already has the error for it, so nobody ends it here.
+            // The transaction was noted for an earlier message. Its client already has the error for it, so Keyward doesn't end it here.
             self.upstream.take_open_transaction();
             let handler = MessageHandler {
                 service: &self.service,
@@ -160,7 +160,7 @@ fn span_of(judged: &Judged<'_>, is_forwarded: bool) -> CommandSpan {
     }
 }
 
-/// What serving one message needs, by the constraints that it was judged by.
+/// The state for serving one message, by the constraints that it was judged by.
 struct MessageHandler<'s> {
     service: &'s Service,
     catalog: &'s Arc<Catalog>,
@@ -281,7 +281,7 @@ impl MessageHandler<'_> {
         }
     }
 
-    /// Gives up the constraints that this connection's operations were decided by: none is under way.
+    /// Leaves the catalog epoch that decided this connection's operations: none is under way.
     async fn leave_epoch(&mut self) -> Result<(), End> {
         if *self.is_unanswered {
             closing::confirm_unanswered(self.upstream).await?;
@@ -323,8 +323,9 @@ impl MessageHandler<'_> {
         }
     }
 
-    /// Makes sure that the other Keywards can know of a command's writes before it is carried out, and that it reserves for all
-    /// constraints of clients there. Returns whether it does: if not, this Keyward has applied them since, and judges the command anew.
+    /// Makes sure that the other Keywards can know of a command's writes before it is carried out. Also makes sure that it reserves
+    /// for all constraints of clients there. Returns whether it does: if not, this Keyward has applied them since, and judges the
+    /// command anew.
     async fn register(
         &self,
         undeclared: Vec<Namespace>,

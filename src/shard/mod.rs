@@ -1,4 +1,6 @@
-//! Carries out `keyward shard`: shards a collection whose unique indexes the server couldn't keep. Keyward takes them over first.
+//! Carries out `keyward shard`: shards a collection whose unique indexes the server couldn't keep.
+//!
+//! Keyward takes these indexes over first:
 //!
 //! 1. The indexes become constraints, as with a client's `createIndexes`. From then on the server and every Keyward keep them unique.
 //! 2. Documents and reservations are compared. They differ if something writes past Keyward.

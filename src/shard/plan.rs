@@ -1,4 +1,4 @@
-//! Looks what `keyward shard` has to do, and whether it can be done. Changes nothing.
+//! Finds out what `keyward shard` has to do, without changing anything.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::indexes::{WantedConstraints, is_same_key};
 use crate::prepare::{self, Existing, KnownDefinition, privileges};
 use crate::upstream::sharded_collection;
 
-/// What the command needs the user of the configuration file to be allowed, on the collection.
+/// The actions on the collection for which the user in the configuration file needs privileges.
 const ACTIONS: [&str; 3] = ["createIndex", "dropIndex", "enableSharding"];
 
-/// What becomes of the collection.
+/// The plan for the collection.
 pub struct ShardPlan {
     /// Whether it is sharded by that key already.
     pub is_sharded: bool,

@@ -1,4 +1,4 @@
-//! Carries the plan of `keyward shard` out.
+//! Carries out the plan of `keyward shard`.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl ShardTask<'_> {
         }
     }
 
-    /// Has the constraints built. They hold on every Keyward then.
+    /// Builds the constraints. They hold on every Keyward then.
     async fn take_over(
         &self,
         plan: &ShardPlan,
@@ -79,7 +79,7 @@ impl ShardTask<'_> {
         let context = self.context(&plan.list);
         let built = tokio::select! {
             built = build(&context, &plan.wanted, Some(&indexes), None) => built,
-            // Nobody would build them.
+            // No Keyward would build them.
             refusal = self.no_keyward() => return Err(refusal),
         };
         if let Err(failed) = built {
@@ -151,7 +151,7 @@ impl ShardTask<'_> {
                 IndexStep::Done => return Ok(()),
             };
             match database.run_command(command).await {
-                // A client has made the unique index again, or dropped it: the next step begins with what is there.
+                // A client has made the unique index again, or dropped it: the next step begins with the present indexes.
                 Err(error) if is_overtaken(&error) && failed != Some(step) => failed = Some(step),
                 done => drop_reply(done)?,
             }

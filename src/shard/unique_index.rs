@@ -1,4 +1,6 @@
-//! Says which unique indexes become constraints when a collection is sharded, and how each is made anew. Pure.
+//! Determines which unique indexes become constraints when a collection is sharded, and how each is made anew.
+//!
+//! It does no I/O.
 
 use bson::{Bson, Document, doc};
 
@@ -69,7 +71,7 @@ impl Indexes<'_> {
         let mut taken_over: Vec<UniqueIndex> = Vec::new();
         for index in &self.listed {
             let is_unique = index.get_bool("unique").unwrap_or(false);
-            // Of the former, an earlier run has made a constraint, whatever the shard key was then.
+            // If an index stands in for an original, an earlier run has made the constraint, by whatever shard key.
             let (original, is_begun) = match original_of(index) {
                 Some(original) => (original, true),
                 None if is_unique && !is_on_id(index) => (index.clone(), false),
@@ -136,8 +138,8 @@ impl Indexes<'_> {
         whole.any(begins)
     }
 
-    /// The same for those who compare them with the list of clients' constraints. An index that serves queries meanwhile stands for the one
-    /// that is made anew.
+    /// The indexes in the form that is compared with the list of clients' constraints. An index that serves queries meanwhile stands for
+    /// the one that is made anew.
     pub fn for_list(&self) -> Vec<ListedIndex> {
         let listed = self.listed.iter().filter_map(|index| match original_of(index) {
             Some(original) => original.to_vec().ok(),

@@ -1,7 +1,7 @@
 //! Collects what parts of a running Keyward note for its status: the register, the counts of reservations, the work under way.
 //!
-//! Reservations are counted only when somebody looks, and at most once in [`FRESH`] whoever looks how often. The server answers from
-//! the collections' metadata.
+//! Reservations are counted only when a client asks for the status, and at most once in [`FRESH`]. The server answers from the
+//! collections' metadata.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,7 +72,8 @@ impl StatusBoard {
         self.counts.borrow().clone()
     }
 
-    /// Has reservations counted if the last count is old, and waits for that a little. Without [`StatusBoard::count`] nothing is counted.
+    /// Requests a new count of reservations if the last one is old, and waits for that a little. Without [`StatusBoard::count`]
+    /// nothing is counted.
     pub async fn refresh(&self) {
         let is_fresh = |counts: &ReservationCounts| counts.at.elapsed() < FRESH;
         // The task that counts holds a receiver for as long as it runs.
@@ -85,7 +86,7 @@ impl StatusBoard {
         let _ = timeout(PATIENCE, counted.changed()).await;
     }
 
-    /// Counts the reservations of the catalog that `current` gives whenever somebody wants to know; ends only when it is dropped.
+    /// Counts the reservations of the catalog that `current` returns, each time that a count is requested. It ends only when it is dropped.
     pub async fn count(self, current: impl Fn() -> Arc<Catalog>) {
         let _counting = self.counts.subscribe();
         loop {

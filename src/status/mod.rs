@@ -36,7 +36,7 @@ pub struct Status {
     facts: Vec<(&'static str, String)>,
     /// The obstacles that keep clients out, and their reasons.
     obstacles: Vec<(String, String)>,
-    /// Which constraints aren't enforced, and why.
+    /// The constraints that aren't enforced, and the reasons.
     notes: Vec<(String, String)>,
     /// A row for each constraint, under [`COLUMNS`].
     constraints: Vec<[String; COLUMNS.len()]>,
@@ -128,7 +128,7 @@ impl Status {
         self.obstacles.is_empty()
     }
 
-    /// In lines, for a terminal.
+    /// The status in lines, for a terminal.
     pub fn lines(&self) -> String {
         let mut lines = match self.is_ready() {
             true => "ready\n".to_owned(),
@@ -158,7 +158,7 @@ impl Status {
         lines
     }
 
-    /// As a page that looks again by itself.
+    /// The status as a page that renews itself.
     pub fn page(&self) -> String {
         let state = if self.is_ready() { "ready" } else { "not ready" };
         let page = html! {
@@ -195,7 +195,7 @@ impl Status {
     }
 }
 
-/// Which configuration holds, and what of the file doesn't.
+/// The configuration that holds, and the settings in the file that don't.
 fn of_configuration(admin: &Admin) -> Vec<(&'static str, String)> {
     let holding = admin.reloads.holding();
     let at = humantime::format_rfc3339_seconds;
@@ -238,7 +238,7 @@ fn of_work(admin: &Admin) -> Vec<(&'static str, String)> {
     shown.collect()
 }
 
-/// What the numbers of each constraint mean.
+/// The meaning of the numbers of each constraint.
 fn counted(counts: Option<&ReservationCounts>) -> String {
     let reservations = match counts {
         Some(counts) => format!("reservations, about, {} s ago", counts.at.elapsed().as_secs()),

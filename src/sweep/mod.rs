@@ -1,5 +1,7 @@
-//! Settles abandoned reservations that no write conflicts with. They remain after a crash, after a delete that bypassed Keyward, or
-//! after a backfill of a document that had just lost its key. It also renews reservations that name a former shard key.
+//! Settles abandoned reservations that no write conflicts with.
+//!
+//! They remain after a crash, after a delete that bypassed Keyward, or after a backfill of a document that had just lost its key.
+//! It also renews reservations that name a former shard key.
 //!
 //! It walks each proxy collection slowly, key by key, and checks the reservations that this process knows to be past their
 //! lease. It reads the owner with a read that a deposed primary can't answer. If the owner doesn't hold the key, it deletes the

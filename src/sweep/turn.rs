@@ -52,7 +52,7 @@ impl<'a> SweepTurn<'a> {
         Ok(taken.is_some().then_some(turn))
     }
 
-    /// Where the walk goes on.
+    /// The key after which the walk goes on.
     pub(super) fn after(&self) -> Option<&RawBson> {
         self.after.as_ref()
     }

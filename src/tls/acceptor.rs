@@ -58,9 +58,6 @@ impl Current {
 
 impl Prepared {
     /// The certificates that `settings` names.
-    ///
-    /// # Errors
-    /// [`TlsError`] if they can't be used.
     pub fn load(settings: TlsSettings) -> Result<Prepared, TlsError> {
         Current::load(settings).map(Prepared)
     }
@@ -68,9 +65,6 @@ impl Prepared {
 
 impl Acceptor {
     /// Makes an acceptor with the certificates that `settings` names.
-    ///
-    /// # Errors
-    /// [`TlsError`] if they can't be used.
     pub fn new(settings: TlsSettings) -> Result<Acceptor, TlsError> {
         Ok(Acceptor {
             current: ArcSwap::from_pointee(Current::load(settings)?),

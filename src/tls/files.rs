@@ -37,9 +37,6 @@ pub struct Files {
 
 impl Files {
     /// Reads each file once, so that the checked content is the content in use.
-    ///
-    /// # Errors
-    /// [`TlsError::Unreadable`].
     pub fn read(settings: &TlsSettings) -> Result<Files, TlsError> {
         Ok(Files {
             certificate: read(&settings.certificate)?,
@@ -93,9 +90,6 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 /// A file's content.
-///
-/// # Errors
-/// [`TlsError::Unreadable`].
 pub fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|cause| TlsError::Unreadable {
         path: path.to_owned(),

@@ -14,7 +14,7 @@ use crate::raw::Doc;
 use crate::server::reply::{code, is_ok, write_concern_error, write_errors};
 use crate::wire::{Header, Message, OpCode, OpMsg, decompress};
 
-/// A longer reply is waited for by nobody: it carries documents, and so no error.
+/// The longest reply that is read for an error: a longer one carries documents, and so no error.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024;
 
 /// The commands whose first value is the name of a collection.
@@ -147,7 +147,7 @@ fn name_in<'a>(body: Doc<'a>, field: &str) -> Option<&'a str> {
     field.as_str().filter(|name| is_name && name.len() <= NAME_BYTES_MAX)
 }
 
-/// Of errors only the code: their text quotes values.
+/// Notes only the code of an error: its text quotes values.
 pub(super) fn note(span: &Span, reply: Doc<'_>) {
     if let Some(code) = error_code(reply) {
         span.record("otel.status_code", "ERROR");

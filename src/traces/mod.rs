@@ -73,7 +73,7 @@ impl Traces {
         Ok(Traces { provider, ratio })
     }
 
-    /// Has this share of commands be traced from now on.
+    /// Traces this share of commands from now on.
     pub fn sample(&self, ratio: f64) {
         self.ratio.set(ratio);
     }
@@ -119,7 +119,7 @@ fn resource() -> Resource {
     .build()
 }
 
-/// All but traces, and the bytes that go to the collector, a token for it among them: what the log is made of.
+/// Selects the events of the log: all but traces, and the bytes that go to the collector. These bytes may contain a token for it.
 pub fn others() -> FilterFn {
     let is_other: fn(&Metadata<'_>) -> bool = |metadata| {
         let is_bytes = metadata.target().starts_with(HTTP_TARGET) && *metadata.level() == Level::TRACE;

@@ -65,7 +65,7 @@ pub async fn asking<T, E>(
     answer
 }
 
-/// Waits until somebody inserts for the client, too, or it has its own turn.
+/// Waits until another client's group commit takes the insert, too, or the client has its own turn.
 pub async fn waiting_for_group<T>(waited: impl Future<Output = T>) -> T {
     let span = match is_in_command() {
         true => info_span!(target: TARGET, "wait", otel.name = "group commit wait", otel.kind = "internal"),

@@ -81,11 +81,11 @@ pub struct Connection {
     last_transaction: i64,
     /// The session in which one of Keyward's own transactions may be open.
     open_transaction: Option<[u8; 16]>,
-    /// Whom the server takes the client for, with which roles; nobody where that makes no difference.
+    /// The client's users and roles by the server, as a document. It is empty if they make no difference.
     users: Vec<u8>,
     /// Whether Keyward has broken a statement of the client's own transaction off.
     has_broken_off: bool,
-    /// Where there is a register of Keywards: whether this one may write.
+    /// Whether this Keyward may write, if there is a register of Keywards.
     permit: Option<Permit>,
 }
 
@@ -106,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// Has writes on it depend on `permit`.
+    /// Makes writes on it depend on `permit`.
     pub(crate) fn depend_on(&mut self, permit: Permit) {
         self.permit = Some(permit);
     }
@@ -126,7 +126,7 @@ impl Connection {
         std::mem::take(&mut self.has_broken_off)
     }
 
-    /// Whom the server takes the client for, with which roles, as a document; an empty one where that makes no difference.
+    /// The client's users and roles by the server, as a document. It is empty if they make no difference.
     pub(crate) fn users(&self) -> &[u8] {
         &self.users
     }
@@ -197,7 +197,7 @@ impl Connection {
         self.receive().await
     }
 
-    /// The same for a command of one body; gives the reply's body.
+    /// Sends a command of one body as [`Connection::request`] does, and returns the reply's body.
     ///
     /// # Errors
     /// As [`Connection::request`].
@@ -214,7 +214,7 @@ impl Connection {
     pub async fn send(&mut self, command: &Draft<'_>) -> Result<(), ConnectionError> {
         self.last_id = self.last_id.wrapping_add(1);
         let frame = command.frame(self.last_id, 0)?;
-        // Noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
+        // This is noted before the first byte goes out: if writing is cancelled midway, the connection is out of step.
         self.unanswered
             .push((self.last_id, traces::UpstreamSpan::asking(command.body)));
         self.outgoing.write_pieces(frame.pieces()).await?;

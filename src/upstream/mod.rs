@@ -141,7 +141,7 @@ impl Upstream {
         Ok(Client::with_options(options)?)
     }
 
-    /// Whether Keyward itself has to authenticate, and so, one may assume, everybody else.
+    /// Whether Keyward itself has to authenticate. It then assumes that clients have to, too.
     pub fn has_credential(&self) -> bool {
         self.has_credential
     }

@@ -11,9 +11,6 @@ use mongodb::options::ReadConcern;
 use crate::namespace::Namespace;
 
 /// The paths of the shard keys of those of `namespaces` that are sharded, by `database.collection`.
-///
-/// # Errors
-/// [`Error`] if the deployment doesn't say.
 pub async fn shard_keys(client: &Client, namespaces: &[&Namespace]) -> Result<HashMap<String, Vec<String>>, Error> {
     let names: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
     let collections = client.database("config").collection::<Document>("collections");
@@ -26,9 +23,6 @@ pub async fn shard_keys(client: &Client, namespaces: &[&Namespace]) -> Result<Ha
 }
 
 /// The catalog's entry of a collection, if it is sharded.
-///
-/// # Errors
-/// [`Error`] if the deployment doesn't say.
 pub async fn sharded_collection(client: &Client, namespace: &Namespace) -> Result<Option<Document>, Error> {
     let collections = client.database("config").collection::<Document>("collections");
     collections.find_one(sharded(&[namespace.to_string()])).await
@@ -44,10 +38,7 @@ pub struct CollectionSharding {
 }
 
 impl CollectionSharding {
-    /// As a majority of the config server has it now.
-    ///
-    /// # Errors
-    /// [`Error`] if the deployment doesn't say.
+    /// The sharding as a majority of the config server has it now.
     pub async fn of(client: &Client, namespace: &Namespace) -> Result<CollectionSharding, Error> {
         let collections = client.database("config").collection::<Document>("collections");
         let found = collections.find_one(sharded(&[namespace.to_string()]));

@@ -1,5 +1,6 @@
-//! Tries whether the deployment says which statement of a retry it had carried out before. Retries rest on it: without it, a retry
-//! could release keys that its first try has used.
+//! Tries whether the deployment says which statement of a retry it had carried out before.
+//!
+//! Retries rest on it: without it, a retry could release keys that its first try has used.
 
 use bson::{Document, doc};
 use mongodb::error::Error;
@@ -8,8 +9,9 @@ use mongodb::{ClientSession, Database};
 
 use crate::server::driver::names_its_statement;
 
-/// Sends `command`, a write of one statement, twice under `number`. Gives whether the second reply names the statement as carried
-/// out before (`retriedStmtIds`); nothing if the first one changed no document, because a server needn't remember that.
+/// Sends `command`, a write of one statement, twice under `number`. Returns whether the second reply names the statement as
+/// carried out before (`retriedStmtIds`). Returns `None` if the first one changed no document, because a server needn't remember
+/// that.
 ///
 /// The driver must not use `session` for writes of its own: they would have the same numbers.
 ///

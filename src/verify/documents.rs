@@ -121,7 +121,7 @@ impl Verification<'_> {
         for owner in std::mem::take(&mut suspects.unindexable) {
             self.report_unindexable(&owner).await?;
         }
-        // Of several documents with one key, the first may be in its place; the finding lists the others with it, once.
+        // If several documents have one key, the first may be in its place. The finding lists the others with it, once.
         let mut by_key: HashMap<Key, usize> = HashMap::new();
         let mut faults: Vec<(Suspect, Fault)> = Vec::new();
         for (suspect, fault) in faulty {
@@ -145,7 +145,7 @@ impl Verification<'_> {
         Ok(())
     }
 
-    /// Those of the suspects that are wrong at one moment, and how.
+    /// The suspects that are wrong at one moment, with their faults.
     async fn faulty(&self, suspects: &[Suspect]) -> Result<Vec<(Suspect, Fault)>, StoreError> {
         let mut faulty = Vec::new();
         for suspects in suspects.chunks(SUSPECTS_AT_ONCE) {

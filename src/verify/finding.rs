@@ -8,7 +8,7 @@ use crate::constraint::{Constraint, Key};
 use crate::extended_json::{as_json, key_as_json};
 use crate::proxy_collection::Owner;
 
-/// In which way documents and reservations contradict each other.
+/// The ways in which documents and reservations contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FindingKind {
     /// A document's key isn't reserved.
@@ -28,7 +28,7 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// As it is written in JSON.
+    /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::Missing => "missing",
@@ -45,7 +45,7 @@ impl FindingKind {
 /// One contradiction.
 #[derive(Debug, Clone)]
 pub struct Finding {
-    /// In which way.
+    /// The kind of contradiction.
     pub kind: FindingKind,
     /// `database.collection` of the documents.
     pub namespace: String,
@@ -84,7 +84,7 @@ impl Finding {
         self
     }
 
-    /// As one JSON object.
+    /// The finding as one JSON object.
     pub fn to_json(&self) -> Value {
         let mut json = json!({
             "finding": self.kind.name(), "collection": self.namespace, "constraint": self.constraint,

@@ -1,4 +1,4 @@
-//! Compares all documents with all reservations: does every document have its keys reserved, and every reservation its document?
+//! Checks that every document has its keys reserved, and that every reservation has its document.
 //!
 //! Writes go on meanwhile, so a suspect is read again: at once, document and reservation in one snapshot, and once more a lease
 //! later, when its write can have ended. Only suspects that are still wrong then are reported. The walk reads page by page, at a
@@ -25,7 +25,7 @@ use crate::raw::Doc;
 
 pub use finding::{Finding, FindingKind};
 
-/// So many documents, or reservations, are read together.
+/// The number of documents, or of reservations, that are read together.
 const PAGE: i32 = 1_000;
 /// The number of suspects that are read in one snapshot.
 const SUSPECTS_AT_ONCE: usize = 200;
@@ -83,7 +83,7 @@ impl Tally {
 /// Verifies the constraint at `position` of a collection; each finding goes to `report` as it is found, and counts in `tally`.
 ///
 /// # Errors
-/// [`StoreError`] if the cluster gave no sure answer: what wasn't read may be right or wrong.
+/// [`StoreError`] if the cluster gave no sure answer: the documents and reservations that weren't read may be right or wrong.
 pub async fn verify(
     protected: &Protected,
     position: usize,
@@ -100,7 +100,7 @@ pub async fn verify(
     verification.reservations().await
 }
 
-/// Verifies documents that were just read, for the constraint at `position`. Nothing is waited for: a write through Keyward reserves a
+/// Verifies documents that were just read, for the constraint at `position`. It doesn't wait for writes: a write through Keyward reserves a
 /// key before a document holds it.
 ///
 /// # Errors
@@ -132,7 +132,7 @@ struct Verification<'a> {
 }
 
 impl<'a> Verification<'a> {
-    /// Of the constraint at `position` of a collection.
+    /// The verification of the constraint at `position` of a collection.
     fn new(
         (protected, position): (&'a Protected, usize),
         settings: VerifySettings,

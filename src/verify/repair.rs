@@ -31,7 +31,7 @@ impl Verification<'_> {
             Fault::Misrouted(reservation) => self.redirect(key, owner, reservation).await,
             Fault::Duplicate(_, true) => Ok(Repaired::No),
             Fault::Duplicate(_, false) => {
-                // Nobody else may join them.
+                // No other document may get the key.
                 self.reserve(key, owner).await?;
                 Ok(Repaired::No)
             }
@@ -56,7 +56,7 @@ impl Verification<'_> {
     }
 
     /// Writes the reservation of a document again, with the document's place. It doesn't if the reservation has changed since it was
-    /// `seen`. Nor does it if another document with the same `_id` may still come to the place that it names.
+    /// `seen`. It also doesn't if another document with the same `_id` may still come to the place that it names.
     async fn redirect(&self, key: &Key, owner: &Owner, seen: &Reservation) -> Result<Repaired, StoreError> {
         loop {
             match self.proxy.read(&[key]).await?.pop().flatten() {

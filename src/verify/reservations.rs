@@ -66,7 +66,7 @@ impl Verification<'_> {
         Ok(())
     }
 
-    /// Those whose owner doesn't hold the key at one moment, while the very same reservation is there.
+    /// The reservations whose owners don't hold the keys at one moment, while the reservations are unchanged.
     async fn abandoned(&self, seen: Vec<(Key, Reservation)>) -> Result<Vec<(Key, Reservation)>, StoreError> {
         let mut abandoned = Vec::new();
         for seen in seen.chunks(SUSPECTS_AT_ONCE) {

@@ -68,9 +68,6 @@ impl<'a> Documents<'a> {
     }
 
     /// Checks documents that stand one after the other, down to the last nested one.
-    ///
-    /// # Errors
-    /// The first [`Malformed`] part.
     pub fn validate_all(mut bytes: &[u8]) -> Result<(), Malformed> {
         while !bytes.is_empty() {
             let (document, rest) = Doc::split(bytes)?;

@@ -26,9 +26,6 @@ use crate::upstream::{self, Connection};
 use crate::wire::{Draft, Message, OpMsg, OutSequence};
 
 /// Carries out the command; returns the reply's body. If a part fails as a whole, the command ends with that part's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn bulk_write(
     context: &Context,
     bulk: &BulkWrite<'_>,

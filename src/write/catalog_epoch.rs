@@ -20,12 +20,12 @@ use crate::haste::{self, hastened};
 /// checks for them every 30 seconds.
 pub const TRANSACTION_LIFE: Duration = Duration::from_secs(95);
 
-/// Held as long as a command that this catalog decided may be in progress.
+/// The epoch of a catalog. A connection holds it as long as a command that this catalog decided may be in progress.
 #[derive(Debug, Clone)]
 pub struct CatalogEpoch(#[expect(dead_code, reason = "it only has to live")] mpsc::Sender<Infallible>);
 
 impl CatalogEpoch {
-    /// That of a connection on which no command is in progress: nothing waits for its end.
+    /// The epoch of a connection on which no command is in progress: nothing waits for its end.
     pub fn none() -> CatalogEpoch {
         CatalogEpoch(mpsc::channel(1).0)
     }
@@ -104,7 +104,8 @@ impl CatalogEpochs {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
-    /// The noted time plus the lease, or the longest life of a transaction if that is more; `None` if the sum is past, or no time is noted.
+    /// The noted time plus the lease, or plus the longest life of a transaction if that is more. Returns `None` if the sum is past, or no
+    /// time is noted.
     pub(super) fn end_of(&self, noted: &AtomicU64) -> Option<Instant> {
         let at = noted.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.begun + Duration::from_millis(at) + self.life).filter(|end| *end > Instant::now())

@@ -40,9 +40,6 @@ const RELEASED_MAX: i64 = 100_000;
 const LEASES: u32 = 3;
 
 /// Drops a protected collection by the client's command `body`; returns the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_collection(
     context: &Context,
     protected: &Protected,
@@ -74,9 +71,6 @@ async fn drop_with(
 }
 
 /// Drops every collection of `database` except Keyward's own, by the client's command `body`; returns the reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn drop_database(
     context: &Context,
     catalog: &Catalog,

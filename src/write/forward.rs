@@ -19,7 +19,8 @@ use crate::server::reply;
 use crate::upstream;
 use crate::wire::{Draft, OutSequence};
 
-/// The reason why there is no reply to use.
+/// The reason why there is no usable reply: the upstream connection is gone, or what it sent can't be read. Keyward must then
+/// close the client's connection, too.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
     /// The connection is gone: all forwarded writes are in doubt, and Keyward must close the client's connection, too.

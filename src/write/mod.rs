@@ -43,9 +43,6 @@ pub enum Served {
 }
 
 /// Carries out a write on protected data.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn serve(
     plan: Plan<'_>,
     message: &OpMsg<'_>,
@@ -81,9 +78,6 @@ pub async fn serve(
 
 /// Decides on a commit ([`txn::client_transactions::ClientTransactions::decide_commit`] records the decision), and ends the transaction if Keyward refuses
 /// it. Returns the client's reply; `None` if Keyward forwards the commit unchanged.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn answer_commit(
     commit: Doc<'_>,
     transaction: Option<TransactionId>,

@@ -55,9 +55,6 @@ impl<'a> WriteOp<'a> {
     }
 
     /// A transaction of Keyward's own, under the client's user.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the command isn't BSON.
     pub fn own_transaction(&mut self) -> Result<Transaction, Malformed> {
         Transaction::own(self.protected, self.command.body, self.upstream)
     }

@@ -29,9 +29,6 @@ const OF_TRANSACTIONS: [&[u8]; 5] = [
 const UNKNOWN: &str = "keywardAsks";
 
 /// The server's objection to a command that no driver sends, as the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled.
 pub async fn server_objection(
     message: &OpMsg<'_>,
     form: Form,

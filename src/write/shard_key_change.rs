@@ -2,7 +2,7 @@
 //!
 //! By an outdated shard key, two documents with one `_id` on two shards look like one. A takeover in strict mode reads the shard
 //! key itself. If a lookup by a wrong route finds nothing, Keyward repeats it on all shards. A statement in a transaction must
-//! change exactly the documents that Keyward read, and leave them in place; otherwise it runs again, and Keyward reads all
+//! change exactly the documents that Keyward read, and leave them in place. Otherwise it runs again, and Keyward reads all
 //! documents with their `_id`s. So an outdated shard key costs time, and occasionally causes an error that a retry clears.
 //! Keyward reads the shard keys again after each command that may change one, after such a statement, and at intervals.
 
@@ -47,9 +47,6 @@ impl Context {
 }
 
 /// Forwards a command that may change a shard key; returns the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn forward_and_renew_shard_keys(
     context: &Context,
     body: Doc<'_>,

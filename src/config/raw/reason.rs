@@ -1,6 +1,6 @@
 //! Puts the reasons for which `serde` refuses a value into an operator's words, and guesses which setting was meant.
 
-/// What `serde` expects, and the same for an operator.
+/// The types that `serde` expects, each in an operator's words.
 const EXPECTED: [(&str, &str); 9] = [
     ("usize", "a whole number, 0 or more"),
     ("f64", "a number"),
@@ -12,7 +12,7 @@ const EXPECTED: [(&str, &str); 9] = [
     ("a map", "a mapping of settings"),
     ("struct ", "a mapping of settings"),
 ];
-/// What `serde` says of a value, and the same for an operator.
+/// The kinds of values that `serde` names, each in an operator's words.
 const FOUND: [(&str, &str); 7] = [
     ("integer ", "the number "),
     ("floating point ", "the number "),

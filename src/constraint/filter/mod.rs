@@ -95,9 +95,6 @@ impl Filter {
     ///
     /// Every other test has the same result for equal values. A test of types can differ between 1 and 1.0, and between
     /// a string and a symbol.
-    ///
-    /// # Errors
-    /// [`Malformed`] if `document` is.
     pub(super) fn type_tests(&self, document: Doc<'_>) -> Result<Vec<TypeTest>, Malformed> {
         let mut tests = Vec::new();
         self.collect_type_tests(document, &mut tests)?;

@@ -23,9 +23,6 @@ use crate::write::update::result::ReservationConflict;
 
 /// Carries out the insert; returns the reply's body. A transaction's batch stops at its first error, whether ordered or
 /// unordered.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn insert_in_clients_transaction(
     mut op: WriteOp<'_>,
     mut transaction: Transaction,

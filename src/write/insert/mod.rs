@@ -57,9 +57,6 @@ enum Stopped {
 }
 
 /// Carries out the insert; returns the reply's body.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn insert(op: WriteOp<'_>) -> Result<Vec<u8>, ForwardError> {
     let command = op.command;
     let mut insert = Insert {

@@ -71,7 +71,7 @@ impl Note {
     }
 }
 
-/// What became of notes that a transaction was to add to their records.
+/// The outcome for notes that a transaction was to add to their records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
     /// The transaction has added them.
@@ -103,9 +103,6 @@ pub fn add<'p>(protected: &'p Protected, notes: &[Note]) -> PipelinedCommand<'p>
 }
 
 /// Whether the notes were added, from the reply to [`add`].
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn added(reply: Doc<'_>) -> Result<Added, Malformed> {
     let errors = write_errors(reply)?;
     Ok(match &errors[..] {
@@ -116,9 +113,6 @@ pub fn added(reply: Doc<'_>) -> Result<Added, Malformed> {
 }
 
 /// The statements that took effect, from the reply to [`find`].
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 fn statements(found: Doc<'_>) -> Result<BTreeSet<i32>, Malformed> {
     let mut statements = BTreeSet::new();
     for record in cursor::batch(found)? {
@@ -183,9 +177,6 @@ async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction
 
 /// Ends the transactions that an earlier try left open, on all shards. The earlier try may have run in a group, whose other
 /// documents are on other shards than this command's. Their clients wait for their keys there.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn end_first_try(op: &mut WriteOp<'_>, first: RetryId) -> Result<(), ForwardError> {
     for _ in 0..ENDS_MAX {
         let documents = on_all_shards(op.protected, &op.protected.namespace.collection);

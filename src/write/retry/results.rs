@@ -48,9 +48,6 @@ impl<'a> Recorded<'a> {
     }
 
     /// The reply to a first try, if that committed.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn find(
         &self,
         transaction: &mut Transaction,
@@ -128,9 +125,6 @@ impl<'a> Recorded<'a> {
     }
 
     /// Writes `reply`; returns false if another try has written its reply.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn write(
         &self,
         reply: &[u8],
@@ -216,9 +210,6 @@ fn of_the_statement(reply: &[u8]) -> Result<Vec<u8>, Malformed> {
 }
 
 /// A statement's reply with the times of the commit's reply: the statement took effect then.
-///
-/// # Errors
-/// [`Malformed`] if either isn't BSON.
 pub fn with_times_of(reply: &[u8], commit: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut with = Builder::from_document(&of_the_statement(reply)?);
     with.elements_where(Doc::new(commit)?, |element| {

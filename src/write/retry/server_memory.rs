@@ -24,14 +24,11 @@ use crate::write::operation::WriteOp;
 use crate::write::update::result::StatementResult;
 use crate::write::update::statement_run::StatementRun;
 
-/// Those of `candidates`, statements of a retryable insert, that the server carried out before; by position.
+/// The positions of the `candidates`, statements of a retryable insert, that the server carried out before.
 ///
 /// Keyward asks by deletes that match nothing, under the statements' numbers. If the server knows a number, it reports that;
 /// otherwise the delete leaves no trace. A client that may insert but not delete gets no answer, and its retry may be refused
 /// as a duplicate. A document counts after a majority has it: until then a step-down may undo it.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn done_before(op: &mut WriteOp<'_>, candidates: &[&Candidate<'_>]) -> Result<HashSet<usize>, ForwardError> {
     let done = ask(op, candidates, Acknowledged::ByPrimary).await?;
     match done.is_empty() {
@@ -51,9 +48,6 @@ async fn ask(
 }
 
 /// The positions of those of `candidates` that the server did before, according to a reply.
-///
-/// # Errors
-/// [`Malformed`] if the reply isn't BSON.
 pub fn positions_done_before<'c, 'd: 'c>(
     command: &BatchCommand<'_>,
     candidates: impl Iterator<Item = &'c Candidate<'d>>,
@@ -97,9 +91,6 @@ fn question(
 }
 
 /// The server's answer to the first try of a retryable statement, if there was a first try.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
     if run.retry_id.is_none() {
         return Ok(None);
@@ -114,9 +105,6 @@ pub async fn first_try(run: &mut StatementRun<'_, '_>) -> Result<Option<Statemen
 /// shard remembers the statements that it carried out. That memory moves with a chunk, but not with a document. Keyward asks
 /// after it has read the document. If the first try runs later than that, it updates the document that Keyward read, or finds
 /// that the document has gone.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<StatementResult>, ForwardError> {
     let query = run.statement.query()?.unwrap_or(Doc::empty());
     if run.retry_id.is_none() || names_shard(query, &run.op.protected.shard_key)? {
@@ -132,9 +120,6 @@ pub async fn done_elsewhere(run: &mut StatementRun<'_, '_>) -> Result<Option<Sta
 /// The server's answer to an upsert that Keyward `sent` as a `findAndModify` without `upsert`. If its first try inserted a document,
 /// the server answers only a `findAndModify` with `upsert` from its memory. Keyward then asks again with one that can't insert: it
 /// sets another `_id` than it asks for.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> Result<forward::Sent, ForwardError> {
     let is_inserted = run.retry_id.is_some()
         && run.statement.is_upsert
@@ -159,9 +144,6 @@ pub async fn as_upsert(run: &mut StatementRun<'_, '_>, sent: forward::Sent) -> R
 }
 
 /// The server's answer to the statement in a form that matches no document.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn without_match(run: &mut StatementRun<'_, '_>) -> Result<forward::Sent, ForwardError> {
     ask_about_statement(run, Acknowledged::ByMajority).await
 }

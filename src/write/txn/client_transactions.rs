@@ -159,18 +159,29 @@ impl ClientTransactions {
     /// [`WriteRefusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
     /// Also if this process hasn't seen its start, like a `mongos`, which knows its own transactions only.
     pub fn enter(&self, id: TransactionId) -> Result<StatementUnderWay<'_>, WriteRefusal> {
-        let no_such = WriteRefusal::NoSuchTransaction { number: id.number };
         let seen = self.by_session.get_mut(&id.session);
-        let mut seen = seen.filter(|seen| seen.number == id.number).ok_or(no_such.clone())?;
-        if seen.is_committed {
-            return Err(WriteRefusal::Committed);
-        }
-        if seen.is_doomed || seen.is_unseen || self.is_older(&seen) {
-            return Err(no_such);
-        }
+        let seen = seen.filter(|seen| seen.number == id.number);
+        let mut seen = seen.ok_or(WriteRefusal::NoSuchTransaction { number: id.number })?;
+        self.check(&seen)?;
         seen.unfinished += 1;
         seen.at = Instant::now();
         Ok(StatementUnderWay { transactions: self, id })
+    }
+
+    /// Whether a write that can change no key may go on in the transaction: the same as for [`ClientTransactions::enter`].
+    pub fn may_write(&self, id: TransactionId) -> bool {
+        let seen = self.by_session.get(&id.session);
+        seen.is_some_and(|seen| seen.number == id.number && self.check(&seen).is_ok())
+    }
+
+    fn check(&self, seen: &SeenTransaction) -> Result<(), WriteRefusal> {
+        if seen.is_committed {
+            return Err(WriteRefusal::Committed);
+        }
+        if seen.is_doomed || seen.is_unseen || self.is_older(seen) {
+            return Err(WriteRefusal::NoSuchTransaction { number: seen.number });
+        }
+        Ok(())
     }
 
     /// Decides on a commit, and records the decision. If Keyward forwards the commit, it writes nothing more in the transaction.
@@ -247,9 +258,6 @@ impl StatementUnderWay<'_> {
 /// then. A router's answer doesn't report commits, and the router ignores the results of its aborts. So behind a router Keyward
 /// kills the session's transactions on all shards, which fails if one shard doesn't answer. Committed effects stay, and the
 /// router answers the commit.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn commit_unseen(
     id: TransactionId,
     body: Doc<'_>,
@@ -292,9 +300,6 @@ async fn kill_session(body: Doc<'_>, upstream: &mut Connection) -> Result<Option
 
 /// Makes the server end the transaction of the command `body` if it is still open, by a command that fails in it. Unlike
 /// `abortTransaction`, this spares a transaction that is about to commit on several shards. Returns the server's answer.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn ask_to_end(body: Doc<'_>, upstream: &mut Connection) -> Result<Vec<u8>, ForwardError> {
     let mut command = Builder::new();
     // No cursor has this number. To get that answer, a client must only have logged in.

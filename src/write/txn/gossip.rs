@@ -24,9 +24,6 @@ pub fn known_times(protected: &Protected, upstream: &Connection) -> Times {
 }
 
 /// The later of [`known_times`] and the time that the client's command `body` carries.
-///
-/// # Errors
-/// [`Malformed`] if the body is.
 pub fn latest(protected: &Protected, body: Doc<'_>, upstream: &Connection) -> Result<Times, Malformed> {
     let mut latest = Times::default();
     if let Some(carried) = body.get(CLUSTER_TIME)? {
@@ -37,9 +34,6 @@ pub fn latest(protected: &Protected, body: Doc<'_>, upstream: &Connection) -> Re
 }
 
 /// Appends the later of the `$clusterTime` that `body` carries and the time of `times`.
-///
-/// # Errors
-/// [`Malformed`] if `body` is.
 pub fn append(times: &Times, body: Doc<'_>, command: &mut Builder) -> Result<(), Malformed> {
     let carried = body.get(CLUSTER_TIME)?;
     if let Some(later) = times.later_than(carried.as_ref()) {

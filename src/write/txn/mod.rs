@@ -59,7 +59,7 @@ pub enum Failure {
     /// session ([`ErrorReply::is_before_execution`]).
     #[error("the server refused a command of a transaction")]
     ErrorReply(ErrorReply),
-    /// Nobody knows whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
+    /// It is unknown whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
     /// lacks a part.
     #[error("nobody knows whether a transaction was committed")]
     InDoubt(ErrorReply),
@@ -74,9 +74,6 @@ pub struct ErrorReply {
 
 impl Failure {
     /// The server's error, whether or not the outcome is known.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if there is no reply.
     pub fn into_reply(self) -> Result<ErrorReply, ForwardError> {
         match self {
             Failure::Forward(error) => Err(error),
@@ -147,9 +144,6 @@ impl ErrorReply {
 impl Transaction {
     /// A transaction of Keyward's own on `upstream`, for the client's command `body`. It ends any earlier transaction of the
     /// connection.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the body is.
     pub fn own(protected: &Protected, body: Doc<'_>, upstream: &mut Connection) -> Result<Transaction, Malformed> {
         let mut fields = Builder::new();
         let of_client = session_of_retryable(body)?;
@@ -199,9 +193,6 @@ impl Transaction {
     }
 
     /// The client's transaction, if its command `body` is part of one.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the body is.
     pub fn of_client(
         protected: &Protected,
         body: Doc<'_>,
@@ -245,9 +236,6 @@ impl Transaction {
     }
 
     /// Runs `command` in the transaction; returns the reply's body.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn run(
         &mut self,
         upstream: &mut Connection,
@@ -281,9 +269,6 @@ impl Transaction {
     }
 
     /// Sends `command` in the transaction; [`Transaction::receive`] reads the replies in the order of sending.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn send(
         &mut self,
         upstream: &mut Connection,
@@ -312,9 +297,6 @@ impl Transaction {
     }
 
     /// Returns the body of the reply to the first command that has none yet.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn receive(&self, upstream: &mut Connection) -> Result<Vec<u8>, Failure> {
         let reply = upstream.receive().await.map_err(ForwardError::from)?;
         let body = reply.body();
@@ -406,9 +388,6 @@ impl Transaction {
 
     /// Aborts the transaction unless the server has done so. Never aborts after a commit: if the commit is about to take effect
     /// on several shards, an abort could undo it on one of them.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn abort(&mut self, upstream: &mut Connection) -> Result<(), ForwardError> {
         if self.opening.is_some() || self.is_committing {
             return Ok(());

@@ -26,9 +26,6 @@ pub struct PipelinedCommand<'a> {
 
 /// Runs `steps` in the transaction, and then the reads `outside` of it; returns the reply or refusal to each. Replies must be
 /// small: none is read before all commands are sent.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn run(
     steps: Vec<PipelinedCommand<'_>>,
     outside: Vec<PipelinedCommand<'_>>,

@@ -34,9 +34,6 @@ pub struct DocumentKeys {
 
 impl DocumentKeys {
     /// The identity and the keys of `document`.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn of(protected: &Protected, document: Doc<'_>) -> Result<DocumentKeys, Malformed> {
         let mut id = Builder::new();
         if let Some(element) = document.get("_id")? {
@@ -80,9 +77,6 @@ pub struct DocumentAsRead {
 
 /// Reads the documents that `selection` selects, at most `most` of them. `kept` gets the top-level fields that keys and routes are made of, of
 /// each document of the first reply.
-///
-/// # Errors
-/// [`Failure`].
 pub async fn read(
     protected: &Protected,
     selection: &Selection<'_>,
@@ -111,9 +105,6 @@ pub async fn read(
 
 /// Reads the documents with these `_id`s, given as elements, that meet `selection`; in as many commands as needed. The query of
 /// `selection` has no condition on `_id`.
-///
-/// # Errors
-/// [`Failure`].
 pub async fn read_these(
     protected: &Protected,
     ids: &[&[u8]],
@@ -159,9 +150,6 @@ pub fn in_one_query<'i>(ids: impl Iterator<Item = &'i [u8]>) -> usize {
 
 /// Reads the first document that `selection` selects, outside any transaction, for the client's command `body`. If the server
 /// refuses, returns the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn read_outside(
     protected: &Protected,
     body: Doc<'_>,
@@ -196,11 +184,8 @@ pub async fn read_outside(
     })))
 }
 
-/// The keys that the document of `before` holds after a majority has the writes that `reply` reported; `None` if the document
-/// isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
+/// The keys that the document of `before` holds after a majority has the writes that `reply` reported. Returns `None` if the
+/// document isn't there, or isn't the only one there. If the server refuses to read it, returns the server's reply.
 pub async fn read_after(
     protected: &Protected,
     body: Doc<'_>,
@@ -274,9 +259,6 @@ fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builde
 
 /// `query`, as long as the values that keys under these constraints are made of are the same as in `document`. Those at `operands`
 /// must also have the same types.
-///
-/// # Errors
-/// [`Malformed`] if either isn't BSON.
 pub fn with_same_keys<'p>(
     constraints: impl Iterator<Item = &'p ProxyCollection>,
     operands: &[&str],

@@ -65,9 +65,6 @@ impl Selected {
 
 impl<'a> Statement<'a> {
     /// Makes the server evaluate the statement and updates the reservations, all in `transaction`.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn evaluate(
         self,
         op: &mut WriteOp<'_>,
@@ -262,7 +259,7 @@ impl<'a> Statement<'a> {
                 query: Some(Doc::new(&query)?),
                 ..under
             };
-            // Not one alone: a second one shows that the shard key is another one.
+            // It reads up to two documents: a second one shows that the shard key is another one.
             let after = document_keys::read(protected, &selection, 2, None, transaction, op.upstream).await?;
             return Ok(Some(after).filter(|after| are_places_equal(before, after)));
         }
@@ -324,9 +321,6 @@ impl<'a> Statement<'a> {
 
     /// The server's answer to the statement itself, in a transaction that changes nothing, if the server refused to read the
     /// documents. `None` if the server has no objection.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;

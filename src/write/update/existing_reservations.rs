@@ -32,9 +32,6 @@ pub struct ExistingReservation {
 }
 
 /// The existing reservations of `keys`.
-///
-/// # Errors
-/// [`Failure`].
 pub async fn existing_reservations(
     protected: &Protected,
     keys: &[&ConstrainedKey],

@@ -17,9 +17,6 @@ use crate::write::txn::Transaction;
 const PREFIX: &str = "Plan executor error during findAndModify :: caused by :: ";
 
 /// Carries out the command by `plan`.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>) -> Result<Vec<u8>, ForwardError> {
     let protected = op.protected;
     let transaction = Transaction::of_client(protected, op.command.body, op.upstream)?;

@@ -1,5 +1,7 @@
 //! Carries out a statement about one document without a transaction: its new keys can be read from it
-//! ([`crate::command::key_update`]). Statements that are planned to run in a transaction go on to [`super::in_transaction`].
+//! ([`crate::command::key_update`]).
+//!
+//! Statements that are planned to run in a transaction go on to [`super::in_transaction`].
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
 //! several shards.
@@ -210,8 +212,8 @@ async fn write(
     Ok(InPlaceOutcome::Ran(sent.into()))
 }
 
-/// Notes keys that two documents have got. Between the read and the statement, a second document with the same `_id` has come to
-/// another shard, by a shard key that this Keyward doesn't know yet. A router sent the statement to both.
+/// Notes keys that two documents have got. A second document with the same `_id` has come to another shard between the read and the
+/// statement. Keyward doesn't know that document's shard key yet. A router sent the statement to both.
 async fn note_if_given_twice(
     run: &StatementRun<'_, '_>,
     candidate: &Candidate<'_>,

@@ -87,9 +87,6 @@ impl StatementRun<'_, '_> {
 
     /// The obstacle that keeps the statement from taking effect, if there is one. Keyward evaluates the statement in a
     /// transaction that is never committed.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn obstacle(&mut self) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = self.op.own_transaction()?;
         let evaluated = self.statement.evaluate(self.op, &mut transaction, self.places).await;
@@ -109,7 +106,7 @@ impl StatementRun<'_, '_> {
         Ok(obstacle)
     }
 
-    /// Has the next try read documents by `_id` alone, and later commands know the present shard keys.
+    /// Makes the next try read documents by `_id` alone, and renews the shard keys for later commands.
     async fn doubt_places(&mut self) {
         self.places = Places::Doubted;
         self.op.context.renew_shard_keys().await;
@@ -213,9 +210,6 @@ impl StatementRun<'_, '_> {
     /// Runs the statement in the client's transaction, whose commit or abort then carries everything. A duplicate aborts the
     /// transaction, as without Keyward. If the conflicting reservation is stale, Keyward removes it and returns an error that
     /// asks the client to retry.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn run_in_clients_transaction(
         &mut self,
         transaction: &mut Transaction,
@@ -251,9 +245,6 @@ impl StatementRun<'_, '_> {
     }
 
     /// Runs a statement that can't change a key in the client's transaction.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn forward_in_clients_transaction(
         &mut self,
         transaction: &mut Transaction,
@@ -274,9 +265,6 @@ impl StatementRun<'_, '_> {
     /// nothing of the command, it stays as the server left it. Otherwise Keyward aborts it. A server that refuses a command
     /// before it reads the session, for a missing privilege for example, leaves the transaction open. The client could then
     /// commit a statement without its reservations.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     async fn leave_or_abort(
         &mut self,
         transaction: &mut Transaction,
@@ -291,9 +279,6 @@ impl StatementRun<'_, '_> {
 
     /// The result if the documents can't be read: the server's answer to the statement itself. It is an error of one statement,
     /// and quotes the client's own query.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn answer_to_refused_read(&mut self, refused_read: ErrorReply) -> Result<StatementResult, ForwardError> {
         let refusal = self.statement.refusal(self.op).await?;
         Ok(refusal.unwrap_or(StatementResult::ErrorReply(refused_read.body)))

@@ -16,9 +16,6 @@ use crate::raw::{Builder, Doc, Element, Malformed};
 impl Statement<'_> {
     /// Whether the statement moves none of the `selected` documents: it sets no part of the shard key, or replaces documents by others
     /// with the same shard key, or deletes them.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn leaves_in_place(self, protected: &Protected, selected: &[DocumentKeys]) -> Result<bool, Malformed> {
         if self.deletes()? {
             return Ok(true);
@@ -39,9 +36,6 @@ impl Statement<'_> {
     }
 
     /// The shard key, without `_id`, of the document that the statement inserts. `None` if its query and update don't determine it.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn inserts_at(self, protected: &Protected) -> Result<Option<Vec<u8>>, Malformed> {
         let query = self.query()?.unwrap_or(Doc::empty());
         let (Some(route), Some(update)) = (route_of(query, &protected.shard_key)?, self.update()?) else {
@@ -62,9 +56,6 @@ impl Statement<'_> {
 
 /// The conditions of `query` on the shard key alone. A document that meets the query goes on to meet them while its shard key
 /// doesn't change.
-///
-/// # Errors
-/// [`Malformed`] if it isn't BSON.
 pub fn conditions_on_shard_key(query: Doc<'_>, shard_key: &[String]) -> Result<Builder, Malformed> {
     let mut conditions = Builder::new();
     for condition in query.elements() {

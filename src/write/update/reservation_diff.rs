@@ -71,9 +71,6 @@ impl ReservationDiff {
     }
 
     /// The first of the keys to reserve that a document already holds, as the client's `transaction` sees it.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn duplicate(
         &self,
         protected: &Protected,
@@ -100,9 +97,6 @@ impl ReservationDiff {
     }
 
     /// Writes the changes in `transaction`; `Some` if a key is already reserved, which ends the transaction.
-    ///
-    /// # Errors
-    /// [`Failure`].
     pub async fn run(
         self,
         protected: &Protected,

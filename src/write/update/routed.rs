@@ -14,9 +14,6 @@ pub struct AtOwner {
 
 impl AtOwner {
     /// Reads the reservation. `None` if the statement isn't by a key, or if the key has no usable reservation.
-    ///
-    /// # Errors
-    /// [`Malformed`] if the statement isn't BSON.
     pub async fn of(statement: Statement<'_>, op: &WriteOp<'_>) -> Result<Option<AtOwner>, Malformed> {
         let Some(AskedFor { constraint, key }) = AskedFor::by_statement(statement, op.protected) else {
             return Ok(None);

@@ -57,9 +57,6 @@ pub async fn send(
 /// The server may have answered from its memory of a first try, which may have concerned another document. Since then, a later
 /// write in progress may have reserved the old keys. Keyward then keeps them: the next write that meets one finds out whether
 /// it is stale. The new keys may be held, or not.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone.
 pub async fn release_after(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,
@@ -107,14 +104,11 @@ async fn release_old(run: &StatementRun<'_, '_>, target: &DocumentKeys, old: &Ol
 impl StatementRun<'_, '_> {
     /// Ends a try if a document holds a key that the statement needs, or if the document can't be indexed. The server may refuse
     /// the statement for another reason first. Keyward finds the reason in a transaction that is never committed.
-    ///
-    /// # Errors
-    /// [`ForwardError`] if the connection is gone.
     pub async fn meet_obstacle(&mut self) -> Result<InPlaceOutcome, ForwardError> {
         let Some(result) = self.obstacle().await? else {
             return Ok(InPlaceOutcome::Again);
         };
-        // Asked last: the first try may have ended meanwhile.
+        // This comes last: the first try may have ended meanwhile.
         let first_try = first_try(self).await?;
         Ok(InPlaceOutcome::Ran(first_try.unwrap_or(result)))
     }

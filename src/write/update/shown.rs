@@ -12,9 +12,6 @@ use crate::raw::{Doc, Malformed};
 
 impl<'a> Statement<'a> {
     /// The keys of the document that the reply shows, as it is after the statement.
-    ///
-    /// # Errors
-    /// [`Malformed`] if either isn't BSON.
     pub fn shown(self, protected: &Protected, reply: Doc<'_>) -> Result<Option<DocumentKeys>, Malformed> {
         let document = match self.shows_document()? {
             true => reply.nested("value")?,
@@ -26,9 +23,6 @@ impl<'a> Statement<'a> {
     }
 
     /// The documents that the statement selects. If its reply shows the document, the others that it could pick are included.
-    ///
-    /// # Errors
-    /// [`Malformed`] if it isn't BSON.
     pub fn selection_with_others(self, is_collated: bool) -> Result<Selection<'a>, Malformed> {
         let query = self.query()?.unwrap_or(Doc::empty());
         let are_found = !is_collated && !is_fickle(query)? && equality(query, "_id")?.is_some();

@@ -27,9 +27,6 @@ struct Modify<'r, 'a> {
 }
 
 /// Carries out the command by `plans`.
-///
-/// # Errors
-/// [`ForwardError`] if the upstream connection is gone or garbled: Keyward must then close the client's connection.
 pub async fn modify<'a>(
     op: &mut WriteOp<'a>,
     kind: StatementKind,

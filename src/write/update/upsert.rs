@@ -36,7 +36,7 @@ pub async fn insert_new(run: &mut StatementRun<'_, '_>, fields: &[u8]) -> Result
     run.op.release(std::slice::from_mut(&mut candidate)).await;
     match tried? {
         Some(tried) => Ok(tried),
-        // Asked after the release: otherwise the statement would meet its own reservations.
+        // This comes after the release: otherwise the statement would meet its own reservations.
         None => run.meet_obstacle().await,
     }
 }

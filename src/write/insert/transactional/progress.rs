@@ -138,9 +138,6 @@ impl InsertProgress {
     }
 
     /// All outcomes, with the reply that the server would have given.
-    ///
-    /// # Errors
-    /// [`Malformed`] if a reply isn't BSON.
     pub fn into_sent(self) -> Result<SentDocuments, Malformed> {
         if let Some(body) = self.failed {
             return Ok(SentDocuments {

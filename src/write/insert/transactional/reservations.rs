@@ -40,9 +40,6 @@ pub fn checks<'s>(protected: &'s Protected, candidates: &[&Candidate<'_>]) -> Ve
 
 /// The same commands, to be run outside of the transaction behind its insert, at one moment of their own. `body` is the client's
 /// command.
-///
-/// # Errors
-/// [`Malformed`] if `body` is.
 pub fn outside_checks<'s>(
     protected: &'s Protected,
     candidates: &[&Candidate<'_>],
@@ -60,9 +57,6 @@ pub fn outside_checks<'s>(
 ///
 /// The reply to the insert carries the latest time that the router knows. It isn't earlier than any time that those shards knew
 /// when they replied, and so than any commit in the snapshots.
-///
-/// # Errors
-/// [`Malformed`] if a reply is.
 pub fn are_later(outside: &[Vec<u8>], insert: Doc<'_>) -> Result<bool, Malformed> {
     let time_at = |reply: Doc<'_>, path| Ok::<_, Malformed>(reply.value_at(path)?.and_then(|time| timestamp_of(&time)));
     let known = time_at(insert, "$clusterTime.clusterTime")?;
@@ -136,9 +130,6 @@ pub fn are_written(replies: &[Vec<u8>]) -> Result<bool, Malformed> {
 }
 
 /// The candidates with a key whose reservation isn't theirs now.
-///
-/// # Errors
-/// [`StoreError`] if the cluster gave no sure answer.
 pub async fn superseded(protected: &Protected, candidates: &[&Candidate<'_>]) -> Result<Vec<usize>, StoreError> {
     let mut superseded = Vec::new();
     for (constraint, proxy) in protected.constraints.iter().enumerate() {

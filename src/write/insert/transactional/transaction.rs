@@ -273,7 +273,7 @@ impl Transactional {
         })
     }
 
-    /// Those of `these` that have lost a key, from the current reservations. If none has, the check was made too early.
+    /// The candidates in `these` whose keys were taken over, by the current reservations. If there are none, the check was made too early.
     async fn superseded(op: &WriteOp<'_>, these: &[&Candidate<'_>]) -> TransactionOutcome {
         match reservations::superseded(op.protected, these).await {
             Ok(superseded) if superseded.is_empty() => TransactionOutcome::NotReserved,
@@ -312,9 +312,6 @@ fn are_checked_outside(op: &WriteOp<'_>, reservations: ReservationMode) -> bool 
 
 /// The transaction of an insert. If a check outside of it follows, each shard may have a snapshot of its own. A common one would make each
 /// shard write an entry to its oplog first.
-///
-/// # Errors
-/// [`Malformed`] if the client's command is.
 pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMode) -> Result<Transaction, Malformed> {
     let transaction = op.own_transaction()?;
     Ok(match are_checked_outside(op, reservations) {

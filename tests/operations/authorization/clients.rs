@@ -209,7 +209,8 @@ async fn a_client_that_need_not_log_in_writes_only_where_the_register_says_so() 
         .start()
         .unwrap();
     let uri = set.uri();
-    let keyward = tokio::task::spawn_blocking(move || Keyward::start(&uri, "[]"))
+    let constraint = "  - { collection: transition.others, key: { email: 1 } }\n";
+    let keyward = tokio::task::spawn_blocking(move || Keyward::start(&uri, constraint))
         .await
         .unwrap();
     let stranger = client(&keyward, None);

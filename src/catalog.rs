@@ -231,7 +231,7 @@ impl Protection for Catalog {
     ) -> Option<OtherCollation> {
         let protected = self.protected(database, collection)?;
         let constraints = protected.constraints.iter().map(|proxy| &*proxy.constraint);
-        protected.creatable_with.objection(collation, constraints)
+        protected.creatable_with.mismatch(collation, constraints)
     }
 
     fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField> {

@@ -39,8 +39,8 @@ impl DefaultCollations {
         self.0.iter().any(Option::is_some)
     }
 
-    /// The objection to creating the collection with this value of `collation`, because of `constraints`.
-    pub fn objection<'a>(
+    /// The mismatch of this value of `collation`, because of `constraints`.
+    pub fn mismatch<'a>(
         &self,
         collation: Option<&Element<'_>>,
         constraints: impl Iterator<Item = &'a Constraint>,
@@ -100,11 +100,11 @@ mod tests {
         let bytes = command.to_vec().unwrap();
         let element = Doc::new(&bytes).unwrap().get("collation").unwrap();
         let constraint = constraint(None);
-        let objection = collations.objection(element.as_ref(), [&constraint].into_iter());
-        if let Some(objection) = &objection {
-            assert_eq!(objection.constraint, "email_1");
+        let mismatch = collations.mismatch(element.as_ref(), [&constraint].into_iter());
+        if let Some(mismatch) = &mismatch {
+            assert_eq!(mismatch.constraint, "email_1");
         }
-        objection.is_none()
+        mismatch.is_none()
     }
 
     fn en(strength: impl Into<bson::Bson>) -> Document {
@@ -181,7 +181,7 @@ mod tests {
         };
         let constraint = constraint(None);
         let plain = DefaultCollations::of_existing(None);
-        assert!(plain.objection(Some(&element), [&constraint].into_iter()).is_some());
+        assert!(plain.mismatch(Some(&element), [&constraint].into_iter()).is_some());
     }
 
     #[test]

@@ -315,7 +315,7 @@ async fn enforce(
         timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.unobserved_end() {
             tracing::info!(
-                "waiting until no transaction from before can be open any more, nor a write whose outcome nobody knows"
+                "waiting until no transaction from before can be open any more, nor a write of unknown outcome"
             );
             sleep_until(end).await;
         }

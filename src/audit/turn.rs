@@ -41,7 +41,7 @@ impl<'a> AuditTurn<'a> {
         let first = audits.insert_one(doc! { "_id": &namespace.collection });
         match answered(first.into_future()).await {
             Err(StoreError::Driver(error)) if !is_duplicate(&error) => return Err(error.into()),
-            Err(error @ StoreError::Late(_)) => return Err(error),
+            Err(error @ StoreError::TimedOut(_)) => return Err(error),
             _ => {}
         }
         let mut turn = AuditTurn {

@@ -144,7 +144,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
    0  all is well
    1  verify: documents and reservations contradict each other, and that isn't repaired; status: not ready; forget: not gone; constraints: nothing changed; shard: not done; doctor, check: a warning
-   2  the command line is wrong; verify: it could not tell; status: nobody answered; doctor: a check failed, or it was interrupted
+   2  the command line is wrong; verify: it could not tell; status: no Keyward answered; doctor: a check failed, or it was interrupted
   65  existing documents violate a constraint
   69  the deployment refuses Keyward, or doesn't do as it is asked
   71  an address can't be listened on, or another part of the process failed

@@ -141,7 +141,7 @@ impl ClientConstraints {
     }
 
     /// Moves the builds of the Keyward `gone` to the one with the entry `own` in the register. Returns whether there are any.
-    pub fn adopt(&mut self, gone: ObjectId, own: ObjectId) -> bool {
+    pub fn inherit(&mut self, gone: ObjectId, own: ObjectId) -> bool {
         let of_gone = self
             .constraints
             .iter_mut()
@@ -274,7 +274,7 @@ mod tests {
         assert!(list.finished(|id| id == a.id).is_empty());
         assert_eq!(list.finished(|id| id == a.id || id == b.id), [a.command]);
         let own = ObjectId::new();
-        assert!(list.adopt(gone, own) && !list.adopt(gone, own));
+        assert!(list.inherit(gone, own) && !list.inherit(gone, own));
         assert!(list.end_build(b.id, &Document::new()));
         assert_eq!(list.constraints.len(), 1);
         assert!(list.end_of(a.id).is_some() && list.end_of(b.id).is_some());

@@ -81,7 +81,7 @@ pub fn affects_keys(kind: StatementKind, raw: Doc<'_>, paths: &impl Paths) -> Re
             b"upsert" if field.is_truthy() => return Ok(true),
             b"u" | b"update" => match update {
                 None => update = Some(field),
-                // A second update makes the statement unusual: the full plan decides.
+                // No driver sends a second update: the full plan decides.
                 Some(_) => return Ok(true),
             },
             b"remove" => removes |= field.is_truthy(),

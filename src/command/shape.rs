@@ -1,7 +1,7 @@
 //! Checks whether a command has the shape that drivers send.
 //!
 //! A command of another shape has unknown fields, fields given twice, or values of
-//! an unexpected type. Keyward probes the server for objections to such a command first.
+//! an unexpected type. Keyward first probes whether the server refuses such a command.
 
 use bson::spec::ElementType;
 
@@ -159,7 +159,7 @@ impl Form {
     }
 
     /// Whether a driver may have sent it.
-    pub fn is_usual(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
+    pub fn has_driver_shape(self, message: &OpMsg<'_>) -> Result<bool, Malformed> {
         let list = self.list();
         let mut sequences = message.sequences();
         if sequences.any(|sequence| list.is_none_or(|list| sequence.name != list.as_bytes())) {
@@ -176,12 +176,12 @@ impl Form {
         let (mut known, mut has_list) = (FoundFields::default(), message.sequences().next().is_some());
         for (position, field) in message.body.elements().enumerate() {
             let field = field?;
-            let is_usual = match position {
+            let has_driver_shape = match position {
                 0 => field.kind == ElementType::String,
                 _ if is_list(&field) => !std::mem::replace(&mut has_list, true) && is_of_documents(&field)?,
                 _ => known.holds(&field, self.of_command(), 0)? || known.holds(&field, CIRCUMSTANCES, 16)?,
             };
-            if !is_usual {
+            if !has_driver_shape {
                 return Ok(false);
             }
         }

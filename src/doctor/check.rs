@@ -100,7 +100,7 @@ pub enum CheckError {
     /// The driver failed, or the server refused a command that it should carry out.
     Driver(Error),
     /// No answer came in time.
-    Late,
+    TimedOut,
     /// The run was asked to end.
     Interrupted,
     /// The check can't be run here; with the reason.
@@ -121,7 +121,7 @@ impl From<StoreError> for CheckError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Driver(error) => CheckError::Driver(error),
-            StoreError::Late(_) => CheckError::Late,
+            StoreError::TimedOut(_) => CheckError::TimedOut,
             other => CheckError::Unexpected(other.to_string()),
         }
     }
@@ -158,7 +158,7 @@ impl CheckError {
                 CheckOutcome::Skipped(format!("the user lacks a privilege: {}", driver::in_words(&error)))
             }
             CheckError::Driver(error) => CheckOutcome::Failed(driver::in_words(&error)),
-            CheckError::Late => CheckOutcome::Failed("no answer came in time".to_owned()),
+            CheckError::TimedOut => CheckOutcome::Failed("no answer came in time".to_owned()),
             CheckError::Interrupted => CheckOutcome::Skipped("interrupted".to_owned()),
             CheckError::Impossible(why) => CheckOutcome::Skipped(why),
             CheckError::Unexpected(what) | CheckError::Transient(what) => CheckOutcome::Failed(what),

@@ -192,7 +192,7 @@ impl Scratch {
         let asked = timeout(MEMBER_MAX, hello.selection_criteria(at(address)).into_future());
         match asked.await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(CheckError::Late),
+            Err(_) => Err(CheckError::TimedOut),
         }
     }
 
@@ -350,7 +350,7 @@ fn left_by(error: CheckError) -> String {
 async fn within_limit<T>(asked: impl Future<Output = Result<T, mongodb::error::Error>>) -> Result<T, CheckError> {
     match timeout(COMMAND_MAX, asked).await {
         Ok(answer) => Ok(answer?),
-        Err(_) => Err(CheckError::Late),
+        Err(_) => Err(CheckError::TimedOut),
     }
 }
 

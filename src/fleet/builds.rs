@@ -73,8 +73,8 @@ impl<'a> Builds<'a> {
         }
         let changed = list.change(|list| {
             let built = finished.iter().filter(|command| list.note_built(**command)).count();
-            let adopted = gone.iter().filter(|builder| list.adopt(**builder, self.own)).count();
-            (built + adopted > 0).then_some(())
+            let inherited = gone.iter().filter(|builder| list.inherit(**builder, self.own)).count();
+            (built + inherited > 0).then_some(())
         });
         changed.await.map(drop)
     }

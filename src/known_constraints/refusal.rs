@@ -54,7 +54,7 @@ pub enum ChangeRefusal {
     )]
     BeingRemoved(ConstraintName),
     /// Another command has changed it at the same moment.
-    #[error("somebody else changed the constraint at the same moment; run this again")]
+    #[error("another process changed the constraint at the same moment; run this again")]
     Overtaken,
     /// The deployment doesn't do as it is asked.
     #[error("the cluster: {0}; run this again")]

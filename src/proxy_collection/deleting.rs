@@ -38,7 +38,7 @@ impl BatchWork for Deleting {
             .iter()
             .map(|filter| self.delete(std::slice::from_ref(filter), PATIENCE_ALONE_MS).boxed());
         let limit = self.finder.limit;
-        each_alone(alone.collect(), limit, Err(StoreError::Late(limit))).await
+        each_alone(alone.collect(), limit, Err(StoreError::TimedOut(limit))).await
     }
 }
 

@@ -81,7 +81,7 @@ pub enum StoreError {
     Driver(#[from] mongodb::error::Error),
     /// No answer came in time. It is unknown whether the command took effect, or still will.
     #[error("no answer within {} s", .0.as_secs_f32())]
-    Late(Duration),
+    TimedOut(Duration),
     /// It is unknown whether a key is reserved, and for which owner.
     #[error("the cluster gave no sure answer about a reservation")]
     Unsure,

@@ -77,7 +77,7 @@ impl ProxyCollection {
             };
             let moments = self.at_one_moment(&pairs, &[], by_id);
             let moments = within(self.limit, moments);
-            let moments = asking(ProxyRequest::LookForOwner, &self.constraint, pairs.len(), moments).await?;
+            let moments = asking(ProxyRequest::LookUp, &self.constraint, pairs.len(), moments).await?;
             for ((position, (_, owner)), moment) in positions.iter().zip(pairs).zip(moments) {
                 let is_it = |found: &Owner| id_identity(&found.id) == id_identity(&owner.id);
                 held[*position] = moment.owners.iter().any(is_it);
@@ -89,7 +89,7 @@ impl ProxyCollection {
     /// Reads the documents with the `_id`s of these owners, within `scope`.
     async fn owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {
         let found = self.find_owners(pairs, scope);
-        asking(ProxyRequest::LookForOwner, &self.constraint, pairs.len(), found).await
+        asking(ProxyRequest::LookUp, &self.constraint, pairs.len(), found).await
     }
 
     async fn find_owners(&self, pairs: &[(&Key, &Owner)], scope: Scope) -> Result<Vec<RawDocumentBuf>, StoreError> {

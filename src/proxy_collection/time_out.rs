@@ -29,14 +29,14 @@ pub(super) async fn within<T, E: Into<StoreError>>(
 ) -> Result<T, StoreError> {
     match timeout(limit, asked).await {
         Ok(answer) => answer.map_err(Into::into),
-        Err(_) => Err(StoreError::Late(limit)),
+        Err(_) => Err(StoreError::TimedOut(limit)),
     }
 }
 
 /// Waits for `asked`, where no lease depends on the answer.
 ///
 /// # Errors
-/// [`StoreError::Late`] if there is no answer within 15 s.
+/// [`StoreError::TimedOut`] if there is no answer within 15 s.
 pub async fn answered<T, E: Into<StoreError>>(asked: impl Future<Output = Result<T, E>>) -> Result<T, StoreError> {
     within(LIMIT_MIN, asked).await
 }

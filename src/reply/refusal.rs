@@ -21,7 +21,7 @@ pub enum WriteRefusal {
     /// A field has a type that the server refuses.
     #[error("BSON field '{0}' is of the wrong type")]
     WrongType(&'static str),
-    /// It isn't a command that drivers send, and it is too large to probe the server for objections.
+    /// It isn't a command that drivers send, and it is too large to probe the server for its error.
     #[error(
         "Keyward doesn't know all fields of this command, or their types, and can't ask the server about one so large; send \
          fewer statements at a time"

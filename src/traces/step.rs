@@ -15,10 +15,10 @@ use crate::raw::Doc;
 pub enum ProxyRequest {
     /// To hold keys.
     Reserve,
-    /// Reads the holders of keys.
+    /// Reads reservations.
     Read,
     /// Whether the documents that are said to hold keys are there.
-    LookForOwner,
+    LookUp,
     /// To hold a key that another attempt has left behind.
     TakeOver,
     /// To hold keys no longer.
@@ -30,7 +30,7 @@ impl ProxyRequest {
         match self {
             ProxyRequest::Reserve => "reserve",
             ProxyRequest::Read => "read reservation",
-            ProxyRequest::LookForOwner => "look for owner",
+            ProxyRequest::LookUp => "look up owner",
             ProxyRequest::TakeOver => "take over",
             ProxyRequest::Release => "release",
         }

@@ -31,7 +31,7 @@ pub enum ConnectionError {
     Io(#[from] io::Error),
     /// No reply came in time; whether upstream ran the command, or still will, is unknown.
     #[error("upstream didn't answer within {} s", .0.as_secs_f32())]
-    Late(Duration),
+    TimedOut(Duration),
     /// Upstream closed the connection; whether it ran the command is unknown.
     #[error("upstream closed the connection")]
     Closed,

@@ -21,8 +21,8 @@ pub async fn carry_out_command(
     context: &Context,
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
-    if !plan.is_usual
-        && let Some(reply) = server_probe::server_objection(message, plan.form, upstream).await?
+    if !plan.has_driver_shape
+        && let Some(reply) = server_probe::probe_server(message, plan.form, upstream).await?
     {
         return Ok(reply);
     }

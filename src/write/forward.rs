@@ -44,7 +44,7 @@ pub async fn reply_within<T>(
     limit: Duration,
     reply: impl Future<Output = Result<T, ForwardError>>,
 ) -> Result<T, ForwardError> {
-    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::Late(limit));
+    let late = |_| ForwardError::ConnectionLost(upstream::ConnectionError::TimedOut(limit));
     tokio::time::timeout(limit, reply).await.map_err(late)?
 }
 

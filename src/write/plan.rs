@@ -44,8 +44,8 @@ pub struct CommandPlan<'m> {
     pub protected: Arc<Protected>,
     /// The kind of the command.
     pub form: Form,
-    /// Whether a driver may have sent it. If not, Keyward first probes the server for objections.
-    pub is_usual: bool,
+    /// Whether a driver may have sent it. If not, Keyward first probes whether the server refuses it.
+    pub has_driver_shape: bool,
     /// The work.
     pub work: CommandWork<'m>,
 }
@@ -108,7 +108,7 @@ impl<'m> Plan<'m> {
         };
         let work = work(form, message, change, &protected).unwrap_or_else(CommandWork::Refused);
         Plan::Command(Box::new(CommandPlan {
-            is_usual: form.is_usual(message).unwrap_or(false),
+            has_driver_shape: form.has_driver_shape(message).unwrap_or(false),
             protected,
             form,
             work,

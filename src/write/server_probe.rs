@@ -1,8 +1,8 @@
-//! Probes the server for objections to a command that no driver sends ([`crate::command::shape`]), before Keyward acts on it.
+//! Probes whether the server refuses a command that no driver sends ([`crate::command::shape`]), before Keyward acts on it.
 //!
 //! Keyward sends two commands without effect. The first has the same fields, so that the server finds the same fault, and one
 //! unknown field that the server always refuses. The second has the same session, concerns and other circumstances, and changes
-//! nothing. If the server has no objection, Keyward carries the command out like any other.
+//! nothing. If the server doesn't refuse it, Keyward carries the command out like any other.
 
 use bson::spec::ElementType;
 
@@ -28,8 +28,8 @@ const OF_TRANSACTIONS: [&[u8]; 5] = [
 /// A field that no command has: every server refuses it in these commands before it executes them.
 const UNKNOWN: &str = "keywardAsks";
 
-/// The server's objection to a command that no driver sends, as the server's reply.
-pub async fn server_objection(
+/// The server's reply to a command that no driver sends, if the server refuses it.
+pub async fn probe_server(
     message: &OpMsg<'_>,
     form: Form,
     upstream: &mut Connection,

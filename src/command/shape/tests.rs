@@ -10,7 +10,7 @@ const UPDATE: Option<StatementKind> = Some(StatementKind::Update);
 const DELETE: Option<StatementKind> = Some(StatementKind::Delete);
 const FIND_AND_MODIFY: Option<StatementKind> = Some(StatementKind::FindAndModify);
 
-fn is_usual(kind: Option<StatementKind>, body: &Document, sequence: Option<(&str, &[Document])>) -> bool {
+fn has_driver_shape(kind: Option<StatementKind>, body: &Document, sequence: Option<(&str, &[Document])>) -> bool {
     let body = body.to_vec().unwrap();
     let documents: Vec<Vec<u8>> = sequence
         .iter()
@@ -26,7 +26,7 @@ fn is_usual(kind: Option<StatementKind>, body: &Document, sequence: Option<(&str
     };
     let bytes = draft.frame(1, 0).unwrap().to_vec();
     let form = kind.map_or(Form::Insert, Form::Changes);
-    form.is_usual(&OpMsg::parse(&bytes).unwrap()).unwrap()
+    form.has_driver_shape(&OpMsg::parse(&bytes).unwrap()).unwrap()
 }
 
 /// The fields that drivers add to a command.
@@ -48,8 +48,8 @@ fn with_circumstances(mut command: Document) -> Document {
 fn what_drivers_send_costs_nothing() {
     let documents = [doc! { "_id": 1 }, doc! { "a": [1] }];
     let insert = with_circumstances(doc! { "insert": "c", "ordered": true, "bypassDocumentValidation": false });
-    assert!(is_usual(None, &insert, Some(("documents", &documents))));
-    assert!(is_usual(
+    assert!(has_driver_shape(None, &insert, Some(("documents", &documents))));
+    assert!(has_driver_shape(
         None,
         &doc! { "insert": "c", "documents": documents.to_vec(), "$db": "db" },
         None
@@ -61,12 +61,12 @@ fn what_drivers_send_costs_nothing() {
         doc! { "q": {}, "u": { "$set": { "a.$[x]": 1 } }, "arrayFilters": filters.to_vec(), "hint": { "_id": 1 } },
     ];
     let update = with_circumstances(doc! { "update": "c", "ordered": false, "let": { "x": 1 } });
-    assert!(is_usual(UPDATE, &update, Some(("updates", &statements))));
+    assert!(has_driver_shape(UPDATE, &update, Some(("updates", &statements))));
     let deletes = [
         doc! { "q": { "_id": 1 }, "limit": 1 },
         doc! { "q": {}, "limit": 0_i64, "hint": "_id_" },
     ];
-    assert!(is_usual(
+    assert!(has_driver_shape(
         DELETE,
         &with_circumstances(doc! { "delete": "c" }),
         Some(("deletes", &deletes))
@@ -75,10 +75,14 @@ fn what_drivers_send_costs_nothing() {
         "findAndModify": "c", "query": { "_id": 1 }, "update": { "$inc": { "a": 1 } }, "new": true, "upsert": false,
         "fields": { "a": 1 }, "sort": { "a": -1 },
     };
-    assert!(is_usual(FIND_AND_MODIFY, &with_circumstances(find_and_modify), None));
+    assert!(has_driver_shape(
+        FIND_AND_MODIFY,
+        &with_circumstances(find_and_modify),
+        None
+    ));
     let mut first = doc! { "insert": "c", "startTransaction": true, "autocommit": false };
     first.extend(doc! { "readConcern": { "level": "snapshot" } });
-    assert!(is_usual(
+    assert!(has_driver_shape(
         None,
         &with_circumstances(first),
         Some(("documents", &documents))
@@ -87,7 +91,7 @@ fn what_drivers_send_costs_nothing() {
 
 #[test]
 fn what_no_driver_sends_is_seen() {
-    let delete = |statement: Document| is_usual(DELETE, &doc! { "delete": "c", "deletes": [statement] }, None);
+    let delete = |statement: Document| has_driver_shape(DELETE, &doc! { "delete": "c", "deletes": [statement] }, None);
     assert!(delete(doc! { "q": {}, "limit": 1 }));
     assert!(!delete(doc! { "limit": 1 }));
     assert!(!delete(doc! { "q": 1, "limit": 1 }));
@@ -96,15 +100,15 @@ fn what_no_driver_sends_is_seen() {
     let insert = |more: Document| {
         let mut command = doc! { "insert": "c", "documents": [{}] };
         command.extend(more);
-        is_usual(None, &command, None)
+        has_driver_shape(None, &command, None)
     };
     assert!(insert(doc! {}));
     assert!(!insert(doc! { "let": {} }));
     assert!(!insert(doc! { "writeConcern": "x" }));
     assert!(!insert(doc! { "txnNumber": 1_i64 }));
     assert!(!insert(doc! { "readConcern": {} }));
-    assert!(!is_usual(None, &doc! { "insert": "c", "documents": [1] }, None));
-    assert!(!is_usual(None, &doc! { "insert": "c" }, None));
+    assert!(!has_driver_shape(None, &doc! { "insert": "c", "documents": [1] }, None));
+    assert!(!has_driver_shape(None, &doc! { "insert": "c" }, None));
 }
 
 #[test]
@@ -116,5 +120,5 @@ fn a_field_that_stands_twice_is_seen() {
     body.open(ElementType::Array, b"documents").close();
     let body = body.finish();
     let bytes = Draft::of_body(&body).frame(1, 0).unwrap().to_vec();
-    assert!(!Form::Insert.is_usual(&OpMsg::parse(&bytes).unwrap()).unwrap());
+    assert!(!Form::Insert.has_driver_shape(&OpMsg::parse(&bytes).unwrap()).unwrap());
 }

@@ -237,7 +237,7 @@ fn after_a_lost_key_an_attempt_releases_the_others_and_begins_anew() {
 }
 
 #[test]
-fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
+fn a_drivers_retry_inherits_its_own_reservation_and_never_releases_it() {
     let retry_id = RetryId {
         session: [1; 16],
         txn_number: 4,
@@ -259,12 +259,12 @@ fn a_drivers_retry_adopts_its_own_reservation_and_never_gives_it_back() {
     let (attempt, _) = Attempt::begin(me, 1);
     let (attempt, _) = attempt.step(&Event::Taken(0));
     let (attempt, effects) = attempt.step(&Event::Found(0, found));
-    let adopt = Effect::TakeOver {
+    let inherit = Effect::TakeOver {
         key: 0,
         conflicting: first,
         from_absent: false,
     };
-    assert_eq!(effects, [adopt]);
+    assert_eq!(effects, [inherit]);
     assert_eq!(attempt.clone().step(&Event::Failed(0)).1, []);
     // If a takeover is carried out twice, its answer may be wrong. The inherited key stays reserved anyway.
     let (changed, _) = attempt.clone().step(&Event::Changed(0));
@@ -315,12 +315,12 @@ fn a_reservation_under_the_attempts_own_token_is_written_anew_before_it_counts()
     };
     let events = [Event::Taken(0), Event::Found(0, own)];
     let (attempt, effects) = run(1, &events);
-    let adopt = Effect::TakeOver {
+    let inherit = Effect::TakeOver {
         key: 0,
         conflicting: token(1),
         from_absent: false,
     };
-    assert_eq!(effects, [adopt]);
+    assert_eq!(effects, [inherit]);
     assert_eq!(attempt.step(&Event::TookOver(0)).1, [Effect::Forward]);
 }
 

@@ -90,7 +90,7 @@ impl<'a> Insert<'a> {
                 self.op.release(&mut pending).await;
                 return Err(error);
             }
-            self.restart_late(&way, &mut pending);
+            self.restart_expiring(&way, &mut pending);
             let rest = self.try_ready(&way, &mut pending).await?;
             if self.stopped.is_some() {
                 return Ok(());
@@ -237,11 +237,11 @@ impl<'a> Insert<'a> {
     }
 
     /// Claims the keys anew of candidates that have too little of their lease left.
-    fn restart_late(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
+    fn restart_expiring(&mut self, way: &InsertWay, pending: &mut [Candidate<'_>]) {
         let op = &self.op;
         let mut late = pending
             .iter_mut()
-            .filter(|candidate| way.is_late(op, candidate))
+            .filter(|candidate| way.must_claim_anew(op, candidate))
             .peekable();
         let Some(first) = late.peek() else { return };
         self.restarts += 1;

@@ -70,7 +70,7 @@ impl InsertWay {
 
     /// Whether Keyward should claim the candidate's keys anew before it writes the document: a forwarded write must end before the lease
     /// of its keys.
-    pub fn is_late(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
+    pub fn must_claim_anew(&self, op: &WriteOp<'_>, candidate: &Candidate<'_>) -> bool {
         match self {
             InsertWay::Compensating => {
                 candidate.attempt.may_forward() && LeaseLeft::new(op.context.lease, candidate.since).is_too_little()

@@ -61,7 +61,7 @@ pub enum Failure {
     ErrorReply(ErrorReply),
     /// It is unknown whether a transaction took effect: this one, whose commit got this reply, or the first try's, whose record
     /// lacks a part.
-    #[error("nobody knows whether a transaction was committed")]
+    #[error("it is unknown whether a transaction was committed")]
     InDoubt(ErrorReply),
 }
 

@@ -320,7 +320,7 @@ impl<'a> Statement<'a> {
     }
 
     /// The server's answer to the statement itself, in a transaction that changes nothing, if the server refused to read the
-    /// documents. `None` if the server has no objection.
+    /// documents. `None` if the server refuses nothing.
     pub async fn refusal(self, op: &mut WriteOp<'_>) -> Result<Option<StatementResult>, ForwardError> {
         let mut transaction = op.own_transaction()?;
         let database = &op.protected.namespace.database;

@@ -120,7 +120,7 @@ fn a_collector_gets_each_command_with_what_it_needed_and_no_value() {
     assert_eq!(refused.status.as_ref().unwrap().code(), StatusCode::Error);
     let below = shape(below);
     assert!(
-        below.contains(&"look for owner") && !below.contains(&"upstream insert"),
+        below.contains(&"look up owner") && !below.contains(&"upstream insert"),
         "{below:?}"
     );
 

@@ -277,7 +277,7 @@ impl Lead {
     }
 
     /// The other members of the group; only this lead can carry them from now on.
-    pub fn take_along(&mut self) -> (Vec<Member>, Others) {
+    pub fn take_members(&mut self) -> (Vec<Member>, Others) {
         let (members, turns) = self
             .others
             .drain(..)
@@ -293,7 +293,7 @@ impl Lead {
         match timeout(PATIENCE_MAX, transaction.as_mut()).await {
             Ok(done) => done,
             Err(_) => {
-                self.stand_aside();
+                self.release_waiting();
                 transaction.await
             }
         }
@@ -301,7 +301,7 @@ impl Lead {
 
     /// Makes all waiting inserts and the next ones run alone: the shard that this group waits for would also delay most other
     /// groups.
-    fn stand_aside(&mut self) {
+    fn release_waiting(&mut self) {
         self.hangs = true;
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&self.terms) else {

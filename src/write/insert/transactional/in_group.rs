@@ -35,12 +35,12 @@ impl Transactional {
         let load = self.load(op, these)?;
         let done = match op.context.groups.enter(terms, || member(&load)).await {
             GroupTurn::Lead(mut lead) => {
-                let (members, others) = lead.take_along();
+                let (members, others) = lead.take_members();
                 if members.is_empty() {
                     return lead.during(self.try_alone(op, these, reservations)).await;
                 }
-                let together = self.try_together(op, load, &members, reservations);
-                let done = lead.during(reply_within(TIME_MAX, together)).await;
+                let as_group = self.try_as_group(op, load, &members, reservations);
+                let done = lead.during(reply_within(TIME_MAX, as_group)).await;
                 let done = done.inspect_err(|_| lead.note_lost())?;
                 lead.note(&done, 1 + members.len());
                 others.resolve(&done);
@@ -72,7 +72,7 @@ impl Transactional {
     }
 
     /// Inserts the documents of `load` and `members` in one transaction.
-    async fn try_together(
+    async fn try_as_group(
         &self,
         op: &mut WriteOp<'_>,
         mut load: Load<'_>,

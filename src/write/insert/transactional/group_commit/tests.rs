@@ -69,7 +69,7 @@ async fn lead(groups: &Arc<Groups>) -> Lead {
 async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     let groups = groups();
     let mut first = leads(&groups).await;
-    assert!(first[0].take_along().0.is_empty());
+    assert!(first[0].take_members().0.is_empty());
     let waiting = [
         enter(&groups, 0).await,
         enter(&groups, 0).await,
@@ -86,7 +86,7 @@ async fn who_comes_while_others_are_at_it_goes_with_the_next() {
     let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
-    let (members, others) = leads.take_along();
+    let (members, others) = leads.take_members();
     assert_eq!(members.len(), 1);
     leads.note(&COMMITTED, 2);
     let counts = &groups.counts;
@@ -121,7 +121,7 @@ async fn who_was_taken_along_by_one_that_is_lost_learns_so() {
     let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
-    drop(leads.take_along());
+    drop(leads.take_members());
     assert!(matches!(taken.await, GroupTurn::InDoubt));
 }
 
@@ -140,7 +140,7 @@ async fn a_group_has_an_end() {
     let GroupTurn::Lead(mut leads) = leader.await else {
         panic!("nobody leads");
     };
-    assert_eq!(leads.take_along().0.len(), 1);
+    assert_eq!(leads.take_members().0.len(), 1);
     drop(leads);
     assert!(matches!(rest.await, GroupTurn::Lead(_)));
 }
@@ -172,7 +172,7 @@ async fn nobody_waits_for_long_without_being_taken_along() {
     assert!(matches!(patient.await, GroupTurn::Alone));
     drop(first.pop());
     // Its lead neither waits for it nor inserts it any more.
-    assert!(lead(&groups).await.take_along().0.is_empty());
+    assert!(lead(&groups).await.take_members().0.is_empty());
 }
 
 #[tokio::test]

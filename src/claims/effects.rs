@@ -31,7 +31,8 @@ enum EffectKind {
     Reserve,
     Read,
     LookUp(Scope),
-    /// Takes over a reservation. `from_absent`: another attempt's, past its lease. Otherwise it is an earlier try's, or the attempt's own.
+    /// Takes over a reservation. With `from_absent` it is another attempt's, past its lease. Otherwise it is an earlier try's, or the
+    /// attempt's own.
     TakeOver {
         from_absent: bool,
     },
@@ -165,7 +166,6 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
                     );
                     (EffectKind::TakeOver { from_absent }, key)
                 }
-                // A failed release ends a waiting attempt, which then asks for its releases again.
                 Effect::Release(key) => (EffectKind::Release, key),
                 Effect::Wait { conflicting } => {
                     count_wait(protected, candidate, conflicting);

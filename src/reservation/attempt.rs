@@ -16,8 +16,8 @@ use super::{Effect, Event, Scope, Token, claim::Claim};
 pub struct Attempt {
     token: Token,
     pace: ClaimPace,
-    /// The keys that the attempt took over, or tried to, from an earlier try of the same statement. They include its
-    /// own keys that it took over after it might have been forwarded.
+    /// The keys that the attempt took over, or tried to, from an earlier try of the same statement. If the
+    /// attempt may have been forwarded before, its own earlier reservations count, too.
     ///
     /// It never releases them. The earlier try's write may still be on its way under the same statement number, and its
     /// document needs the reservation; the lease settles it. A reservation under the attempt's own token that it finds

@@ -61,7 +61,7 @@ impl Session {
         self.is_reading() && self.replies.is_at_boundary(&self.upstream.incoming)
     }
 
-    /// Whether nothing of a request has come that isn't forwarded or answered.
+    /// Whether the client's inbox is empty, and no request waits or is being sent.
     fn is_reading(&self) -> bool {
         self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty()
     }

@@ -212,7 +212,7 @@ impl Replies {
         Ok(())
     }
 
-    /// Begins with the next reply, if enough of it is there to know how; says whether it is.
+    /// If enough of the next reply has arrived, begins to pass it on, and returns true.
     fn begin(&mut self, upstream: &mut Incoming) -> Result<bool, End> {
         let Some(header) = upstream.inbox.header()? else {
             return Ok(false);
@@ -293,8 +293,8 @@ impl Replies {
     }
 }
 
-/// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded. These are
-/// never compressed; of one that is, it isn't known.
+/// Whether a reply to a command of authentication, or to a handshake that begins one, says that it has succeeded.
+/// Keyward doesn't read a compressed one, and returns false; no driver asks for one.
 fn says_authenticated(message: &[u8]) -> Result<bool, End> {
     let header = Header::read(message)?.ok_or(End::OutOfStep)?;
     let body = match header.op_code {

@@ -88,7 +88,7 @@ impl Session {
             };
             let action = self
                 .client_span
-                .around(span.around(handler.handle(judged, self.last_reply_id)))
+                .around(span.around(handler.serve(judged, self.last_reply_id)))
                 .await?;
             if !self.upstream.is_in_step() {
                 return Err(End::OutOfStep);
@@ -177,7 +177,7 @@ struct MessageHandler<'s> {
 
 impl MessageHandler<'_> {
     /// Serves one message that isn't forwarded at once; `reply_id` is the reply's own number.
-    async fn handle(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
+    async fn serve(mut self, mut judged: Judged<'_>, reply_id: i32) -> Result<Action, End> {
         let reply_to = ReplyTo {
             envelope: judged.request.envelope,
             reply_id,
@@ -232,7 +232,7 @@ impl MessageHandler<'_> {
             Verdict::List(listing) => self.list(*listing, &judged, reply_to).await,
             Verdict::Index(command) if self.may_act_for_client => self.index_command(*command, &judged, reply_to).await,
             // A read by a key, unless it only waited for the register of Keywards, or for the judgement on a commit.
-            _ => self.read(&judged, reply_to).await,
+            _ => self.route_or_forward(&judged, reply_to).await,
         }
     }
 
@@ -298,7 +298,7 @@ impl MessageHandler<'_> {
     }
 
     /// Routes a read by a key. Every other command goes on unchanged, and a read that can't be routed does, too.
-    async fn read(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
+    async fn route_or_forward(&mut self, judged: &Judged<'_>, reply_to: ReplyTo) -> Result<Action, End> {
         if let Some(by_key) = judged.by_key.as_deref().filter(|_| self.may_act_for_client) {
             let routed: BoxFuture<'_, _> =
                 Box::pin(by_key.route(&judged.request, self.service, self.rights, self.upstream));

@@ -16,7 +16,8 @@ use crate::claims::AttemptRegistry;
 use crate::limits::Limits;
 use crate::metrics::GroupCommit;
 
-/// How long a write may wait and retry if the client set no limit: as long as a server's transaction may live.
+/// How long a write may wait and retry if the client set no limit: as long as a server's transaction may live. An insert waits for
+/// the leases of other attempts without it.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The shared state of all writes of one Keyward.

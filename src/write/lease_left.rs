@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Keyward forwards a write only if at least this part of the lease is left.
 const LEFT_MIN: f64 = 0.4;
-/// Keyward reserves this part of the lease for the write's way to the server: a forwarded write may not use it.
+/// Keyward keeps this part of the lease back for the write's way to the server: a forwarded write may not use it.
 const KEPT_BACK: f64 = 0.1;
 
 /// The rest of the lease of keys.

@@ -36,7 +36,7 @@ const SLICE: Fitting = Fitting {
     items: 2_000,
     bytes: 16 << 20,
 };
-/// Keyward gives up a command whose keys need this many starts before half a lease has passed.
+/// If keys get too old to write with more often than this, Keyward refuses the command.
 const RESTARTS_MAX: u32 = 3;
 
 /// One `insert` in progress.
@@ -99,7 +99,7 @@ impl<'a> Insert<'a> {
             pending.extend(rest);
         }
         if self.stopped.is_some() {
-            // The client's time ran out during a wait.
+            // The documents that still wait are not inserted.
             pending.iter_mut().for_each(Candidate::withdraw);
             self.op.release(&mut pending).await;
         }

@@ -83,7 +83,7 @@ pub enum Added {
 }
 
 /// Reads the record of `note`.
-fn find<'p>(protected: &'p Protected, note: &Note) -> PipelinedCommand<'p> {
+fn find_command<'p>(protected: &'p Protected, note: &Note) -> PipelinedCommand<'p> {
     let mut command = Builder::new();
     command.string("find", results::COLLECTION.as_bytes());
     command
@@ -164,7 +164,7 @@ pub async fn inserted_by_majority(
 }
 
 async fn read(op: &mut WriteOp<'_>, record: &Note, transaction: &mut Transaction) -> Result<BTreeSet<i32>, Failure> {
-    let PipelinedCommand { database, command, .. } = find(op.protected, record);
+    let PipelinedCommand { database, command, .. } = find_command(op.protected, record);
     let found = transaction.run(op.upstream, database, command, None).await?;
     let done = statements(Doc::new(&found)?)?;
     match done.is_empty() {
@@ -182,7 +182,7 @@ pub async fn end_first_try(op: &mut WriteOp<'_>, first: RetryId) -> Result<(), F
         let documents = on_all_shards(op.protected, &op.protected.namespace.collection);
         // The records of a group's members are on other shards than this one's.
         let all_records = on_all_shards(op.protected, results::COLLECTION);
-        let records = find(op.protected, &Note::new(first, Vec::new()));
+        let records = find_command(op.protected, &Note::new(first, Vec::new()));
         let mut transaction = op.own_transaction()?;
         let replies = pipeline::run(
             vec![records, documents, all_records],

@@ -2,7 +2,7 @@
 //! itself.
 //!
 //! If a driver gets no reply to a write, it repeats the write under the same session, transaction number and statement numbers
-//! ([`RetryId`](crate::reservation::RetryId)). This table lists all questions about retries; the last two are answered
+//! ([`RetryId`](crate::reservation::RetryId)). This table lists all questions about retries; the last three are answered
 //! outside this folder:
 //!
 //! | question | asked when | called from | proof | where |
@@ -11,11 +11,22 @@
 //! | Did the server carry out this statement before? | A statement in place would be refused. Or its document may have changed shards. | `update/in_place.rs`, `update/sending.rs` | The same memory; Keyward sends a form of the statement that matches nothing. | [`server_memory`] |
 //! | Which documents of this slice did a transaction insert? | In each inserting transaction, and before an insert would be refused as a duplicate. | `insert/transactional/transaction.rs`, `insert/transactional/mod.rs` | The slice's record, written by the inserting transaction. | [`inserted`] |
 //! | What was the reply to this statement? | A transaction of Keyward's can't write the statement's record, is to be tried again, or would refuse the statement or wait for a key. | `update/in_transaction.rs` | The statement's record, written by its transaction. | [`results`] |
+//! | May the first try's transaction still be open? | A retryable strict insert meets a transaction conflict. | `insert/transactional/mod.rs` | Keyward ends the transactions of the command's session on all shards. | [`inserted`] |
 //! | Did the first try leave a reservation that is in the way? | A key is claimed. | `claims/effects.rs` | The retry id in the reservation's token. | `reservation/claim.rs` |
 //! | Did an earlier commit of this client's transaction succeed? | A client commits a transaction whose start this process hasn't seen. A driver retries only the commit, never a statement in the transaction. | `write/mod.rs` | Keyward first ends the transaction on every shard: only an earlier commit then stands. | `txn/client_transactions.rs` |
 //!
 //! A statement's way depends on the statement, the constraints and the shard key alone ([`super::plan`]). So a retry looks for the proof where
-//! its first try left it. A proof counts after a majority has it: until then a step-down may undo the write.
+//! its first try left it. These rules keep it so:
+//!
+//! | rule | where |
+//! | --- | --- |
+//! | Keyward forwards a retryable statement about many documents, which the server refuses. | `plan.rs` |
+//! | A retryable `findAndModify` without the shard key runs in a transaction: its record has the reply. | `command/key_update.rs` |
+//! | A retryable statement in place stays in place after a miss. | `update/in_place.rs` |
+//! | A statement in place that is too large is refused, unless its first try was carried out. | `update/in_place.rs` |
+//! | A retry of an insert or an upsert without `_id` gets the `_id` of its first try. | `claims/candidate.rs` |
+//!
+//! A proof counts after a majority has it: until then a step-down may undo the write.
 
 pub mod inserted;
 pub mod results;

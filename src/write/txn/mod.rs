@@ -37,7 +37,7 @@ pub struct Transaction {
     /// The session, if the transaction is Keyward's own; `None` if it is the client's.
     session: Option<[u8; 16]>,
     /// Whether the transaction is Keyward's own, for a retryable command. The first try of the command uses the same session.
-    /// So the session may be ended because of a transaction that the first try left.
+    /// If a command gets `Interrupted`, the server may have meant a transaction that the first try left.
     is_retryable: bool,
     /// Whether a commit was sent: from then on the servers decide its outcome among themselves.
     is_committing: bool,

@@ -85,7 +85,7 @@ pub async fn read(
     transaction: &mut Transaction,
     upstream: &mut Connection,
 ) -> Result<Vec<DocumentKeys>, Failure> {
-    let command = find(protected, selection, most);
+    let command = find_command(protected, selection, most);
     let database = &protected.namespace.database;
     let mut reply = transaction.run(upstream, database, command, None).await?;
     if let Some(kept) = kept {
@@ -162,7 +162,7 @@ pub async fn read_outside(
         is_single: !names_id,
         ..*selection
     };
-    let mut command = find(protected, &selection, usize::MAX);
+    let mut command = find_command(protected, &selection, usize::MAX);
     command.boolean("singleBatch", true);
     // The state that a write sees, whatever the cluster's default for reads: a majority may not have the latest state yet.
     append_read_concern(&mut command, b"local");
@@ -199,7 +199,7 @@ pub async fn read_after(
         options: [None, None, None, None, body.get("maxTimeMS")?],
         is_single: false,
     };
-    let mut command = find(protected, &selection, 2);
+    let mut command = find_command(protected, &selection, 2);
     command.boolean("singleBatch", true);
     command
         .open(ElementType::EmbeddedDocument, b"collation")
@@ -239,7 +239,7 @@ async fn first_batch(
 }
 
 /// The `find` for the selected documents, with the fields that constraints need.
-fn find(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builder {
+fn find_command(protected: &Protected, selection: &Selection<'_>, most: usize) -> Builder {
     let mut command = Builder::new();
     command.string("find", protected.namespace.collection.as_bytes());
     if let Some(query) = selection.query {

@@ -57,7 +57,7 @@ struct Selected {
 }
 
 impl Selected {
-    /// Whether `after` is their only document after a statement that can change no other one.
+    /// Whether the statement can change only one document, and `after` is it, at its place.
     fn is_alone_with(&self, after: &DocumentKeys) -> bool {
         self.is_alone && are_places_equal(&self.before, slice::from_ref(after))
     }

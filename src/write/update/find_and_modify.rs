@@ -1,8 +1,8 @@
 //! Carries out a `findAndModify`: one statement, whose reply is the command's.
 
-use super::in_place::carry_out;
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
+use super::way::carry_out_statement;
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::KeyError;
@@ -23,7 +23,7 @@ pub async fn find_and_modify<'a>(op: &mut WriteOp<'a>, plan: &StatementPlan<'a>)
     let mut run = StatementRun::new(op, 0, plan.statement);
     let result = match transaction {
         Some(mut transaction) => run.run_in_clients_transaction(&mut transaction).await?,
-        None => carry_out(&mut run, &plan.way).await?,
+        None => carry_out_statement(&mut run, &plan.way).await?,
     };
     Ok(match result {
         StatementResult::Reply(reply) | StatementResult::Partial(reply) | StatementResult::ErrorReply(reply) => reply,

@@ -1,6 +1,5 @@
 //! Carries out a statement about one document without a transaction: its new keys can be read from it
 //! ([`crate::command::key_update`]).
-//!
 //! Statements that are planned to run in a transaction go on to [`super::in_transaction`].
 //!
 //! Keyward reserves the new keys, forwards the statement, and releases the old keys. That is cheaper than a transaction over
@@ -40,7 +39,6 @@ use crate::server::reply::{documents_affected, is_from_memory};
 use crate::wire::BODY_BYTES_MAX;
 use crate::write::back_off::BackOff;
 use crate::write::forward::{ForwardError, Outcome, Sent, UnappliedReason};
-use crate::write::plan::Way;
 use crate::write::reserve::ReserveOutcome;
 use crate::write::retry::server_memory::{as_upsert, done_elsewhere, first_try, without_match};
 use crate::write::txn::ErrorReply;
@@ -53,22 +51,9 @@ const PINNED_BYTES_MAX: usize = BODY_BYTES_MAX - 8 * 1024;
 /// expression: a DBPointer with a zero byte in its name is one.
 const MISSES_MAX: usize = 3;
 
-/// Carries out the statement in its planned way, outside any client's transaction.
-///
-/// # Errors
-/// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
-pub async fn carry_out(run: &mut StatementRun<'_, '_>, way: &Way<'_>) -> Result<StatementResult, ForwardError> {
-    match way {
-        Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
-        Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
-        // A statement that is to be forwarded is, before it comes here.
-        Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
-    }
-}
-
 /// Carries out the statement, whose effect on an existing document is `key_update`. If none matches, an upsert inserts
 /// `new_document`, of which these are the fields that keys are made of.
-async fn run_in_place(
+pub async fn run_in_place(
     run: &mut StatementRun<'_, '_>,
     key_update: &KeyUpdate<'_>,
     new_document: Option<&[u8]>,

@@ -34,10 +34,10 @@ impl StatementRun<'_, '_> {
     pub async fn run_in_own_transaction(&mut self) -> Result<StatementResult, ForwardError> {
         let mut back_off = BackOff::default();
         self.upserts = 0;
-        let mut looks_first = false;
+        let mut has_looked = false;
         loop {
             let mut transaction = self.op.own_transaction()?;
-            let tried = self.try_once(&mut transaction, looks_first).await;
+            let tried = self.try_once(&mut transaction, has_looked).await;
             let final_result = match tried {
                 Ok(Evaluation::Ran(result)) => return Ok(result),
                 Ok(Evaluation::Abandoned(result)) => {
@@ -45,7 +45,7 @@ impl StatementRun<'_, '_> {
                     Some(result)
                 }
                 // A retry must not wait for another write's key.
-                Ok(Evaluation::ReservationConflict(_)) if !looks_first && self.may_be_recorded().await? => None,
+                Ok(Evaluation::ReservationConflict(_)) if !has_looked && self.may_be_recorded().await? => None,
                 Ok(Evaluation::ReservationConflict(conflict)) => self.resolve(&conflict).await?,
                 Ok(Evaluation::Misplaced { .. }) => {
                     transaction.abort(self.op.upstream).await?;
@@ -66,18 +66,18 @@ impl StatementRun<'_, '_> {
                     let is_in_doubt = matches!(failure, Failure::InDoubt(_));
                     let refused = failure.into_reply()?;
                     transaction.abort(self.op.upstream).await?;
-                    looks_first |= is_in_doubt;
+                    has_looked |= is_in_doubt;
                     Some(StatementResult::ErrorReply(refused.body))
                 }
             };
             if let Some(result) = final_result {
                 // An earlier try may have ended while this one waited for the key.
-                let is_answer = looks_first && !matches!(result, StatementResult::Duplicate(_));
+                let is_answer = has_looked && !matches!(result, StatementResult::Duplicate(_));
                 if is_answer || !self.may_be_recorded().await? {
                     return Ok(result);
                 }
             }
-            looks_first = true;
+            has_looked = true;
             if Instant::now() > self.op.give_up {
                 return Ok(StatementResult::Refused(WriteRefusal::TimeLimit));
             }
@@ -136,10 +136,10 @@ impl StatementRun<'_, '_> {
         }
     }
 
-    /// Evaluates and commits the statement. If it `looks_first`, it first looks for the record of an earlier try.
-    async fn try_once(&mut self, transaction: &mut Transaction, looks_first: bool) -> Result<Evaluation, Failure> {
+    /// Evaluates and commits the statement. If it `has_looked`, it first looks for the record of an earlier try.
+    async fn try_once(&mut self, transaction: &mut Transaction, has_looked: bool) -> Result<Evaluation, Failure> {
         let record = self.retry_id.map(|retry_id| Recorded::new(self.op.protected, retry_id));
-        if looks_first
+        if has_looked
             && let Some(record) = &record
             && let Some(reply) = record.find(transaction, self.op.upstream).await?
         {

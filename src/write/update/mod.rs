@@ -19,6 +19,7 @@ mod shown;
 pub mod statement_run;
 mod statements;
 mod upsert;
+mod way;
 
 pub use find_and_modify::find_and_modify;
 pub use statements::modify;

@@ -54,9 +54,9 @@ pub async fn send(
 /// If the server carried the statement out now, the document was as Keyward had read it. So it holds just the new keys, and
 /// Keyward needn't read it again.
 ///
-/// The server may have answered from its memory of a first try, which may have concerned another document. Since then, a later
-/// write in progress may have reserved the old keys. Keyward then keeps them: the next write that meets one finds out whether
-/// it is stale. The new keys may be held, or not.
+/// If the server answered from its memory, the first try may have changed another document. Since then, another write may have
+/// reserved the old keys, so Keyward keeps them: the next write that meets one finds out whether it is stale. The document may
+/// hold the new keys, or not.
 pub async fn release_after(
     run: &mut StatementRun<'_, '_>,
     target: &DocumentKeys,

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use super::in_place::carry_out;
 use super::result::StatementResult;
 use super::statement_run::StatementRun;
+use super::way::carry_out_statement;
 use crate::command::statement::StatementKind;
 use crate::raw::{Doc, Malformed};
 use crate::reply::{WriteError, WriteReply};
@@ -66,7 +66,7 @@ impl<'a> Modify<'_, 'a> {
             }
             loop {
                 let way = &plans[next].way;
-                let result = carry_out(&mut self.run(next), way).await?;
+                let result = carry_out_statement(&mut self.run(next), way).await?;
                 if !self.take(next, result).await? {
                     break;
                 }

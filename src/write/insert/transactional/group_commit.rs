@@ -171,7 +171,7 @@ impl Groups {
         }
     }
 
-    /// Waits until it may run or has run; `member` is called only if it must wait.
+    /// Waits until the insert may run, or another insert's transaction has carried it. Calls `member` only if it must wait.
     ///
     /// - Cancel: a member of a group under way is inserted nevertheless.
     pub async fn enter(self: &Arc<Self>, terms: GroupTerms, member: impl FnOnce() -> Member) -> GroupTurn {

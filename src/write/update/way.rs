@@ -1,0 +1,23 @@
+//! Carries out a statement outside a client's transaction, in its planned way.
+
+use super::in_place::run_in_place;
+use super::result::StatementResult;
+use super::statement_run::StatementRun;
+use crate::write::forward::ForwardError;
+use crate::write::plan::Way;
+
+/// Carries out the statement.
+///
+/// # Errors
+/// [`ForwardError`] if the connection is gone: a retry finds out the outcome.
+pub async fn carry_out_statement(
+    run: &mut StatementRun<'_, '_>,
+    way: &Way<'_>,
+) -> Result<StatementResult, ForwardError> {
+    match way {
+        Way::InPlace(key_update) => run_in_place(run, key_update, None).await,
+        Way::Upsert(upsert) => run_in_place(run, &upsert.key_update, Some(&upsert.document)).await,
+        // A statement that is to be forwarded is, before it comes here.
+        Way::InTransaction | Way::Forward => run.run_in_own_transaction().await,
+    }
+}

@@ -13,6 +13,9 @@ mod figures;
 use figures::{Figure, Figures};
 use testkit::counted;
 
+/// The most that an update that changes no key may take, as a multiple of a forwarded message.
+const KEYLESS_MAX: f64 = 1.1;
+
 #[test]
 fn an_operation_takes_as_many_instructions_as_it_did() {
     if !cfg!(target_arch = "x86_64") || !counted::has_valgrind() {
@@ -35,6 +38,18 @@ fn an_operation_takes_as_many_instructions_as_it_did() {
         let rustc = figures::rustc();
         return Figures { rustc, instructions }.write();
     }
+    let of = |name: &str| {
+        counted
+            .iter()
+            .find(|counted| counted.name == name)
+            .unwrap()
+            .instructions
+    };
+    let (keyless, forwarded) = (of("update of no key"), of("forwarded message"));
+    assert!(
+        keyless <= KEYLESS_MAX * forwarded,
+        "an update that changes no key goes on like a read: {keyless:.0} instructions, and {forwarded:.0}"
+    );
     let committed = Figures::read();
     let objections: Vec<String> = counted
         .iter()

@@ -189,6 +189,17 @@ fn pods_restart_only_for_settings_that_need_it() {
     }
 }
 
+/// Whether the Prometheus operator's schema allows `monitor`, no field but its own; and if not, why.
+fn held_against_schema(monitor: &serde_yaml::Value) -> Result<(), String> {
+    let project = testbed::node_project(&repository().join("tests/operations/packaging/monitor")).unwrap();
+    let monitor = serde_json::to_string(monitor).unwrap();
+    let output = project.script("check.mjs").arg(monitor).output().unwrap();
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
 #[test]
 fn prometheus_scrapes_the_pods_under_the_job_that_the_alerts_select() {
     let values = json!({ "podMonitor": { "enabled": true, "labels": { "release": "monitoring" } } });
@@ -196,6 +207,13 @@ fn prometheus_scrapes_the_pods_under_the_job_that_the_alerts_select() {
     let all = documents(&text);
     let monitor = of_kind(&all, "PodMonitor");
     assert_eq!(monitor["metadata"]["labels"]["release"], "monitoring");
+    assert_eq!(held_against_schema(monitor), Ok(()));
+    let mut other = monitor.clone();
+    other["spec"]["podMetricsEndpoints"][0]["port"] = 9216.into();
+    assert!(held_against_schema(&other).is_err(), "a port has a name");
+    let mut other = monitor.clone();
+    other["spec"]["jobLabels"] = "app".into();
+    assert!(held_against_schema(&other).is_err(), "the check finds nothing");
     let pod = pod(&text);
     let labels = &pod["metadata"]["labels"];
     for (name, value) in monitor["spec"]["selector"]["matchLabels"].as_mapping().unwrap() {

@@ -215,7 +215,7 @@ async fn apply_constraints(
     // Until the new constraints hold, the removed ones hold, too.
     let reserving = made(service, current, wanted, removed.clone()).await?;
     let before = service.writes.catalog().clone();
-    let enforced = enforce(service, membership, current, &removed, &reserving, &added).await;
+    let enforced = enforce(service, membership, &removed, &reserving, &added).await;
     let waiting = match enforced {
         Ok(waiting) => waiting,
         Err(error) => {
@@ -296,7 +296,6 @@ async fn take_back(
 async fn enforce(
     service: &Service,
     membership: &Membership,
-    current: &Config,
     removed: &[Arc<Constraint>],
     reserving: &ReservingConstraints,
     added: &[Arc<Constraint>],
@@ -344,13 +343,7 @@ async fn enforce(
         // mustn't stop others.
         let is_meant = |constraint: &Constraint| constraint.client_entry().is_none() && is_new(constraint);
         waiting = reserving
-            .backfill_documents(
-                client,
-                current.lease,
-                Some(membership),
-                (is_meant, is_new, is_new),
-                IfClaimed::Wait,
-            )
+            .backfill_documents(client, Some(membership), (is_meant, is_new, is_new), IfClaimed::Wait)
             .await?;
     }
     let is_removed = |constraint: &Constraint| removed.iter().any(|one| one.has_name_of(constraint));

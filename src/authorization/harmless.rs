@@ -12,7 +12,7 @@ use crate::command::running::{API, append_fields};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::server::code;
 use crate::upstream::{Connection, Reply};
-use crate::wire::{Draft, OpMsg, OutSequence};
+use crate::wire::{Draft, OpMsg};
 
 /// The server's answers to the harmless form of a `findAndModify` if the client has the privileges: an array can't be an `_id`, and a
 /// query that no document meets names no shard.
@@ -72,13 +72,7 @@ async fn request(
     statement: &[u8],
     upstream: &mut Connection,
 ) -> Result<Reply, RightsError> {
-    let draft = Draft {
-        sequences: vec![OutSequence {
-            name: name.as_bytes(),
-            documents: vec![statement],
-        }],
-        ..Draft::of_body(command)
-    };
+    let draft = Draft::with_documents(command, name, [statement]);
     Ok(upstream.request(&draft).await?)
 }
 

@@ -4,7 +4,6 @@
 //! one find, and so on; then every attempt gets its events. It decides nothing: [`crate::reservation`] does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::time::Instant;
@@ -44,17 +43,17 @@ type Answer = (Slot, Event, Option<Reservation>);
 /// Runs every candidate's effects until each may be forwarded, waits for a conflicting attempt, or has ended.
 ///
 /// Returns the tokens that candidates wait for, one for each waiting candidate.
-pub async fn advance_attempts(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
+pub async fn advance_attempts(protected: &Protected, candidates: &mut [Candidate<'_>]) -> Vec<Token> {
     let mut awaited = Vec::new();
     loop {
         // A reservation must be released before its key can be claimed again.
-        run_releases(protected, lease, candidates).await;
+        run_releases(protected, candidates).await;
         let round = take_effects(protected, candidates, &mut awaited);
         if round.is_empty() {
             return awaited;
         }
         let asked = Instant::now();
-        for (slot, event, read) in run(protected, lease, candidates, round).await {
+        for (slot, event, read) in run(protected, candidates, round).await {
             let candidate = &mut candidates[slot.candidate];
             count(protected, candidate, slot.key, &event);
             if matches!(event, Event::Reserved(_) | Event::TookOver(_)) {
@@ -106,7 +105,7 @@ fn count_wait(protected: &Protected, candidate: &Candidate<'_>, conflicting: Tok
 }
 
 /// Carries out the releases that candidates ask for. Their other effects stay to be run.
-pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &mut [Candidate<'_>]) {
+pub async fn run_releases(protected: &Protected, candidates: &mut [Candidate<'_>]) {
     let mut releases = Round::new();
     for (index, candidate) in candidates.iter_mut().enumerate() {
         for effect in candidate
@@ -123,7 +122,7 @@ pub async fn run_releases(protected: &Protected, lease: Duration, candidates: &m
         }
     }
     let mut released: BTreeSet<usize> = releases.values().flatten().map(|slot| slot.candidate).collect();
-    for (slot, event, _) in run(protected, lease, candidates, releases).await {
+    for (slot, event, _) in run(protected, candidates, releases).await {
         // It has failed, and is tried again at most: nothing more is reserved.
         released.remove(&slot.candidate);
         candidates[slot.candidate].step(&event);
@@ -185,11 +184,10 @@ fn take_effects(protected: &Protected, candidates: &mut [Candidate<'_>], awaited
 }
 
 /// Runs all groups of a round at the same time.
-async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>], round: Round) -> Vec<Answer> {
+async fn run(protected: &Protected, candidates: &[Candidate<'_>], round: Round) -> Vec<Answer> {
     let groups = round.into_iter().map(|((constraint, kind), slots)| {
         let group = SlotGroup {
             protected,
-            lease,
             candidates,
             constraint,
         };
@@ -209,7 +207,6 @@ async fn run(protected: &Protected, lease: Duration, candidates: &[Candidate<'_>
 #[derive(Clone, Copy)]
 struct SlotGroup<'c, 'd> {
     protected: &'c Protected,
-    lease: Duration,
     candidates: &'c [Candidate<'d>],
     constraint: usize,
 }
@@ -352,7 +349,7 @@ impl SlotGroup<'_, '_> {
             token: read.token,
             same_owner: read.owner == *self.owner(slot),
             has_route: read.owner.route.is_some(),
-            age: match self.proxy().is_over(first_seen, self.lease) {
+            age: match self.proxy().is_over(first_seen) {
                 true => Age::Expired,
                 false => Age::InLease,
             },

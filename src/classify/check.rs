@@ -300,6 +300,9 @@ fn aggregate<'a>(command: &CommandHead<'a>, protection: &impl Protection) -> Res
 
 /// Whether the server runs the pipeline of the `aggregate` `body` only at the first `getMore`. It drops the fraction of a number.
 fn has_empty_first_batch(body: Doc<'_>) -> Result<bool, Malformed> {
+    if body.is_set("explain")? {
+        return Ok(false);
+    }
     let size = body
         .nested("cursor")?
         .map(|cursor| cursor.get("batchSize"))

@@ -92,7 +92,7 @@ impl<'a> Builds<'a> {
         let backfill = async |is_meant: &dyn Fn(&Constraint) -> bool| {
             let meant = (is_meant, |_: &Constraint| false, |_: &Constraint| false);
             reserving
-                .backfill_documents(client, kept.lease, Some(membership), meant, IfClaimed::Leave)
+                .backfill_documents(client, Some(membership), meant, IfClaimed::Leave)
                 .await
         };
         let is_own = |one: &Constraint| self.builder(one) == Some(self.own);

@@ -455,7 +455,7 @@ fn reaching(upstream: &Upstream, config: &Config, readiness: &Readiness, metrics
 fn sweeping(service: &Arc<Service>, config: &Config) -> Background {
     let (client, service) = (service.upstream.client().clone(), service.clone());
     let current = move || service.writes.catalog().clone();
-    Background(tokio::spawn(sweep::run(client, current, config.lease, config.sweep)))
+    Background(tokio::spawn(sweep::run(client, current, config.sweep)))
 }
 
 fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {

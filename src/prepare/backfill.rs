@@ -51,7 +51,6 @@ struct BatchViolations {
 pub(super) async fn backfill(
     protected: &Protected,
     position: usize,
-    lease: Duration,
     reached: &BackfillPosition,
 ) -> Result<Report, PrepareError> {
     let proxy = &protected.constraints[position];
@@ -74,7 +73,7 @@ pub(super) async fn backfill(
         Ok::<_, StoreError>(batch.map(|batch| (batch, all)))
     });
     let batches = batches.map_ok(|(batch, last)| async move {
-        let violations = backfill_batch(protected, position, lease, &batch).await?;
+        let violations = backfill_batch(protected, position, &batch).await?;
         Ok((batch.len() as u64, last, violations))
     });
     // In the order of reading: everything up to `last` is backfilled.
@@ -120,7 +119,6 @@ async fn decided(protected: &Protected, position: usize) -> Result<(), StoreErro
 async fn backfill_batch(
     protected: &Protected,
     position: usize,
-    lease: Duration,
     batch: &[RawDocumentBuf],
 ) -> Result<BatchViolations, StoreError> {
     let guard = AttemptRegistry::default().begin();
@@ -135,7 +133,7 @@ async fn backfill_batch(
     // Sorted by place in the proxy collection. If two documents share a key, the document read first gets it.
     wanted.sort_by_cached_key(|candidate| candidate.keys[0].key.rough_place());
     let mut duplicates = Vec::new();
-    for (candidate, outcome) in backfill_documents(protected, lease, guard.id(), wanted).await? {
+    for (candidate, outcome) in backfill_documents(protected, guard.id(), wanted).await? {
         if let BackfillOutcome::Duplicate(other) = outcome {
             duplicates.push((candidate, other));
         }

@@ -32,14 +32,13 @@ pub enum BackfillOutcome {
 /// [`StoreError`] if the cluster gave no definite answer about some key.
 pub async fn backfill_documents<'a>(
     protected: &Protected,
-    lease: Duration,
     attempt: AttemptId,
     candidates: Vec<Candidate<'a>>,
 ) -> Result<Vec<(Candidate<'a>, BackfillOutcome)>, StoreError> {
     let mut pending = candidates;
     let mut outcomes = Vec::with_capacity(pending.len());
     while !pending.is_empty() {
-        let awaited = advance_attempts(protected, lease, &mut pending).await;
+        let awaited = advance_attempts(protected, &mut pending).await;
         let (mut left, mut duplicates) = (Vec::new(), Vec::new());
         for candidate in pending {
             match candidate.attempt.ended() {
@@ -59,7 +58,7 @@ pub async fn backfill_documents<'a>(
         let held = are_held(protected, &duplicates).await?;
         for (mut candidate, is_held) in duplicates.into_iter().zip(held) {
             let outcome = match is_held {
-                true => duplicate(protected, lease, &candidate).await?,
+                true => duplicate(protected, &candidate).await?,
                 false => Some(BackfillOutcome::Gone),
             };
             match outcome {
@@ -98,11 +97,7 @@ async fn are_held(protected: &Protected, duplicates: &[Candidate<'_>]) -> Result
 /// Determines the holder of the key, or none if that is not decided yet. The conflicting reservation may belong to a
 /// document with the same `_id` on another shard. It may also belong to this very document, if that was moved since it
 /// was read, or was changed without Keyward.
-async fn duplicate(
-    protected: &Protected,
-    lease: Duration,
-    candidate: &Candidate<'_>,
-) -> Result<Option<BackfillOutcome>, StoreError> {
+async fn duplicate(protected: &Protected, candidate: &Candidate<'_>) -> Result<Option<BackfillOutcome>, StoreError> {
     let Some(conflicting) = candidate.conflicting.get(&0) else {
         return Err(StoreError::Unexpected("a reservation"));
     };
@@ -128,7 +123,7 @@ async fn duplicate(
         _ if !is_held => Some(BackfillOutcome::Gone),
         Some(other) => Some(BackfillOutcome::Duplicate(other)),
         // A document with the same `_id` may still arrive at the place that the reservation names.
-        None if conflicting.may_be_in_flight(lease) => None,
+        None if proxy.may_be_in_flight(conflicting) => None,
         // The attempt that wrote it may still release it: its own document is at another place.
         None => {
             let (owner, version) = (&candidate.owner, candidate.version());

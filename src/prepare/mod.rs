@@ -85,7 +85,6 @@ pub async fn prepare(
     let waiting = reserving
         .backfill_documents(
             client,
-            lease,
             membership,
             (is_meant, |_: &Constraint| false, |_: &Constraint| true),
             IfClaimed::Wait,

@@ -119,7 +119,6 @@ impl ReservingConstraints {
     pub async fn backfill_documents(
         &self,
         client: &Client,
-        lease: Duration,
         membership: Option<&Membership>,
         (are_meant, anew, are_new): (
             impl Fn(&Constraint) -> bool,
@@ -139,7 +138,7 @@ impl ReservingConstraints {
                     let identity = self.identities(|one| one.has_name_of(&proxy.constraint)).pop();
                     let identity = identity.ok_or(StoreError::Unexpected("the identity of a constraint"))?;
                     let guard = membership.map(|membership| (membership, identity));
-                    let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), lease, guard).await?;
+                    let mut one = Backfilling::of(client, protected, position, uuid.as_ref(), guard).await?;
                     one.may_be_left_out = are_new(&proxy.constraint) && proxy.constraint.may_be_left_out();
                     pending.push(one);
                 }
@@ -220,7 +219,6 @@ struct Backfilling<'a> {
     client: &'a Client,
     protected: &'a Protected,
     position: usize,
-    lease: Duration,
     between: Between,
     /// The membership that shows whether other Keywards write without the constraint, and the constraint's identity
     /// there.
@@ -247,7 +245,6 @@ impl<'a> Backfilling<'a> {
         protected: &'a Protected,
         position: usize,
         uuid: Option<&Bson>,
-        lease: Duration,
         guard: Option<(&'a Membership, ObjectId)>,
     ) -> Result<Backfilling<'a>, PrepareError> {
         let constraint = &protected.constraints[position].constraint;
@@ -258,7 +255,6 @@ impl<'a> Backfilling<'a> {
             client,
             protected,
             position,
-            lease,
             between: Between {
                 collection: uuid.cloned(),
                 proxy,
@@ -301,7 +297,7 @@ impl<'a> Backfilling<'a> {
         let id = definition_id(namespace, self.constraint().name());
         let database = self.client.database(&namespace.database);
         let reached = BackfillPosition::resume(database, id, self.between.clone(), false).await?;
-        backfill::backfill(self.protected, self.position, self.lease, &reached).await
+        backfill::backfill(self.protected, self.position, &reached).await
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.
@@ -317,7 +313,7 @@ impl<'a> Backfilling<'a> {
         if !others.is_empty() {
             return Ok(Taken::Nothing(others));
         }
-        let report = backfill::backfill(self.protected, self.position, self.lease, &reached).await?;
+        let report = backfill::backfill(self.protected, self.position, &reached).await?;
         Ok(match report.is_empty() {
             true => Taken::All(reached.backfill_epoch),
             false => Taken::Violated(report),

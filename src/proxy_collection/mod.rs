@@ -306,9 +306,15 @@ impl ProxyCollection {
     /// Whether the lease of a reservation that was read is over: this process knows that the reservation has existed for
     /// longer.
     ///
-    /// `lease` is this Keyward's; the writer's may differ. A reservation that was never in flight has no lease to wait for.
-    pub fn is_over(&self, reservation: &Reservation, lease: Duration) -> bool {
-        !reservation.may_be_in_flight(lease) || self.watch.is_older(reservation.at, lease.max(reservation.lease))
+    /// The writer's lease may differ from this Keyward's. A reservation that was never in flight has no lease to wait for.
+    pub fn is_over(&self, reservation: &Reservation) -> bool {
+        let lease = self.lease.max(reservation.lease);
+        !self.may_be_in_flight(reservation) || self.watch.is_older(reservation.at, lease)
+    }
+
+    /// Whether the write of a reservation that was read may still take effect, whenever it was written.
+    pub fn may_be_in_flight(&self, reservation: &Reservation) -> bool {
+        reservation.may_be_in_flight(self.lease)
     }
 
     /// Reads the documents under these `keys`, reservations or not, in no order.

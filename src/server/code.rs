@@ -37,7 +37,6 @@ codes! {
     NAMESPACE_NOT_FOUND = 26 "NamespaceNotFound";
     INDEX_NOT_FOUND = 27 "IndexNotFound";
     PATH_NOT_VIABLE = 28 "PathNotViable";
-    NO_SUCH_SESSION = 33 "NoSuchSession";
     CONFLICTING_UPDATE_OPERATORS = 40 "ConflictingUpdateOperators";
     CURSOR_NOT_FOUND = 43 "CursorNotFound";
     NAMESPACE_EXISTS = 48 "NamespaceExists";
@@ -69,6 +68,7 @@ codes! {
     CANNOT_INDEX_PARALLEL_ARRAYS = 171 "CannotIndexParallelArrays";
     PRIMARY_STEPPED_DOWN = 189 "PrimarySteppedDown";
     INVALID_INDEX_SPECIFICATION_OPTION = 197 "InvalidIndexSpecificationOption";
+    NO_SUCH_SESSION = 206 "NoSuchSession";
     INCOMPLETE_TRANSACTION_HISTORY = 217 "IncompleteTransactionHistory";
     QUERY_FEATURE_NOT_ALLOWED = 224 "QueryFeatureNotAllowed";
     TRANSACTION_TOO_OLD = 225 "TransactionTooOld";

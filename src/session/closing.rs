@@ -66,10 +66,11 @@ impl Session {
         self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Takes the new catalog epoch once no command that the previous one decided is in progress here.
+    /// Takes the new catalog epoch once no command that the previous one decided is in progress here. A reply that is on its way shows
+    /// that its command has ended, however long the client takes to read it.
     async fn advance_epoch(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
-        if self.next_epoch.is_none() || is_sending || self.replies.has_pending_write() {
+        if self.next_epoch.is_none() || is_sending || self.replies.awaits_a_write() {
             return Ok(());
         }
         if self.is_unanswered {

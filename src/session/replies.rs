@@ -122,11 +122,6 @@ impl Replies {
                 .any(|pending| pending.may_stream && pending.hello.is_none())
     }
 
-    /// Whether the reply of a request that may write is pending.
-    pub fn has_pending_write(&self) -> bool {
-        !matches!(self.passing, Passing::Nothing) || self.awaits_a_write()
-    }
-
     /// Whether upstream may be at work on something that writes.
     pub fn awaits_a_write(&self) -> bool {
         self.pending.iter().any(|pending| pending.may_write)

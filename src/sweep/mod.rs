@@ -30,13 +30,13 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Sweeps every constraint of the catalog that `current` gives, again and again with `pause` in between; ends only when it is
 /// dropped. It asks for the catalog before each page: a collection may be sharded meanwhile.
-pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Sync, lease: Duration, pause: Duration) {
+pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Sync, pause: Duration) {
     let sweeper = bson::oid::ObjectId::new().to_hex();
     loop {
         for protected in current().all() {
             for proxy in &protected.constraints {
                 let now = || current().on(&protected.namespace).cloned();
-                if let Err(error) = sweep(&client, now, proxy, &sweeper, lease, pause).await {
+                if let Err(error) = sweep(&client, now, proxy, &sweeper, pause).await {
                     tracing::warn!(%error, constraint = proxy.constraint.name(), "a sweep was broken off");
                 }
             }
@@ -51,7 +51,6 @@ async fn sweep(
     now: impl Fn() -> Option<Arc<Protected>>,
     proxy: &ProxyCollection,
     sweeper: &str,
-    lease: Duration,
     pause: Duration,
 ) -> Result<(), StoreError> {
     let namespace = proxy.constraint.namespace();
@@ -75,7 +74,7 @@ async fn sweep(
             }
         }
         let Some(protected) = now() else { return Ok(()) };
-        settle(&protected, proxy, &readable, lease).await?;
+        settle(&protected, proxy, &readable).await?;
         if !turn.go_on(last).await? {
             return Ok(());
         }
@@ -84,13 +83,8 @@ async fn sweep(
 }
 
 /// Deletes those of a page that are past their lease and nobody's, and brings the others up to date with the shard key.
-async fn settle(
-    protected: &Protected,
-    proxy: &ProxyCollection,
-    page: &[(Key, Reservation)],
-    lease: Duration,
-) -> Result<(), StoreError> {
-    let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation, lease));
+async fn settle(protected: &Protected, proxy: &ProxyCollection, page: &[(Key, Reservation)]) -> Result<(), StoreError> {
+    let old = page.iter().filter(|(_, reservation)| proxy.is_over(reservation));
     let old: Vec<_> = old.map(|(key, reservation)| (key, reservation)).collect();
     let suspects = proxy.unheld(old.clone(), Scope::Route).await?;
     let count = proxy.sweep(protected.strategy(), suspects).await?;

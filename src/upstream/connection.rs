@@ -233,8 +233,11 @@ impl Connection {
             let inbox = &self.incoming.inbox;
             match inbox.header()? {
                 Some(header) if inbox.bytes().len() >= header.length => break header,
-                Some(header) => self.fill(header.length - inbox.bytes().len()).await?,
-                None => self.fill(Header::SIZE).await?,
+                Some(header) => {
+                    let left = header.length - inbox.bytes().len();
+                    fill(&mut self.incoming, left).await?;
+                }
+                None => fill(&mut self.incoming, Header::SIZE).await?,
             }
         };
         let expected = self.unanswered.first().map(|(id, _)| *id).unwrap_or_default();
@@ -255,48 +258,47 @@ impl Connection {
     }
 
     /// Waits until upstream has answered all `unanswered` requests, and all requests without replies before `ping`: it answers in
-    /// order, so the reply to `ping` shows it.
+    /// order, so the reply to `ping` shows it. Upstream learns meanwhile that nothing more will come, and may end reads.
     ///
     /// # Errors
     /// [`ConnectionError`]: no answer shows it.
     pub async fn outlast(&mut self, unanswered: &Unanswered, ping: &Draft<'_>) -> Result<(), ConnectionError> {
-        while unanswered.requests.contains(&self.last_id.wrapping_add(1)) {
-            self.last_id = self.last_id.wrapping_add(1);
+        let mut id = self.last_id.wrapping_add(1);
+        while unanswered.requests.contains(&id) {
+            id = id.wrapping_add(1);
         }
-        self.send(ping).await?;
-        let mut before = unanswered.rest;
-        loop {
-            self.skip(before).await?;
-            let header = loop {
-                match self.incoming.inbox.header()? {
-                    Some(header) => break header,
-                    None => self.fill(Header::SIZE).await?,
-                }
-            };
-            if header.response_to == self.last_id {
+        let frame = ping.frame(id, 0)?;
+        // At once: upstream may accept nothing before it has sent what it has to send.
+        let asking = async {
+            self.outgoing.write_pieces(frame.pieces()).await?;
+            Ok(self.outgoing.finish().await?)
+        };
+        tokio::try_join!(asking, skip_until_reply(&mut self.incoming, unanswered.rest, id)).map(drop)
+    }
+}
+
+/// Drops what arrives, up to the reply to request `id`; the first `count` bytes belong to another reply.
+async fn skip_until_reply(incoming: &mut Incoming, mut count: usize, id: i32) -> Result<(), ConnectionError> {
+    loop {
+        let arrived = incoming.inbox.bytes().len().min(count);
+        incoming.consume(arrived);
+        count -= arrived;
+        if count == 0
+            && let Some(header) = incoming.inbox.header()?
+        {
+            if header.response_to == id {
                 return Ok(());
             }
-            before = header.length;
+            count = header.length;
+            continue;
         }
+        fill(incoming, count.max(Header::SIZE)).await?;
     }
+}
 
-    /// Drops the next `count` bytes as they arrive.
-    async fn skip(&mut self, mut count: usize) -> Result<(), ConnectionError> {
-        loop {
-            let arrived = self.incoming.inbox.bytes().len().min(count);
-            self.incoming.consume(arrived);
-            count -= arrived;
-            if count == 0 {
-                return Ok(());
-            }
-            self.fill(count).await?;
-        }
-    }
-
-    async fn fill(&mut self, wanted: usize) -> Result<(), ConnectionError> {
-        match self.incoming.fill(wanted).await? {
-            0 => Err(ConnectionError::Closed),
-            _ => Ok(()),
-        }
+async fn fill(incoming: &mut Incoming, wanted: usize) -> Result<(), ConnectionError> {
+    match incoming.fill(wanted).await? {
+        0 => Err(ConnectionError::Closed),
+        _ => Ok(()),
     }
 }

@@ -47,7 +47,7 @@ impl Verification<'_> {
             key: key.clone(),
         };
         let candidate = Candidate::of_held_key(Token::of(attempt), owner.clone(), key);
-        let outcomes = backfill_documents(self.protected, self.settings.lease, attempt, vec![candidate]).await?;
+        let outcomes = backfill_documents(self.protected, attempt, vec![candidate]).await?;
         match outcomes.into_iter().next() {
             Some((_, BackfillOutcome::Reserved | BackfillOutcome::Gone)) => Ok(Repaired::Yes),
             Some((_, BackfillOutcome::Duplicate(other))) => Ok(Repaired::Duplicate(other)),
@@ -61,7 +61,7 @@ impl Verification<'_> {
         loop {
             match self.proxy.read(&[key]).await?.pop().flatten() {
                 Some(there) if !there.is_same_write(seen) => return Ok(Repaired::No),
-                Some(_) if self.proxy.is_over(seen, self.settings.lease) => break,
+                Some(_) if self.proxy.is_over(seen) => break,
                 Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
                 None => return Ok(Repaired::No),
             }

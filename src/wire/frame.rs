@@ -33,7 +33,25 @@ pub struct OutSequence<'a> {
 #[error("a message of {0} bytes is too long")]
 pub struct TooLong(pub usize);
 
+impl<'a> OutSequence<'a> {
+    /// The documents as the value of field `name`.
+    pub fn of(name: &'a str, documents: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        OutSequence {
+            name: name.as_bytes(),
+            documents: documents.into_iter().collect(),
+        }
+    }
+}
+
 impl<'a> Draft<'a> {
+    /// A message of a body, and of documents as the value of field `name`.
+    pub fn with_documents(body: &'a [u8], name: &'a str, documents: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Draft {
+            sequences: vec![OutSequence::of(name, documents)],
+            ..Draft::of_body(body)
+        }
+    }
+
     /// A message of a body alone.
     pub fn of_body(body: &'a [u8]) -> Self {
         Draft {

@@ -23,7 +23,7 @@ use crate::raw::{Builder, Doc, Malformed};
 use crate::reply::{BulkReply, Times, WriteRefusal};
 use crate::server::reply::is_ok;
 use crate::upstream::{self, Connection};
-use crate::wire::{Draft, Message, OpMsg, OutSequence};
+use crate::wire::{Draft, Message, OpMsg};
 
 /// Carries out the command; returns the reply's body. If a part fails as a whole, the command ends with that part's reply.
 pub async fn bulk_write(
@@ -72,14 +72,8 @@ async fn part(
     upstream: &mut Connection,
 ) -> Result<Vec<u8>, ForwardError> {
     let list = operations[0].form.list().expect("a bulkWrite has no findAndModify");
-    let sequence = OutSequence {
-        name: list.as_bytes(),
-        documents: operations.iter().map(|operation| &*operation.statement).collect(),
-    };
-    let draft = Draft {
-        sequences: vec![sequence],
-        ..Draft::of_body(body)
-    };
+    let statements = operations.iter().map(|operation| &*operation.statement);
+    let draft = Draft::with_documents(body, list, statements);
     let bytes = draft.frame(0, 0).map_err(upstream::ConnectionError::from)?.to_vec();
     let message = OpMsg::parse(&bytes).map_err(upstream::ConnectionError::from)?;
     // A part is classified like any client's command: no part gets through that would be refused alone.

@@ -32,32 +32,25 @@ impl CatalogEpoch {
 }
 
 /// All epochs that have ended for new commands, but not for commands in progress.
-#[derive(Debug, Clone)]
-pub struct PastEpochs(Shared<BoxFuture<'static, ()>>);
+#[derive(Debug, Clone, Default)]
+pub struct PastEpochs(Vec<Shared<BoxFuture<'static, ()>>>);
 
 impl PastEpochs {
-    fn none() -> PastEpochs {
-        PastEpochs(std::future::ready(()).boxed().shared())
-    }
-
-    /// These, and the epoch whose connections have the senders of `held`.
-    fn with(self, mut held: mpsc::Receiver<Infallible>) -> PastEpochs {
-        // A chain of epochs that are over would grow with every change that waits for none.
-        let earlier = match self.0.clone().now_or_never() {
-            Some(()) => PastEpochs::none(),
-            None => self,
-        };
+    /// Adds the epoch whose connections have the senders of `held`, and forgets those that are over.
+    fn add(&mut self, mut held: mpsc::Receiver<Infallible>) {
+        self.0.retain(|over| over.clone().now_or_never().is_none());
+        // Nothing can be sent; `recv` returns when the last sender is gone.
         let over = async move {
-            earlier.is_over().await;
-            // Nothing can be sent; `recv` returns when the last sender is gone.
-            held.recv().await;
+            let _ = held.recv().await;
         };
-        PastEpochs(over.boxed().shared())
+        self.0.push(over.boxed().shared());
     }
 
     /// Waits until no command that these epochs decided is in progress any more.
     pub async fn is_over(self) {
-        self.0.await;
+        for over in self.0 {
+            over.await;
+        }
     }
 }
 
@@ -65,6 +58,7 @@ impl PastEpochs {
 #[derive(Debug)]
 pub(super) struct CatalogEpochs {
     pub(super) current: watch::Sender<CatalogEpoch>,
+    /// The past epochs, and the receiver of the current one.
     past: Mutex<(PastEpochs, mpsc::Receiver<Infallible>)>,
     pub(super) begun: Instant,
     /// How long a write with a lost reply may take: a transaction's life, or the lease that limits a protected write.
@@ -81,7 +75,7 @@ impl CatalogEpochs {
         let (epoch, held) = mpsc::channel(1);
         CatalogEpochs {
             current: watch::Sender::new(CatalogEpoch(epoch)),
-            past: Mutex::new((PastEpochs::none(), held)),
+            past: Mutex::new((PastEpochs::default(), held)),
             begun: Instant::now(),
             life: hastened(TRANSACTION_LIFE, haste::TRANSACTIONS).max(lease),
             unobserved_at: AtomicU64::new(0),
@@ -93,10 +87,10 @@ impl CatalogEpochs {
     pub(super) fn begin(&self) -> PastEpochs {
         let (epoch, held) = mpsc::channel(1);
         let mut last = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        let (earlier, ended) = std::mem::replace(&mut *last, (PastEpochs::none(), held));
-        last.0 = earlier.with(ended);
+        let (past, current) = &mut *last;
+        past.add(std::mem::replace(current, held));
         self.current.send_replace(CatalogEpoch(epoch));
-        last.0.clone()
+        past.clone()
     }
 
     /// The current time in the unit of the notes.

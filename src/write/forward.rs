@@ -17,7 +17,7 @@ use crate::reply::{Times, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply;
 use crate::upstream;
-use crate::wire::{Draft, OutSequence};
+use crate::wire::Draft;
 
 /// The reason why there is no usable reply: the upstream connection is gone, or what it sent can't be read. Keyward must then
 /// close the client's connection, too.
@@ -63,18 +63,10 @@ pub async fn statements(
     }
     let times = op.reservation_times();
     let body = part_of_body(op.command, list, positions.clone(), &times)?.finish();
-    let documents = op.command.documents[positions]
+    let statements = op.command.documents[positions]
         .iter()
-        .map(|statement| statement.bytes())
-        .collect();
-    let sequence = OutSequence {
-        name: list.as_bytes(),
-        documents,
-    };
-    let draft = Draft {
-        sequences: vec![sequence],
-        ..Draft::of_body(&body)
-    };
+        .map(|statement| statement.bytes());
+    let draft = Draft::with_documents(&body, list, statements);
     let reply = op.upstream.request(&draft).await?;
     let body = reply.body();
     let is_ok = reply::is_ok(body)?;
@@ -163,26 +155,15 @@ pub async fn statement(
         });
     }
     let times = &op.reservation_times();
-    let (body, sequences) = match kind.list() {
-        Some(list) => {
-            let sequence = OutSequence {
-                name: list.as_bytes(),
-                documents: vec![rewritten],
-            };
-            let part = part_of_body(command, list, std::iter::once(index), times)?.finish();
-            (
-                with_write_concern(Doc::new(&part)?, acknowledged, time, times)?,
-                vec![sequence],
-            )
-        }
-        None => (
-            with_write_concern(Doc::new(rewritten)?, acknowledged, time, times)?,
-            Vec::new(),
-        ),
+    let list = kind.list();
+    let body = match list {
+        Some(list) => part_of_body(command, list, std::iter::once(index), times)?.finish(),
+        None => rewritten.to_vec(),
     };
-    let draft = Draft {
-        sequences,
-        ..Draft::of_body(&body)
+    let body = with_write_concern(Doc::new(&body)?, acknowledged, time, times)?;
+    let draft = match list {
+        Some(list) => Draft::with_documents(&body, list, [rewritten]),
+        None => Draft::of_body(&body),
     };
     let reply = op.upstream.request(&draft).await?;
     Ok(Sent {

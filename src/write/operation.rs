@@ -75,7 +75,7 @@ impl<'a> WriteOp<'a> {
 
     /// Releases the keys that the candidates hold and don't need.
     pub async fn release(&self, candidates: &mut [Candidate<'_>]) {
-        run_releases(self.protected, self.context.lease, candidates).await;
+        run_releases(self.protected, candidates).await;
     }
 
     /// Releases keys of candidates whose documents were written before this command, unless the documents still hold them. `held`

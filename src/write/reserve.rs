@@ -24,7 +24,7 @@ impl WriteOp<'_> {
     pub async fn reserve(&self, candidate: &mut Candidate<'_>) -> ReserveOutcome {
         let mut back_off = BackOff::default();
         loop {
-            let awaited = advance_attempts(self.protected, self.context.lease, std::slice::from_mut(candidate)).await;
+            let awaited = advance_attempts(self.protected, std::slice::from_mut(candidate)).await;
             match candidate.attempt.ended() {
                 Some(Ended::NotHeld(NotHeld::Duplicate(key))) => return ReserveOutcome::Duplicate(key),
                 Some(Ended::NotHeld(NotHeld::Unsure(key))) => {

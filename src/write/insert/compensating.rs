@@ -9,7 +9,7 @@ use crate::raw::Doc;
 use crate::reply::{Times, WriteError, WriteRefusal};
 use crate::server::definite::{refused_before_execution, refused_document};
 use crate::server::reply::{self, StatementError};
-use crate::wire::{Draft, OutSequence};
+use crate::wire::Draft;
 use crate::write::forward::{ForwardError, Outcome, milliseconds, part_of_body, reply_within};
 use crate::write::lease_left::LeaseLeft;
 use crate::write::operation::WriteOp;
@@ -37,14 +37,8 @@ pub async fn insert(op: &mut WriteOp<'_>, ready: &[&Candidate<'_>]) -> Result<Se
     let mut body = part_of_body(op.command, "documents", positions, &op.reservation_times())?;
     body.int32("maxTimeMS", milliseconds(time));
     let body = body.finish();
-    let sequence = OutSequence {
-        name: b"documents",
-        documents: ready.iter().map(|candidate| &*candidate.document).collect(),
-    };
-    let draft = Draft {
-        sequences: vec![sequence],
-        ..Draft::of_body(&body)
-    };
+    let documents = ready.iter().map(|candidate| &*candidate.document);
+    let draft = Draft::with_documents(&body, "documents", documents);
     reply_within(lease, async {
         let reply = op.upstream.request(&draft).await?;
         read(reply.body(), ready.len(), op.command.ordered)

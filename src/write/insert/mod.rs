@@ -84,7 +84,7 @@ impl<'a> Insert<'a> {
         self.insert_at_once(&way, &mut pending).await?;
         let mut back_off = BackOff::default();
         while !pending.is_empty() && self.stopped.is_none() {
-            let awaited = advance_attempts(self.op.protected, self.op.context.lease, &mut pending).await;
+            let awaited = advance_attempts(self.op.protected, &mut pending).await;
             if let Err(error) = self.remove_first_tries(&mut pending, &way).await {
                 pending.iter_mut().for_each(Candidate::withdraw);
                 self.op.release(&mut pending).await;
@@ -281,7 +281,10 @@ impl<'a> Insert<'a> {
     async fn release_moved_keys(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
         let done = positions_done_before(self.op.command, forwarded.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
+            // A client may give two documents one number: the other one still waits for its keys.
+            let has_ended = |candidate: &&Candidate<'_>| candidate.attempt.ended().is_some();
             let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
+            let done = done.filter(has_ended);
             let done: Vec<&Candidate<'_>> = done.collect();
             self.op.release_unheld(&done, &[]).await;
         }

@@ -134,10 +134,7 @@ impl<'a> Recorded<'a> {
         let documents = self.documents(&of_the_statement(reply)?, answered_at(Doc::new(reply)?)?)?;
         let mut command = Builder::new();
         command.string("insert", COLLECTION.as_bytes());
-        let sequence = OutSequence {
-            name: b"documents",
-            documents: documents.iter().map(Vec::as_slice).collect(),
-        };
+        let sequence = OutSequence::of("documents", documents.iter().map(Vec::as_slice));
         let outcome = transaction
             .run(upstream, self.database, command, Some(sequence))
             .await?;

@@ -170,8 +170,11 @@ impl ClientTransactions {
 
     /// Whether a write that can change no key may go on in the transaction: the same as for [`ClientTransactions::enter`].
     pub fn may_write(&self, id: TransactionId) -> bool {
-        let seen = self.by_session.get(&id.session);
-        seen.is_some_and(|seen| seen.number == id.number && self.check(&seen).is_ok())
+        let seen = self.by_session.get_mut(&id.session);
+        seen.is_some_and(|mut seen| {
+            seen.at = Instant::now();
+            seen.number == id.number && self.check(&seen).is_ok()
+        })
     }
 
     fn check(&self, seen: &SeenTransaction) -> Result<(), WriteRefusal> {

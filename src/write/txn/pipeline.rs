@@ -33,20 +33,14 @@ pub async fn run(
     upstream: &mut Connection,
 ) -> Result<Vec<Result<Vec<u8>, ErrorReply>>, ForwardError> {
     let (in_transaction, reads) = (steps.len(), outside.len());
-    for PipelinedCommand {
-        database,
-        command,
-        sequence,
-    } in steps
-    {
-        transaction.send(upstream, database, command, sequence).await?;
+    for step in steps {
+        transaction
+            .send(upstream, step.database, step.command, step.sequence)
+            .await?;
     }
-    for PipelinedCommand {
-        database, mut command, ..
-    } in outside
-    {
-        command.string("$db", database.as_bytes());
-        upstream.send(&Draft::of_body(&command.finish())).await?;
+    for mut read in outside {
+        read.command.string("$db", read.database.as_bytes());
+        upstream.send(&Draft::of_body(&read.command.finish())).await?;
     }
     let mut replies = Vec::with_capacity(in_transaction + reads);
     for _ in 0..in_transaction {

@@ -259,3 +259,31 @@ on_both_strategies! {
     lost_on_the_way_to_keyward_and_sent_again_to_the_same_keyward;
     lost_on_the_way_to_keyward_and_sent_again_to_another_keyward;
 }
+
+/// No driver gives two documents of a command one number. The second one waits for its keys while the server answers for the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_two_documents_share_breaks_no_connection() {
+    let database = "shared_number";
+    let cluster = crate::trial::users(database);
+    let sparse = "  - { collection: DB.users, key: { k: 1 }, sparse: true }\n";
+    let keyward = keyward(cluster, database, "2s", &[sparse]);
+    let mut connection = testbed::command::Connection::open(&keyward.address).unwrap();
+    let with = |id: i32, k: Option<i32>| {
+        let mut document = doc! { "_id": id, "region": "a" };
+        document.extend(k.map(|k| ("k".to_owned(), k.into())));
+        document
+    };
+    let mut first = retryable(insert(vec![with(1, None)], true), 1);
+    first.insert("stmtIds", vec![5]);
+    let session = first.get_document("lsid").unwrap().clone();
+    assert_eq!(connection.run(database, first).unwrap().get_i32("n").ok(), Some(1));
+    let mut again = insert(vec![with(1, None), with(2, Some(1)), with(3, Some(1))], false);
+    again.extend(doc! { "lsid": session, "txnNumber": 1_i64, "stmtIds": [5, 6, 5] });
+    let reply = connection.run(database, again).unwrap();
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    assert!(
+        !keyward.log().contains("an invariant does not hold"),
+        "{}",
+        keyward.log()
+    );
+}

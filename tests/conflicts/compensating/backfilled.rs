@@ -22,11 +22,15 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// A Keyward, and the collection as a backfill elsewhere sees it.
 async fn beside(database: &str) -> (&'static Cluster, Keyward, Protected) {
+    beside_with_lease(database, LEASE).await
+}
+
+async fn beside_with_lease(database: &str, lease: Duration) -> (&'static Cluster, Keyward, Protected) {
     let cluster = users(database);
     let keyward = keyward(cluster, database, "60s", &[EMAIL]);
     let constraints = [Arc::new(email(database))];
     let metrics = Metrics::new(&constraints);
-    let protected = prepared(&cluster.client(), &constraints, LEASE, &metrics)
+    let protected = prepared(&cluster.client(), &constraints, lease, &metrics)
         .await
         .unwrap();
     (cluster, keyward, protected.into_iter().next().unwrap())
@@ -38,10 +42,6 @@ fn user(id: i32, email: &str) -> Document {
 
 /// What becomes of the document's keys, as it was read.
 async fn backfilled(protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
-    backfilled_within(LEASE, protected, document).await
-}
-
-async fn backfilled_within(lease: Duration, protected: &Protected, document: &Document) -> Vec<BackfillOutcome> {
     let under_way = AttemptRegistry::default().begin();
     let attempt = under_way.id();
     let token = Token {
@@ -51,7 +51,7 @@ async fn backfilled_within(lease: Duration, protected: &Protected, document: &Do
     };
     let bytes = document.to_vec().unwrap();
     let wanted = Candidate::one_for_each_key(protected, 0, token, Doc::new(&bytes).unwrap()).unwrap();
-    let outcomes = backfill_documents(protected, lease, attempt, wanted).await.unwrap();
+    let outcomes = backfill_documents(protected, attempt, wanted).await.unwrap();
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
@@ -157,10 +157,10 @@ async fn what_is_inserted_once_more_keeps_the_reservation_that_it_lacked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
     let database = "given_up_late";
-    let (cluster, keyward, protected) = beside(database).await;
+    let lease = Duration::from_millis(500);
+    let (cluster, keyward, protected) = beside_with_lease(database, lease).await;
     let there = user(1, "a@x");
     run(&cluster.client(), database, insert(vec![there.clone()], true)).await;
-    let lease = Duration::from_millis(500);
     let (store, key) = store_with_lease(cluster, database, lease);
     let elsewhere = Owner {
         id: RawBson::Int32(1),
@@ -169,10 +169,7 @@ async fn a_backfilled_document_keeps_its_key_when_an_insert_gives_it_up_late() {
     let version = ReservationVersion::from(Token::of(AttemptRegistry::default().begin().id()));
     let reserved = store.reserve(&[(&key, &elsewhere, version)]).await.unwrap();
     assert_eq!(reserved, [Reserved::Written]);
-    assert_eq!(
-        backfilled_within(lease, &protected, &there).await,
-        [BackfillOutcome::Reserved]
-    );
+    assert_eq!(backfilled(&protected, &there).await, [BackfillOutcome::Reserved]);
     store.release_by_version(&[(&key, version)]).await.unwrap();
     let other = run(&keyward.client().await, database, insert(vec![user(2, "a@x")], true)).await;
     assert_eq!(write_errors(&other), [(0, 11_000)], "{other}");

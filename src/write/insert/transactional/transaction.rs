@@ -180,10 +180,7 @@ impl Transactional {
         transaction: &mut Transaction,
     ) -> Result<TransactionOutcome, Failure> {
         let is_noted = !load.notes.is_empty();
-        let TransactionCommands {
-            reservation_commands,
-            rounds,
-        } = self.commands(op, load, reservations)?;
+        let (reservation_commands, rounds) = self.commands(op, load, reservations)?;
         let mut replies = UnreadReplies::default();
         for (steps, outside) in rounds {
             let of_round = pipeline::run(steps, outside, transaction, op.upstream).await?;
@@ -228,13 +225,14 @@ impl Transactional {
         Ok(TransactionOutcome::Committed(with_times_of(&reply, &committed)?))
     }
 
-    /// The commands of one transaction before its commit.
+    /// The commands of one transaction before its commit, in portions that are sent without waiting: those in the transaction, and
+    /// the checks outside of it behind them. Also how many of them check or write reservations inside the transaction.
     fn commands<'s>(
         &self,
         op: &WriteOp<'s>,
         load: &'s Load<'_>,
         reservations: ReservationMode,
-    ) -> Result<TransactionCommands<'s>, Malformed> {
+    ) -> Result<(usize, Vec<Portion<'s>>), Malformed> {
         let these = &load.candidates;
         let are_checked_outside = are_checked_outside(op, reservations);
         let of_reservations = match reservations {
@@ -267,10 +265,7 @@ impl Transactional {
                 vec![(first, outside)]
             }
         };
-        Ok(TransactionCommands {
-            reservation_commands: count,
-            rounds,
-        })
+        Ok((count, rounds))
     }
 
     /// The candidates in `these` whose keys were taken over, by the current reservations. If there are none, the check was made too early.
@@ -292,14 +287,11 @@ impl Transactional {
             let left = milliseconds(deadline.saturating_duration_since(Instant::now()));
             command.int32("maxTimeMS", left.max(1));
         }
-        let documents = load.candidates.iter().map(|candidate| &*candidate.document).collect();
+        let documents = load.candidates.iter().map(|candidate| &*candidate.document);
         Ok(PipelinedCommand {
             database: &op.protected.namespace.database,
             command,
-            sequence: Some(OutSequence {
-                name: b"documents",
-                documents,
-            }),
+            sequence: Some(OutSequence::of("documents", documents)),
         })
     }
 }
@@ -320,13 +312,8 @@ pub(super) fn own_transaction(op: &mut WriteOp<'_>, reservations: ReservationMod
     })
 }
 
-/// The commands of one transaction before its commit.
-struct TransactionCommands<'s> {
-    /// How many of them check or write reservations inside the transaction.
-    reservation_commands: usize,
-    /// The transaction's commands and the checks outside of it behind them, in portions that are sent without waiting.
-    rounds: Vec<(Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>)>,
-}
+/// Commands that are sent without waiting: in the transaction, and outside of it.
+type Portion<'s> = (Vec<PipelinedCommand<'s>>, Vec<PipelinedCommand<'s>>);
 
 /// The replies that are yet to be read, in the order of the commands.
 #[derive(Default)]

@@ -61,6 +61,30 @@ fn what_a_client_has_left_at_work_is_waited_for() {
     assert_eq!(code, Some(0), "{findings}");
 }
 
+/// A reply that is on its way shows that its command has ended.
+#[test]
+fn a_client_that_reads_nothing_holds_up_no_constraint() {
+    let database = "reload_unread";
+    drop_database(database);
+    let keyward = Keyward::of(&settings(database, &["email"], ""));
+    let filler = "x".repeat(1 << 20);
+    for n in 0..15 {
+        let document = doc! { "_id": n, "filler": &filler };
+        let insert = doc! { "insert": "others", "documents": [document] };
+        keyward.run(database, insert).unwrap();
+    }
+    let find = doc! { "find": "others", "$db": database }.to_vec().unwrap();
+    let message = keyward::wire::Draft::of_body(&find).frame(1, 0).unwrap().to_vec();
+    let mut client = TcpStream::connect(&keyward.address).unwrap();
+    client.write_all(&message).unwrap();
+    // The reply has begun to arrive, and is longer than what the system keeps for a client.
+    assert_eq!(client.peek(&mut [0]).unwrap(), 1);
+    let before = keyward.count_reloads();
+    keyward.rewrite(&settings(database, &["email", "phone"], ""));
+    keyward.send(Signal::SIGHUP);
+    assert_eq!(keyward.reloaded_after(before)["outcome"], "applied");
+}
+
 /// Nobody can tell how long a server is at work on a write whose connection has broken: it may come late, past the new
 /// constraint.
 #[test]

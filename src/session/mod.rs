@@ -182,7 +182,7 @@ struct Session {
     epoch: CatalogEpoch,
     /// The catalog epoch that has begun since.
     next_epoch: Option<CatalogEpoch>,
-    /// Whether a message without a reply has gone on since `epoch` began.
+    /// Whether a write without a reply has gone on since `epoch` began.
     is_unanswered: bool,
     /// Steps done, so that a timer sees whether anything has happened.
     steps: u64,

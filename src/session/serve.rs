@@ -52,7 +52,7 @@ impl Session {
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.finish(Action::Silence, length, CommandSpan::default());
+                self.finish(Action::Silence, length, false, CommandSpan::default());
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -104,7 +104,7 @@ impl Session {
             self.wait(compressor, span);
             return Ok(());
         }
-        self.finish(action, length, span);
+        self.finish(action, length, context.may_write, span);
         Ok(())
     }
 
@@ -116,14 +116,14 @@ impl Session {
     }
 
     /// Ends the handling of the first message in the inbox, which has `length` bytes; `span` ends with its reply.
-    fn finish(&mut self, action: Action, length: usize, span: CommandSpan) {
+    fn finish(&mut self, action: Action, length: usize, may_write: bool, span: CommandSpan) {
         self.forget_unpacked();
         match action {
             Action::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
                     Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
-                    None => self.is_unanswered = true,
+                    None => self.is_unanswered |= may_write,
                 }
                 self.requests = Requests::Sending { left: length };
                 return;
@@ -171,7 +171,7 @@ struct MessageHandler<'s> {
     refusals: &'s mut RefusalLog,
     upstream: &'s mut Connection,
     epoch: &'s mut CatalogEpoch,
-    /// Whether messages without replies may be under way.
+    /// Whether writes without replies may be under way.
     is_unanswered: &'s mut bool,
 }
 

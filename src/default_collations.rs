@@ -39,7 +39,7 @@ impl DefaultCollations {
         self.0.iter().any(Option::is_some)
     }
 
-    /// The mismatch of this value of `collation`, because of `constraints`.
+    /// The constraint that doesn't fit a collection with this value of `collation`, if there is one.
     pub fn mismatch<'a>(
         &self,
         collation: Option<&Element<'_>>,

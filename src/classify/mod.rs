@@ -34,14 +34,14 @@ pub trait Protection {
     fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is the register, a proxy collection, or a name reserved for one.
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool;
-    /// The mismatch, if this collection is created with this value of `collation`; `None` if it isn't protected.
+    /// The constraint on this collection that doesn't fit this value of `collation`; `None` if all fit.
     fn other_collation(
         &self,
         database: &[u8],
         collection: &[u8],
         collation: Option<&Element<'_>>,
     ) -> Option<OtherCollation>;
-    /// The mismatch, if these fields of this collection are encrypted; `None` if it isn't protected.
+    /// The constraint on this collection that reads one of these encrypted fields; `None` if none does.
     fn encrypted(&self, database: &[u8], collection: &[u8], fields: &EncryptedFields) -> Option<EncryptedField>;
 }
 

@@ -260,6 +260,8 @@ fn an_aggregate_that_writes_does_so_at_once() {
         let body = doc! { "aggregate": "orders", "cursor": { "batchSize": size } };
         check_batch("shop", body, "pipeline", &[stage], expected);
     }
+    let explained = doc! { "aggregate": "orders", "explain": true, "cursor": { "batchSize": 0 } };
+    check_batch("shop", explained, "pipeline", &[doc! { "$out": "others" }], Forward);
 }
 
 #[test]

@@ -24,12 +24,12 @@ pub enum KeyChange {
     None,
     /// The statement at this index is the first that may.
     From(usize),
-    /// Each statement must be asked.
+    /// Keyward must check each statement.
     Unknown,
 }
 
 impl KeyChange {
-    /// Those of the update or `findAndModify` `message`; unknown if its statements can't be read.
+    /// The statements in `message`, an update or `findAndModify`, that may change a key. Returns `Unknown` if Keyward can't read them.
     pub fn of(kind: StatementKind, message: &OpMsg<'_>, paths: &impl Paths) -> KeyChange {
         let first = match kind.list() {
             Some(list) => first_affecting(kind, message, list, paths),
@@ -44,7 +44,7 @@ impl KeyChange {
         }
     }
 
-    /// Whether the statement at `index` may change a key; `None` if it must be asked.
+    /// Whether the statement at `index` may change a key; `None` if Keyward must check it.
     pub fn of_statement(self, index: usize) -> Option<bool> {
         match self {
             KeyChange::From(first) if index <= first => Some(index == first),

@@ -165,7 +165,7 @@ impl Attempt {
         matches!(&self.state, AttemptState::Waiting(claims) if claims.iter().all(|claim| *claim == Claim::Unclaimed))
     }
 
-    /// The token, by which alone its reservations may be released now.
+    /// The token of an attempt that has ended. Its reservations may be released by the token alone.
     ///
     /// # Panics
     /// If it hasn't ended.

@@ -66,8 +66,9 @@ impl Session {
         self.requests == Requests::Reading && self.client_in.inbox.bytes().is_empty()
     }
 
-    /// Takes the new catalog epoch once no command that the previous one decided is in progress here. A reply that is on its way shows
-    /// that its command has ended, however long the client takes to read it.
+    /// Takes the new catalog epoch once no command that the previous one decided is in progress here. Once a reply has
+    /// begun to arrive, its command has ended, however slowly the client reads it. Writes without replies are confirmed only after the
+    /// client has read all replies.
     async fn advance_epoch(&mut self) -> Result<(), End> {
         let is_sending = matches!(self.requests, Requests::Sending { .. });
         if self.next_epoch.is_none() || is_sending || self.replies.awaits_a_write() {
@@ -87,7 +88,7 @@ impl Session {
     }
 }
 
-/// Waits until the messages without replies are done: upstream answers in order, so a ping's reply shows it.
+/// Waits until the writes without replies are done: upstream answers in order, so a ping's reply shows it.
 pub(super) async fn confirm_unanswered(upstream: &mut Connection) -> Result<(), End> {
     upstream.request(&Draft::of_body(&ping())).await?;
     Ok(())

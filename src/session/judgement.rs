@@ -74,9 +74,9 @@ impl<'m> Judged<'m> {
         let is_forwarded = |transaction| service.writes.transactions.decide_commit(transaction) == Commit::Forward;
         // The server refuses a commit without a transaction.
         let may_commit = || service.is_permitted_to_write() && self.context.transaction.is_none_or(is_forwarded);
-        // A write belongs to a transaction that this process has seen begin, and that may still be committed.
+        // If a write is in a client's transaction, this process must have seen that begin, and it may still be committed.
         let may_continue = || match (verdict, self.context.transaction) {
-            (Verdict::Write(_), Some(transaction)) => service.writes.transactions.may_write(transaction),
+            (Verdict::Write(_), Some(transaction)) => service.writes.transactions.go_on(transaction).is_ok(),
             _ => true,
         };
         self.is_unchanged()

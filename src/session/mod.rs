@@ -148,7 +148,7 @@ impl Service {
 /// A client's connection and the upstream connection that belongs to it.
 #[derive(Debug)]
 struct Session {
-    /// Before the catalog epoch, which a change of the constraints waits for.
+    /// It is dropped before the catalog epoch, for whose end a change of the constraints waits.
     _in_doubt_if_broken: InDoubtIfBroken,
     service: Arc<Service>,
     /// Names the client in the log.
@@ -406,7 +406,7 @@ enum Stepped {
 mod tests {
     use super::*;
 
-    /// What an idle connection occupies: its state, and never that of a write that it might do.
+    /// The most bytes that an idle connection's state may take. It has no room for the state of a write.
     const CONNECTION_BYTES_MAX: usize = 6 * 1024;
 
     fn future_bytes<A, B, C, D, F: Future>(_: impl FnOnce(A, B, C, D) -> F) -> usize {

@@ -217,7 +217,7 @@ impl MessageHandler<'_> {
                 self.refusals.note(&error);
                 reply_to.answer(&error)
             }
-            // In a transaction that it may not go on in, the write path refuses a write that changes no key, too.
+            // If a transaction may not go on, the write path also refuses a write that changes no key.
             Verdict::Write(write) if !judged.is_unchanged() || context.is_in_transaction => {
                 // The server checks a message whole before it runs any of it; so does the write path.
                 let message = match OpMsg::parse_whole(judged.request.unpacked) {

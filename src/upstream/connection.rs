@@ -257,8 +257,8 @@ impl Connection {
         Ok(Reply { message })
     }
 
-    /// Waits until upstream has answered all `unanswered` requests, and all requests without replies before `ping`: it answers in
-    /// order, so the reply to `ping` shows it. Upstream learns meanwhile that nothing more will come, and may end reads.
+    /// Waits until upstream has answered all requests in `unanswered`, and has ended those without replies. Upstream answers in
+    /// order, so the reply to `ping` shows it. Upstream also learns that no more will come, and may end reads.
     ///
     /// # Errors
     /// [`ConnectionError`]: no answer shows it.
@@ -268,7 +268,7 @@ impl Connection {
             id = id.wrapping_add(1);
         }
         let frame = ping.frame(id, 0)?;
-        // At once: upstream may accept nothing before it has sent what it has to send.
+        // Keyward sends and reads at the same time: upstream may read no more until Keyward has read its replies.
         let asking = async {
             self.outgoing.write_pieces(frame.pieces()).await?;
             Ok(self.outgoing.finish().await?)

@@ -4,6 +4,7 @@
 //! retryable write. An outcome that the reply leaves open is [`Outcome::InDoubt`]. A failure is definite only if its code says
 //! that nothing was, or will be, done.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bson::spec::ElementType;
@@ -156,11 +157,11 @@ pub async fn statement(
     }
     let times = &op.reservation_times();
     let list = kind.list();
-    let body = match list {
-        Some(list) => part_of_body(command, list, std::iter::once(index), times)?.finish(),
-        None => rewritten.to_vec(),
+    let part = match list {
+        Some(list) => Cow::Owned(part_of_body(command, list, std::iter::once(index), times)?.finish()),
+        None => Cow::Borrowed(rewritten),
     };
-    let body = with_write_concern(Doc::new(&body)?, acknowledged, time, times)?;
+    let body = with_write_concern(Doc::new(&part)?, acknowledged, time, times)?;
     let draft = match list {
         Some(list) => Draft::with_documents(&body, list, [rewritten]),
         None => Draft::of_body(&body),

@@ -144,10 +144,7 @@ async fn insert(
 ) -> Result<Vec<u8>, Failure> {
     let mut body = op.command.insert_body()?;
     append_fields(&mut body, op.command.body, &["maxTimeMS"])?;
-    let sequence = OutSequence {
-        name: b"documents",
-        documents,
-    };
+    let sequence = OutSequence::of("documents", documents);
     transaction
         .run(op.upstream, &op.protected.namespace.database, body, Some(sequence))
         .await

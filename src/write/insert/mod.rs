@@ -278,14 +278,12 @@ impl<'a> Insert<'a> {
 
     /// Releases keys that a document doesn't hold any more: the server may have inserted it before, and it may have changed
     /// since.
-    async fn release_moved_keys(&self, forwarded: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
-        let done = positions_done_before(self.op.command, forwarded.iter(), Doc::new(body)?)?;
+    async fn release_moved_keys(&self, candidates: &[Candidate<'_>], body: &[u8]) -> Result<(), ForwardError> {
+        let done = positions_done_before(self.op.command, candidates.iter(), Doc::new(body)?)?;
         if !done.is_empty() {
-            // A client may give two documents one number: the other one still waits for its keys.
-            let has_ended = |candidate: &&Candidate<'_>| candidate.attempt.ended().is_some();
-            let done = forwarded.iter().filter(|candidate| done.contains(&candidate.position));
-            let done = done.filter(has_ended);
-            let done: Vec<&Candidate<'_>> = done.collect();
+            // If a client gives two documents one number, the second one may still wait for its keys.
+            let is_done = |one: &&Candidate<'_>| done.contains(&one.position) && one.attempt.ended().is_some();
+            let done: Vec<&Candidate<'_>> = candidates.iter().filter(is_done).collect();
             self.op.release_unheld(&done, &[]).await;
         }
         Ok(())

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bson::spec::ElementType;
 use dashmap::DashMap;
+use dashmap::mapref::one::RefMut;
 use tokio::time::Instant;
 
 use super::ErrorReply;
@@ -88,7 +89,7 @@ struct SeenTransaction {
     is_committed: bool,
     /// How often the constraints had changed when the transaction began.
     changes: u64,
-    /// When it began, wrote a protected document last, or was committed.
+    /// When it began, last went on with a write on a protected collection, or was committed.
     at: Instant,
 }
 
@@ -159,32 +160,31 @@ impl ClientTransactions {
     /// [`WriteRefusal`] if Keyward has already forwarded a commit of the transaction, or if the transaction must never be committed.
     /// Also if this process hasn't seen its start, like a `mongos`, which knows its own transactions only.
     pub fn enter(&self, id: TransactionId) -> Result<StatementUnderWay<'_>, WriteRefusal> {
-        let seen = self.by_session.get_mut(&id.session);
-        let seen = seen.filter(|seen| seen.number == id.number);
-        let mut seen = seen.ok_or(WriteRefusal::NoSuchTransaction { number: id.number })?;
-        self.check(&seen)?;
-        seen.unfinished += 1;
-        seen.at = Instant::now();
+        self.seen(id)?.unfinished += 1;
         Ok(StatementUnderWay { transactions: self, id })
     }
 
-    /// Whether a write that can change no key may go on in the transaction: the same as for [`ClientTransactions::enter`].
-    pub fn may_write(&self, id: TransactionId) -> bool {
-        let seen = self.by_session.get_mut(&id.session);
-        seen.is_some_and(|mut seen| {
-            seen.at = Instant::now();
-            seen.number == id.number && self.check(&seen).is_ok()
-        })
+    /// Notes that a statement that can change no key goes on in the transaction.
+    ///
+    /// # Errors
+    /// The same as those of [`ClientTransactions::enter`].
+    pub fn go_on(&self, id: TransactionId) -> Result<(), WriteRefusal> {
+        self.seen(id).map(drop)
     }
 
-    fn check(&self, seen: &SeenTransaction) -> Result<(), WriteRefusal> {
+    /// The transaction, which goes on now.
+    fn seen(&self, id: TransactionId) -> Result<RefMut<'_, [u8; 16], SeenTransaction>, WriteRefusal> {
+        let no_such = WriteRefusal::NoSuchTransaction { number: id.number };
+        let seen = self.by_session.get_mut(&id.session);
+        let mut seen = seen.filter(|seen| seen.number == id.number).ok_or(no_such.clone())?;
         if seen.is_committed {
             return Err(WriteRefusal::Committed);
         }
-        if seen.is_doomed || seen.is_unseen || self.is_older(seen) {
-            return Err(WriteRefusal::NoSuchTransaction { number: seen.number });
+        if seen.is_doomed || seen.is_unseen || self.is_older(&seen) {
+            return Err(no_such);
         }
-        Ok(())
+        seen.at = Instant::now();
+        Ok(seen)
     }
 
     /// Decides on a commit, and records the decision. If Keyward forwards the commit, it writes nothing more in the transaction.
@@ -428,6 +428,22 @@ mod tests {
         transactions.begin(id(2), true);
         transactions.forget(Instant::now() + MEMORY);
         assert_eq!(transactions.decide_commit(id(2)), Commit::Unseen);
+    }
+
+    #[test]
+    fn a_transaction_that_goes_on_is_remembered() {
+        let transactions = ClientTransactions::default();
+        transactions.begin(id(1), true);
+        let long_ago = Instant::now().checked_sub(MEMORY).unwrap();
+        let set_back = || transactions.by_session.get_mut(&id(1).session).unwrap().at = long_ago;
+        set_back();
+        assert!(transactions.go_on(id(1)).is_ok());
+        transactions.forget(Instant::now());
+        assert_eq!(transactions.by_session.len(), 1);
+        set_back();
+        assert!(transactions.go_on(id(2)).is_err());
+        transactions.forget(Instant::now());
+        assert_eq!(transactions.by_session.len(), 0);
     }
 
     #[test]

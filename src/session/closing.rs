@@ -186,7 +186,7 @@ mod tests {
     use std::sync::Arc;
 
     use mongodb::options::ServerAddress;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
@@ -207,8 +207,9 @@ mod tests {
         envelope.reply(Doc::empty().bytes(), 77).unwrap()
     }
 
-    /// Whether a write is in doubt after upstream has answered `requests` and closed the connection.
-    async fn is_in_doubt_after_answers_to(requests: &[i32]) -> bool {
+    /// Upstream's end of a connection whose client is gone, that connection, and the writes of its Keyward. The first byte of the reply
+    /// on its way has gone to the client.
+    async fn connected() -> (TcpStream, LeftAtWork, write::Context) {
         let writes = write::Context::new(
             Arc::default(),
             Duration::from_secs(1),
@@ -219,12 +220,7 @@ mod tests {
         let (host, port) = ("localhost".to_owned(), None);
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
-        // The first byte of the reply on its way has gone to the client.
         server.write_all(&reply_to(0)[1..]).await.unwrap();
-        for request in requests {
-            server.write_all(&reply_to(*request)).await.unwrap();
-        }
-        server.shutdown().await.unwrap();
         let left = LeftAtWork {
             upstream: Connection::new(split(socket).unwrap(), ServerAddress::Tcp { host, port }),
             unanswered: Some(Unanswered {
@@ -233,6 +229,16 @@ mod tests {
             }),
             epoch: CatalogEpoch::none(),
         };
+        (server, left, writes)
+    }
+
+    /// Whether a write is in doubt after upstream has answered `requests` and closed the connection.
+    async fn is_in_doubt_after_answers_to(requests: &[i32]) -> bool {
+        let (mut server, left, writes) = connected().await;
+        for request in requests {
+            server.write_all(&reply_to(*request)).await.unwrap();
+        }
+        server.shutdown().await.unwrap();
         left.outlast(&writes).await;
         writes.in_doubt_end().is_some()
     }
@@ -242,5 +248,22 @@ mod tests {
         assert!(!is_in_doubt_after_answers_to(&[PENDING, PENDING + 1]).await);
         assert!(is_in_doubt_after_answers_to(&[PENDING]).await);
         assert!(is_in_doubt_after_answers_to(&[]).await);
+    }
+
+    /// A server ends the read of a client that is gone, which it sees by the end of the stream.
+    #[tokio::test]
+    async fn upstream_learns_that_no_more_will_come() {
+        let (mut server, left, writes) = connected().await;
+        let serving = async {
+            server.read_to_end(&mut Vec::new()).await.unwrap();
+            for request in [PENDING, PENDING + 1] {
+                server.write_all(&reply_to(request)).await.unwrap();
+            }
+        };
+        let both = async { tokio::join!(serving, left.outlast(&writes)) };
+        tokio::time::timeout(Duration::from_secs(10), both)
+            .await
+            .expect("the stream doesn't end");
+        assert!(writes.in_doubt_end().is_none());
     }
 }

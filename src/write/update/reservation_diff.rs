@@ -118,7 +118,7 @@ impl ReservationDiff {
                 .collect();
             let mut first = 0;
             for reservations in COMMAND_MAX.parts(&reservations, Vec::len) {
-                let reply = run_part(proxy, ("insert", b"documents"), reservations, transaction, upstream).await?;
+                let reply = run_part(proxy, ("insert", "documents"), reservations, transaction, upstream).await?;
                 if let Some(index) = duplicate_index(Doc::new(&reply)?)? {
                     let (key, owner) = reserved.get(first + index).ok_or(Malformed::Unterminated)?;
                     return Ok(Some(ReservationConflict {
@@ -144,7 +144,7 @@ async fn release(
     let deletes: Vec<Vec<u8>> = released.iter().map(|(key, owner)| delete(key, owner)).collect();
     let mut count = 0;
     for deletes in COMMAND_MAX.parts(&deletes, Vec::len) {
-        let reply = run_part(proxy, ("delete", b"deletes"), deletes, transaction, upstream).await?;
+        let reply = run_part(proxy, ("delete", "deletes"), deletes, transaction, upstream).await?;
         count += usize::try_from(documents_affected(Doc::new(&reply)?)?).unwrap_or(0);
     }
     Ok(count)
@@ -153,7 +153,7 @@ async fn release(
 /// Runs one command on the proxy collection in the transaction, with these documents as its list; returns the reply's body.
 async fn run_part(
     proxy: &ProxyCollection,
-    (command, list): (&str, &[u8]),
+    (command, list): (&str, &str),
     documents: &[Vec<u8>],
     transaction: &mut Transaction,
     upstream: &mut Connection,
@@ -161,10 +161,7 @@ async fn run_part(
     let collection = proxy.constraint.proxy_collection();
     let mut body = Builder::new();
     body.string(command, collection.collection.as_bytes());
-    let sequence = OutSequence {
-        name: list,
-        documents: documents.iter().map(Vec::as_slice).collect(),
-    };
+    let sequence = OutSequence::of(list, documents.iter().map(Vec::as_slice));
     transaction
         .run(upstream, &collection.database, body, Some(sequence))
         .await

@@ -38,8 +38,11 @@ pub async fn carry_out_command(
         CommandWork::Statements(command, kind, statements) => {
             let mut op = WriteOp::new(context, &plan.protected, command, upstream);
             match (kind, statements.as_slice()) {
-                (StatementKind::FindAndModify, [statement]) => update::find_and_modify(&mut op, statement).await,
-                _ => update::modify(&mut op, *kind, statements).await,
+                // Boxed, so that an insert doesn't allocate what only these need.
+                (StatementKind::FindAndModify, [statement]) => {
+                    Box::pin(update::find_and_modify(&mut op, statement)).await
+                }
+                _ => Box::pin(update::modify(&mut op, *kind, statements)).await,
             }
         }
     }

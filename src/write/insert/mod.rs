@@ -160,7 +160,7 @@ impl<'a> Insert<'a> {
             return Ok(());
         };
         let all: Vec<&Candidate<'_>> = pending.iter().collect();
-        let Some(sent) = transactional.insert_at_once(&mut self.op, &all).await? else {
+        let Some(sent) = Box::pin(transactional.insert_at_once(&mut self.op, &all)).await? else {
             return Ok(());
         };
         for (candidate, outcome) in pending.drain(..).zip(&sent.outcomes) {

@@ -311,7 +311,7 @@ async fn enforce(
     suspend(service, added).await?;
     let mut waiting = Vec::new();
     if !added.is_empty() {
-        timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
+        timeout(PATIENCE, past.ended()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.unobserved_end() {
             tracing::info!(
                 "waiting until no transaction from before can be open any more, nor a write of unknown outcome"
@@ -321,7 +321,7 @@ async fn enforce(
         // A transaction may be open for longer, but then it isn't committed any more. A commit that was forwarded
         // before has its answer.
         let past = service.writes.refuse_older_transactions();
-        timeout(PATIENCE, past.is_over()).await.map_err(|_| ReloadError::Busy)?;
+        timeout(PATIENCE, past.ended()).await.map_err(|_| ReloadError::Busy)?;
         if let Some(end) = service.writes.in_doubt_end() {
             sleep_until(end).await;
         }

@@ -83,7 +83,7 @@ impl CollectionAudit<'_> {
         let comparing = async {
             if !is_compared.load(Ordering::Acquire) {
                 if let Some(protected) = protected(auditor, namespace) {
-                    compare(auditor, &protected, None).await?;
+                    compare(&protected, None).await?;
                 }
                 is_compared.store(true, Ordering::Release);
             }
@@ -103,7 +103,7 @@ impl CollectionAudit<'_> {
                 return Ok(Followed::Ended);
             };
             if !batch.documents.is_empty() {
-                compare(self.auditor, &protected, Some(&batch.documents)).await?;
+                compare(&protected, Some(&batch.documents)).await?;
             }
             if batch.is_last {
                 self.auditor.note_caught_up(self.namespace);
@@ -137,13 +137,8 @@ fn protected(auditor: &Auditor, namespace: &Namespace) -> Option<Arc<Protected>>
 }
 
 /// Compares these documents with their reservations; without any given, all documents with all reservations.
-async fn compare(
-    auditor: &Auditor,
-    protected: &Protected,
-    documents: Option<&[RawDocumentBuf]>,
-) -> Result<(), StoreError> {
+async fn compare(protected: &Protected, documents: Option<&[RawDocumentBuf]>) -> Result<(), StoreError> {
     let settings = VerifySettings {
-        lease: auditor.lease,
         rate: RATE,
         repair: true,
     };

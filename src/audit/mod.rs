@@ -33,7 +33,6 @@ struct Auditor {
     client: Client,
     /// Names this process in the records.
     id: String,
-    lease: Duration,
     current: Box<dyn Fn() -> Arc<Catalog> + Send + Sync>,
     /// The time when this Keyward last had seen every change, for each collection that it audits.
     caught_up: Mutex<HashMap<Namespace, Instant>>,
@@ -66,16 +65,10 @@ impl Auditor {
 }
 
 /// Audits every protected collection of the catalog that `current` gives; ends only when it is dropped.
-pub async fn run(
-    client: Client,
-    current: impl Fn() -> Arc<Catalog> + Send + Sync + 'static,
-    lease: Duration,
-    behind_seconds: IntGauge,
-) {
+pub async fn run(client: Client, current: impl Fn() -> Arc<Catalog> + Send + Sync + 'static, behind_seconds: IntGauge) {
     let auditor = Arc::new(Auditor {
         client,
         id: bson::oid::ObjectId::new().to_hex(),
-        lease,
         current: Box::new(current),
         caught_up: Mutex::default(),
     });

@@ -49,8 +49,8 @@ pub(super) fn run(file: &ConfigFile, options: &ShardOptions) -> Result<Exit, Cli
             namespace: &options.namespace,
             key: &options.key,
             of_file: &task.config.constraints,
+            lease: task.config.lease,
             verification: VerifySettings {
-                lease: task.config.lease,
                 rate: options.rate,
                 repair: false,
             },

@@ -47,12 +47,10 @@ fn verified(file: &ConfigFile, only: &OneCollection, options: &VerifyOptions) ->
     let task = Task::new(file, only)?;
     task.runtime.block_on(async {
         let client = task.connect().await?;
-        let lease = task.config.lease;
         let constraints = task.constraints(&client).await?;
-        let collections = prepare::prepared(&client, &constraints, lease, &task.metrics);
+        let collections = prepare::prepared(&client, &constraints, task.config.lease, &task.metrics);
         let collections = collections.await.map_err(StartError::from)?;
         let settings = VerifySettings {
-            lease,
             rate: options.rate,
             repair: options.repair,
         };

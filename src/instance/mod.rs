@@ -328,9 +328,9 @@ impl Instance {
         // While the deployment may still work on writes that came through here, the entry stays in the register.
         let writes = &self.service.writes;
         let last = writes.replace(writes.catalog().clone());
-        let is_over = tokio::time::timeout(AT_WORK, last.is_over()).await.is_ok();
+        let has_ended = tokio::time::timeout(AT_WORK, last.ended()).await.is_ok();
         self.membership
-            .leave(is_drained && is_over && writes.unobserved_end().is_none())
+            .leave(is_drained && has_ended && writes.unobserved_end().is_none())
             .await;
         // The pages close last, so that the draining can be watched to the end.
         drop(self.pages);
@@ -464,7 +464,7 @@ fn auditing(service: &Arc<Service>, config: &Config) -> Option<Background> {
     behind_seconds.set(0);
     let service = service.clone();
     let current = move || service.writes.catalog().clone();
-    let run = || Background(tokio::spawn(audit::run(client, current, config.lease, behind_seconds)));
+    let run = || Background(tokio::spawn(audit::run(client, current, behind_seconds)));
     config.audit.then(run)
 }
 

@@ -303,6 +303,11 @@ impl ProxyCollection {
         self.watch.begin_anew();
     }
 
+    /// How long a write may be in flight after its reservation, at least.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
     /// Whether the lease of a reservation that was read is over: this process knows that the reservation has existed for
     /// longer.
     ///

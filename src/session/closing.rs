@@ -74,12 +74,12 @@ impl Session {
         if self.next_epoch.is_none() || is_sending || self.replies.awaits_a_write() {
             return Ok(());
         }
-        if self.is_unanswered {
+        if self.has_unconfirmed_writes {
             if !self.replies.is_idle() {
                 return Ok(());
             }
-            confirm_unanswered(&mut self.upstream).await?;
-            self.is_unanswered = false;
+            confirm_writes(&mut self.upstream).await?;
+            self.has_unconfirmed_writes = false;
         }
         if let Some(epoch) = self.next_epoch.take() {
             self.epoch = epoch;
@@ -89,7 +89,7 @@ impl Session {
 }
 
 /// Waits until the writes without replies are done: upstream answers in order, so a ping's reply shows it.
-pub(super) async fn confirm_unanswered(upstream: &mut Connection) -> Result<(), End> {
+pub(super) async fn confirm_writes(upstream: &mut Connection) -> Result<(), End> {
     upstream.request(&Draft::of_body(&ping())).await?;
     Ok(())
 }
@@ -112,25 +112,23 @@ pub(super) struct LeftAtWork {
 impl LeftAtWork {
     /// Keeps the epoch until upstream has answered all that it has received, and then closes the connection. If no answer shows
     /// this, the writes are in doubt.
-    pub async fn outlast(mut self, writes: &write::Context) {
-        if !self.is_answered().await {
+    pub async fn await_end(mut self, writes: &write::Context) {
+        if !self.await_replies().await {
             writes.note_in_doubt();
         }
         drop(self.epoch);
     }
 
-    async fn is_answered(&mut self) -> bool {
+    /// Whether upstream has answered everything.
+    async fn await_replies(&mut self) -> bool {
         match &self.unanswered {
             Some(unanswered) if self.upstream.is_in_step() => {
                 let draft = ping();
-                let outlasted = self.upstream.outlast(unanswered, &Draft::of_body(&draft)).await;
-                outlasted.is_ok()
+                let replied = self.upstream.await_replies(unanswered, &Draft::of_body(&draft)).await;
+                replied.is_ok()
             }
             _ => {
-                // Closed with bytes unread, the connection would be reset, and earlier messages lost.
-                if self.upstream.outgoing.finish().await.is_ok() {
-                    drained(&mut self.upstream.incoming).await;
-                }
+                end_stream(&mut self.upstream.incoming, &mut self.upstream.outgoing).await;
                 false
             }
         }
@@ -160,10 +158,8 @@ pub(super) async fn close(end: End, client_in: &mut Incoming, client_out: &mut O
         );
         let error = ServerError::new(code::UNAUTHORIZED, message);
         let telling = async {
-            let sent = send(&envelope, &error.body(), 1, client_out).await;
-            if sent.is_ok() && client_out.finish().await.is_ok() {
-                // Closed with bytes unread, the connection would be reset, and the reply lost.
-                drained(client_in).await;
+            if send(&envelope, &error.body(), 1, client_out).await.is_ok() {
+                end_stream(client_in, client_out).await;
             }
         };
         let _ = tokio::time::timeout(LINGER, telling).await;
@@ -171,7 +167,12 @@ pub(super) async fn close(end: End, client_in: &mut Incoming, client_out: &mut O
     end
 }
 
-async fn drained(incoming: &mut Incoming) {
+/// Ends what is sent, and reads what arrives to its end. Closed with bytes unread, a connection would be reset, and what was sent
+/// before lost.
+async fn end_stream(incoming: &mut Incoming, outgoing: &mut Outgoing) {
+    if outgoing.finish().await.is_err() {
+        return;
+    }
     loop {
         let arrived = incoming.inbox.bytes().len();
         incoming.inbox.consume(arrived);
@@ -239,7 +240,7 @@ mod tests {
             server.write_all(&reply_to(*request)).await.unwrap();
         }
         server.shutdown().await.unwrap();
-        left.outlast(&writes).await;
+        left.await_end(&writes).await;
         writes.in_doubt_end().is_some()
     }
 
@@ -260,7 +261,7 @@ mod tests {
                 server.write_all(&reply_to(request)).await.unwrap();
             }
         };
-        let both = async { tokio::join!(serving, left.outlast(&writes)) };
+        let both = async { tokio::join!(serving, left.await_end(&writes)) };
         tokio::time::timeout(Duration::from_secs(10), both)
             .await
             .expect("the stream doesn't end");

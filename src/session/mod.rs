@@ -183,7 +183,7 @@ struct Session {
     /// The catalog epoch that has begun since.
     next_epoch: Option<CatalogEpoch>,
     /// Whether a write without a reply has gone on since `epoch` began.
-    is_unanswered: bool,
+    has_unconfirmed_writes: bool,
     /// Steps done, so that a timer sees whether anything has happened.
     steps: u64,
 }
@@ -293,7 +293,7 @@ impl Session {
             drain: None,
             is_deposed: false,
             in_transaction: false,
-            is_unanswered: false,
+            has_unconfirmed_writes: false,
             steps: 0,
         };
         (session, epochs)
@@ -328,7 +328,7 @@ impl Session {
                     self.client_span.around(ending).await;
                 }
                 let end = closing::close(end, &mut self.client_in, &mut self.client_out).await;
-                if self.replies.awaits_a_write() || self.is_unanswered || matches!(end, End::Write(_)) {
+                if self.replies.awaits_a_write() || self.has_unconfirmed_writes || matches!(end, End::Write(_)) {
                     if end.may_have_lost_upstream() {
                         self.service.writes.note_in_doubt();
                     }
@@ -351,7 +351,7 @@ impl Session {
             epoch: self.epoch,
         };
         let service = self.service;
-        tokio::spawn(async move { left.outlast(&service.writes).await });
+        tokio::spawn(async move { left.await_end(&service.writes).await });
     }
 
     /// One step in either direction, or the service of the message that has waited until no reply is pending.

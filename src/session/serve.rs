@@ -84,7 +84,7 @@ impl Session {
                 refusals: &mut self.refusals,
                 upstream: &mut self.upstream,
                 epoch: &mut self.epoch,
-                is_unanswered: &mut self.is_unanswered,
+                has_unconfirmed_writes: &mut self.has_unconfirmed_writes,
             };
             let action = self
                 .client_span
@@ -123,7 +123,7 @@ impl Session {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
                     Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
-                    None => self.is_unanswered |= may_write,
+                    None => self.has_unconfirmed_writes |= may_write,
                 }
                 self.requests = Requests::Sending { left: length };
                 return;
@@ -172,7 +172,7 @@ struct MessageHandler<'s> {
     upstream: &'s mut Connection,
     epoch: &'s mut CatalogEpoch,
     /// Whether writes without replies may be under way.
-    is_unanswered: &'s mut bool,
+    has_unconfirmed_writes: &'s mut bool,
 }
 
 impl MessageHandler<'_> {
@@ -284,9 +284,9 @@ impl MessageHandler<'_> {
 
     /// Leaves the catalog epoch that decided this connection's operations: none is under way.
     async fn leave_epoch(&mut self) -> Result<(), End> {
-        if *self.is_unanswered {
-            closing::confirm_unanswered(self.upstream).await?;
-            *self.is_unanswered = false;
+        if *self.has_unconfirmed_writes {
+            closing::confirm_writes(self.upstream).await?;
+            *self.has_unconfirmed_writes = false;
         }
         *self.epoch = CatalogEpoch::none();
         Ok(())

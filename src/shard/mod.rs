@@ -45,6 +45,8 @@ pub struct ShardTask<'a> {
     pub key: &'a Document,
     /// The constraints of the configuration file.
     pub of_file: &'a [Arc<Constraint>],
+    /// How long a write may be in flight after its reservation.
+    pub lease: Duration,
     /// How documents and reservations are compared.
     pub verification: VerifySettings,
     /// How long to wait before that for writes past Keyward.

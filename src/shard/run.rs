@@ -116,9 +116,8 @@ impl ShardTask<'_> {
         tracing::info!(namespace = %self.namespace, watch = %humantime::format_duration(self.watch), "waiting before documents and reservations are compared");
         tokio::time::sleep(self.watch).await;
         self.check_held(plan).await?;
-        let lease = self.verification.lease;
         let mut tally = Tally::default();
-        for protected in prepare::prepared(self.client, &constraints, lease, self.metrics).await? {
+        for protected in prepare::prepared(self.client, &constraints, self.lease, self.metrics).await? {
             for position in 0..protected.constraints.len() {
                 prepare::check_enforced(self.client, &protected, position).await?;
                 verify(&protected, position, self.verification, &mut tally, report).await?;

@@ -262,7 +262,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectionError`]: no answer shows it.
-    pub async fn outlast(&mut self, unanswered: &Unanswered, ping: &Draft<'_>) -> Result<(), ConnectionError> {
+    pub async fn await_replies(&mut self, unanswered: &Unanswered, ping: &Draft<'_>) -> Result<(), ConnectionError> {
         let mut id = self.last_id.wrapping_add(1);
         while unanswered.requests.contains(&id) {
             id = id.wrapping_add(1);

@@ -58,11 +58,11 @@ impl Verification<'_> {
             self.tally.documents += page.len() as u64;
             self.suspect(&page, &mut suspects).await?;
             if suspects.keys.len() + suspects.unindexable.len() >= SUSPECTS_MAX {
-                self.recheck(&mut suspects, self.settings.lease).await?;
+                self.recheck(&mut suspects, proxy.lease()).await?;
             }
             self.have_read(page.len()).await;
         }
-        self.recheck(&mut suspects, self.settings.lease).await
+        self.recheck(&mut suspects, proxy.lease()).await
     }
 
     /// Checks these documents only.

@@ -38,8 +38,6 @@ const KEYS_REMEMBERED: usize = 100_000;
 /// How to go about it.
 #[derive(Debug, Clone, Copy)]
 pub struct VerifySettings {
-    /// How long a reservation may be in flight, at least.
-    pub lease: Duration,
     /// How many documents, or reservations, to read in a second.
     pub rate: u32,
     /// Whether to repair what is safe to.

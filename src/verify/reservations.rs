@@ -59,7 +59,7 @@ impl Verification<'_> {
         let mut missed = reservations;
         missed.retain(|_| !held.next().unwrap_or(true));
         for (key, reservation) in self.abandoned(missed).await? {
-            let lease = self.settings.lease.max(reservation.lease);
+            let lease = self.proxy.lease().max(reservation.lease);
             suspects.decided = suspects.decided.max(Instant::now() + lease);
             suspects.reservations.push((key, reservation));
         }

@@ -47,7 +47,7 @@ impl PastEpochs {
     }
 
     /// Waits until no command that these epochs decided is in progress any more.
-    pub async fn is_over(self) {
+    pub async fn ended(self) {
         for over in self.0 {
             over.await;
         }

@@ -137,12 +137,12 @@ mod tests {
         let held = epochs.borrow_and_update().clone();
         let past = context.replace(Arc::new(Catalog::default()));
         assert!(epochs.has_changed().unwrap());
-        let over = past.is_over().shared();
+        let over = past.ended().shared();
         assert!(over.clone().now_or_never().is_none());
         drop(held);
         over.await;
         // No connection held the second epoch.
-        context.replace(Arc::new(Catalog::default())).is_over().await;
+        context.replace(Arc::new(Catalog::default())).ended().await;
     }
 
     /// A reload that ended with an error, or that added nothing, may not have waited for the commands before it.
@@ -151,7 +151,7 @@ mod tests {
         let context = context();
         let held = context.epochs().borrow_and_update().clone();
         drop(context.replace(Arc::new(Catalog::default())));
-        let over = context.replace(Arc::new(Catalog::default())).is_over().shared();
+        let over = context.replace(Arc::new(Catalog::default())).ended().shared();
         assert!(over.clone().now_or_never().is_none());
         drop(held);
         over.await;

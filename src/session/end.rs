@@ -47,6 +47,11 @@ pub enum End {
     /// A command of Keyward's own on this connection failed on the way.
     #[error("a command on the upstream connection failed: {0}")]
     Command(#[from] upstream::ConnectionError),
+    /// This Keyward may write no longer, and a client's write isn't sent whole yet.
+    #[error(
+        "this Keyward's entry in the register of Keywards couldn't be renewed in time, and a write was still being sent: it has no effect"
+    )]
+    Outlasted,
     /// A write's parts could not be followed to their end.
     #[error("a write could not be followed to its end: {0}")]
     Write(#[from] write::ForwardError),

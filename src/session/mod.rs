@@ -370,7 +370,12 @@ impl Session {
                 // In this order: pending replies go before new requests, and rare events before neither.
                 biased;
                 step = self.replies.step(&mut self.upstream.incoming, &mut self.client_out) => step?,
-                step = self.requests.step(&mut self.client_in, &mut self.upstream.outgoing, length_max), if may_read => {
+                step = self.requests.step(
+                    &mut self.client_in,
+                    &mut self.upstream.outgoing,
+                    length_max,
+                    || self.service.is_permitted_to_write(),
+                ), if may_read => {
                     has_arrived = step?;
                 }
                 (notice, notices) = noticing => return Ok(Stepped::Noticed(notice, notices)),

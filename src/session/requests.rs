@@ -3,6 +3,10 @@
 //! A message is read whole before any part of it goes on, because only its end may show what it asks for. A message that
 //! mustn't go on stays in the client's inbox until the session serves it.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
 use super::End;
 use crate::stream::{Incoming, Outgoing};
 use crate::wire::Header;
@@ -16,6 +20,8 @@ pub enum Requests {
     Sending {
         /// Bytes left.
         left: usize,
+        /// It may only be sent while this Keyward may write.
+        needs_permit: bool,
     },
     /// The first message in the inbox waits until no reply is pending.
     Waiting,
@@ -24,23 +30,32 @@ pub enum Requests {
 impl Requests {
     /// Goes one step on; true once a whole message has arrived that the session must look at.
     ///
+    /// What a command may write is only sent while `is_permitted` says so: upstream may take a message's rest long after the
+    /// command was judged. A server never runs a message that isn't whole.
+    ///
     /// - Cancel: loses nothing.
     ///
     /// # Errors
-    /// [`End`] if one of the two connections ends, or the client's stream can't be read on.
+    /// [`End`] if one of the two connections ends, the client's stream can't be read on, or the permit has ended.
     pub async fn step(
         &mut self,
         client: &mut Incoming,
         upstream: &mut Outgoing,
         length_max: usize,
+        is_permitted: impl Fn() -> bool,
     ) -> Result<bool, End> {
         match self {
             Requests::Waiting => std::future::pending().await,
-            Requests::Sending { left } => {
-                let written = upstream
-                    .write_some(&client.inbox.bytes()[..*left])
-                    .await
-                    .map_err(End::Upstream)?;
+            Requests::Sending { left, needs_permit } => {
+                let written = {
+                    let mut sending = pin!(upstream.write_some(&client.inbox.bytes()[..*left]));
+                    // Asked each time that upstream takes more, not only when this begins.
+                    poll_fn(|context| match *needs_permit && !is_permitted() {
+                        true => Poll::Ready(Err(End::Outlasted)),
+                        false => sending.as_mut().poll(context).map_err(End::Upstream),
+                    })
+                    .await?
+                };
                 *left -= written;
                 if *left == 0 {
                     client.consume(written);
@@ -67,5 +82,60 @@ pub async fn read_message(client: &mut Incoming, length_max: usize) -> Result<bo
     match client.fill(wanted).await.map_err(End::Client)? {
         0 => Err(End::ClientClosed),
         _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::stream::split;
+
+    /// More than two sockets hold.
+    const LENGTH: usize = 32 << 20;
+
+    /// Others may have taken this Keyward's writes for done by the time that upstream takes the rest.
+    #[tokio::test]
+    async fn the_rest_of_a_write_is_not_sent_after_the_permit() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (opened, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (mut client, mut upstream) = split(opened.unwrap()).unwrap();
+        let mut server = accepted.unwrap().0;
+        client.inbox.space(LENGTH).put_bytes(0, LENGTH);
+        let mut requests = Requests::Sending {
+            left: LENGTH,
+            needs_permit: true,
+        };
+        let is_permitted = std::cell::Cell::new(true);
+        let mut step = async || {
+            requests
+                .step(&mut client, &mut upstream, LENGTH, || is_permitted.get())
+                .await
+        };
+        loop {
+            let stepped = pin!(step());
+            tokio::select! {
+                biased;
+                stepped = stepped => stepped.unwrap(),
+                // Nothing more fits.
+                () = tokio::task::yield_now() => break,
+            };
+        }
+        is_permitted.set(false);
+        let mut taken = 0;
+        let end = loop {
+            let mut bytes = vec![0; 1 << 20];
+            tokio::select! {
+                biased;
+                stepped = step() => break stepped.err(),
+                read = server.read(&mut bytes) => taken += read.unwrap(),
+            }
+        };
+        assert!(matches!(end, Some(End::Outlasted)), "{end:?} after {taken} bytes");
+        assert!(matches!(requests, Requests::Sending { left, .. } if left > 0));
     }
 }

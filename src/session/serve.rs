@@ -18,6 +18,7 @@ use crate::command::affected_keys::KeyChange;
 use crate::hiding::{self, Listing};
 use crate::indexes::{self, IndexCommand};
 use crate::namespace::Namespace;
+use crate::prepare::has_definitions;
 use crate::raw::Doc;
 use crate::reply::{Times, WriteRefusal};
 use crate::server::cursor;
@@ -41,6 +42,24 @@ enum Action {
     JudgeAnew,
 }
 
+/// What upstream may do with a message that goes on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Effect {
+    /// It may write something.
+    may_write: bool,
+    /// It may write to collections of clients.
+    needs_permit: bool,
+}
+
+impl Effect {
+    fn of(judged: &Judged<'_>) -> Effect {
+        Effect {
+            may_write: judged.context.may_write,
+            needs_permit: judged.asks_to_write || judged.context.commits(),
+        }
+    }
+}
+
 impl Session {
     /// Handles the first message in the client's inbox, by the constraints that hold now.
     ///
@@ -52,7 +71,7 @@ impl Session {
         let request = match Request::read(message, self.unpacked_by, &mut self.scratch) {
             Ok(request) => request,
             Err(rejection) if rejection.treatment() == Treatment::Ignore => {
-                self.finish(Action::Silence, length, false, CommandSpan::default());
+                self.finish(Action::Silence, length, Effect::default(), CommandSpan::default());
                 return Ok(());
             }
             Err(rejection) => return Err(rejection.into()),
@@ -63,7 +82,7 @@ impl Session {
         self.client_span.note(&request, &context);
         let catalog = self.service.writes.catalog();
         let judged = Judged::of(request, context, &self.service, &catalog);
-        let compressor = judged.request.envelope.compressor;
+        let (effect, compressor) = (Effect::of(&judged), judged.request.envelope.compressor);
         let is_forwarded = judged.decide_to_forward(self.drain.as_ref(), &self.service);
         let span = match self.requests == Requests::Waiting {
             true => std::mem::take(&mut self.waiting),
@@ -104,7 +123,7 @@ impl Session {
             self.wait(compressor, span);
             return Ok(());
         }
-        self.finish(action, length, context.may_write, span);
+        self.finish(action, length, effect, span);
         Ok(())
     }
 
@@ -116,16 +135,19 @@ impl Session {
     }
 
     /// Ends the handling of the first message in the inbox, which has `length` bytes; `span` ends with its reply.
-    fn finish(&mut self, action: Action, length: usize, may_write: bool, span: CommandSpan) {
+    fn finish(&mut self, action: Action, length: usize, effect: Effect, span: CommandSpan) {
         self.forget_unpacked();
         match action {
             Action::Forward(reply) => {
                 self.service.metrics.commands.forwarded.inc();
                 match reply {
                     Some(reply) => self.replies.expect(PendingReply { span, ..reply }),
-                    None => self.has_unconfirmed_writes |= may_write,
+                    None => self.has_unconfirmed_writes |= effect.may_write,
                 }
-                self.requests = Requests::Sending { left: length };
+                self.requests = Requests::Sending {
+                    left: length,
+                    needs_permit: effect.needs_permit,
+                };
                 return;
             }
             Action::Silence | Action::JudgeAnew => {}
@@ -366,6 +388,18 @@ impl MessageHandler<'_> {
         if let Ruling::Refused(body) = self.rights.rule(write, message, self.upstream).await? {
             commands.unauthorized.inc();
             return Ok(Served::Reply(body));
+        }
+        if let Write::DropDatabase { database } = write
+            && !self.catalog.protects_any_in(database)
+        {
+            match has_definitions(self.service.upstream.client(), &String::from_utf8_lossy(database)).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(Served::Untouched),
+                Err(error) => {
+                    let refusal = WriteRefusal::UnknownConstraints(error.to_string());
+                    return Ok(Served::Reply(refusal.body(&Times::default())));
+                }
+            }
         }
         // It may take hours, and decides nothing by the constraints: changes of those don't wait for it.
         let changes_shard_key = *write == Write::ShardKeyChange;

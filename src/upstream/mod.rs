@@ -16,6 +16,7 @@ use std::time::Duration;
 use mongodb::Client;
 use mongodb::event::EventHandler;
 use mongodb::options::{ClientOptions, ReadConcern, ServerAddress, Tls, WriteConcern};
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -37,6 +38,9 @@ const CONNECT: Duration = Duration::from_secs(3);
 const SILENCE: Duration = Duration::from_secs(3);
 /// How long to leave it when no address accepted one.
 const RETRY: Duration = Duration::from_millis(250);
+/// How long upstream may take nothing of what was sent, before the system breaks the connection. Otherwise the system would send a write
+/// again for a quarter of an hour, long after other Keywards take it for done or lost (`EntryTerms::aftermath`).
+const UNTAKEN_MAX: Duration = Duration::from_secs(60);
 
 /// Why the upstream can't be used at all.
 #[derive(Debug, thiserror::Error)]
@@ -247,6 +251,7 @@ impl Upstream {
         };
         let connecting = async {
             let socket = TcpStream::connect((host.as_str(), port.unwrap_or(27017))).await?;
+            SockRef::from(&socket).set_tcp_user_timeout(Some(UNTAKEN_MAX))?;
             match &self.tls {
                 None => stream::split(socket),
                 Some(tls) => stream::split_encrypted(tls.connect(host, socket).await?),

@@ -197,6 +197,13 @@ impl Catalog {
     }
 }
 
+impl Catalog {
+    /// Whether a collection of this database is protected.
+    pub fn protects_any_in(&self, database: &[u8]) -> bool {
+        self.databases.contains_key(database)
+    }
+}
+
 impl Protection for Catalog {
     fn protects(&self, database: &[u8], collection: &[u8]) -> bool {
         self.protected(database, collection).is_some()
@@ -212,15 +219,12 @@ impl Protection for Catalog {
         (protected.strategy() == Strategy::Transaction).then(|| first.to_owned())
     }
 
-    fn protects_any_in(&self, database: &[u8]) -> bool {
-        self.databases.contains_key(database)
-    }
-
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
         let of_fleet = [fleet::COLLECTION, client_constraints::COLLECTION];
         let is_of_fleet =
             database == fleet::DATABASE.as_bytes() && of_fleet.iter().any(|one| one.as_bytes() == collection);
-        collection.starts_with(PROXY_PREFIX.as_bytes()) && self.protects_any_in(database) || is_of_fleet
+        // In every database: another Keyward may have constraints where this one has none.
+        collection.starts_with(PROXY_PREFIX.as_bytes()) || is_of_fleet
     }
 
     fn other_collation(

@@ -125,10 +125,6 @@ impl Protection for Guarded {
         None
     }
 
-    fn protects_any_in(&self, database: &[u8]) -> bool {
-        database == GUARDED
-    }
-
     fn is_keywards_own(&self, _database: &[u8], collection: &[u8]) -> bool {
         collection.starts_with(b"keyward.")
     }

@@ -30,8 +30,6 @@ pub trait Protection {
     fn has_constraints(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The name of a constraint in strict mode on this collection, if there is one.
     fn strict_constraint(&self, database: &[u8], collection: &[u8]) -> Option<String>;
-    /// Whether a constraint holds on any collection of this database.
-    fn protects_any_in(&self, database: &[u8]) -> bool;
     /// Whether this is the register, a proxy collection, or a name reserved for one.
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool;
     /// The constraint on this collection that doesn't fit this value of `collation`; `None` if all fit.

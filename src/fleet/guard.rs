@@ -64,10 +64,6 @@ impl<P: Protection> Protection for Guard<'_, P> {
         self.protection.strict_constraint(database, collection)
     }
 
-    fn protects_any_in(&self, database: &[u8]) -> bool {
-        self.protection.protects_any_in(database)
-    }
-
     fn is_keywards_own(&self, database: &[u8], collection: &[u8]) -> bool {
         self.protection.is_keywards_own(database, collection)
     }

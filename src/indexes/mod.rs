@@ -147,13 +147,16 @@ pub async fn follows_all(namespaces: &[Namespace], judged: &Catalog, service: &S
     };
     let mut made = list.store.read().await?.constraints;
     made.retain(|entry| namespaces.contains(entry.constraint.namespace()));
-    let reserves = |catalog: &Catalog| made.iter().all(|entry| reserves_for(catalog, entry));
-    if reserves(judged) {
+    let follows = |catalog: &Catalog| {
+        made.iter().all(|entry| reserves_for(catalog, entry))
+            && namespaces.iter().all(|namespace| has_only(catalog, namespace, &made))
+    };
+    if follows(judged) {
         return Ok(true);
     }
     list.note_change();
     let begun = Instant::now();
-    while !reserves(&service.writes.catalog()) {
+    while !follows(&service.writes.catalog()) {
         if begun.elapsed() >= PATIENCE {
             return Err(StoreError::Unfollowed);
         }
@@ -171,6 +174,17 @@ fn reserves_for(catalog: &Catalog, entry: &ClientConstraint) -> bool {
         .flat_map(|protected| &protected.constraints);
     constraints
         .any(|proxy| proxy.constraint.name() == name && proxy.constraint.client_entry().is_none_or(|id| id == entry.id))
+}
+
+/// Whether each of the catalog's constraints that a client made on `namespace` is one of `made`. Whoever dropped another one was told that it
+/// has ended, and did not wait for this Keyward.
+fn has_only(catalog: &Catalog, namespace: &Namespace, made: &[ClientConstraint]) -> bool {
+    let protected = catalog.on(namespace);
+    let mut constraints = protected.iter().flat_map(|protected| &protected.constraints);
+    constraints.all(|proxy| {
+        let id = proxy.constraint.client_entry();
+        id.is_none_or(|id| made.iter().any(|entry| entry.id == id))
+    })
 }
 
 /// Ends the constraints that clients made on the collections that `write` dropped, if the server's reply says that it did: the indexes

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bson::{RawBson, RawDocumentBuf};
 use futures_util::stream::{self, TryStreamExt};
+use mongodb::Client;
 
 use super::PrepareError;
 use super::backfill_documents::{BackfillOutcome, backfill_documents};
@@ -14,6 +15,7 @@ use super::batches::in_order;
 use super::duplicate_groups::DuplicateGroups;
 use super::position::BackfillPosition;
 use super::report::{Report, UnindexableDocument};
+use super::writes_at_work;
 use crate::catalog::Protected;
 use crate::claims::{AttemptRegistry, Candidate};
 use crate::constraint::{DuplicateKey, Key};
@@ -49,6 +51,7 @@ struct BatchViolations {
 /// Reserves every key of the constraint at `position`, for all documents of the collection after the position
 /// `reached`.
 pub(super) async fn backfill(
+    client: &Client,
     protected: &Protected,
     position: usize,
     reached: &BackfillPosition,
@@ -61,8 +64,9 @@ pub(super) async fn backfill(
         tracing::info!(%namespace, constraint = constraint.name(), done = reached.done, "backfilling goes on where it stopped");
     }
     let (documents, _) = proxy.estimate().await?;
-    // Transactions that began before the constraint reserved nothing. While they are prepared, the walk does not see
-    // their writes.
+    // Writes that began before the constraint reserved nothing. The walk may be past a document when one of them changes it.
+    writes_at_work::ended(client, namespace).await?;
+    // The same is true of transactions. While they are prepared, the walk does not see their writes.
     decided(protected, position).await?;
     let mut done = reached.done;
     let what = format!("{namespace} {}", constraint.name());

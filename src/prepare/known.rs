@@ -70,6 +70,16 @@ impl KnownDefinition {
     }
 }
 
+/// Whether the cluster knows constraints in a database. Other Keywards may have them.
+///
+/// # Errors
+/// [`StoreError`] if the cluster doesn't answer.
+pub async fn has_definitions(client: &Client, database: &str) -> Result<bool, StoreError> {
+    let definitions = client.database(database).collection::<Document>(DEFINITIONS);
+    let find = definitions.find_one(doc! {}).read_concern(ReadConcern::majority());
+    Ok(answered(find.into_future()).await?.is_some())
+}
+
 /// The constraints of a database that the cluster knows.
 pub async fn known_definitions(client: &Client, database: &str) -> Result<Vec<KnownDefinition>, StoreError> {
     let definitions = client.database(database).collection::<Document>(DEFINITIONS);

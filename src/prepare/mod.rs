@@ -25,6 +25,7 @@ mod removal;
 mod report;
 mod reserving;
 mod sharding;
+mod writes_at_work;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -55,7 +56,9 @@ pub use definition::{
 pub use dry_run::find_duplicates;
 pub use error::PrepareError;
 pub use existing::Existing;
-pub use known::{BackfillProgress, CHANGING_FIELD, FormerStrategy, KnownDefinition, known_definitions};
+pub use known::{
+    BackfillProgress, CHANGING_FIELD, FormerStrategy, KnownDefinition, has_definitions, known_definitions,
+};
 pub use left_out::suspend_lacking;
 pub use removal::Removal;
 pub use report::{DuplicatedKey, Report, Reports, UnindexableDocument, UnlistedKeys};

@@ -58,6 +58,8 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
     let in_cluster = |action: &str| doc! { "resource": { "cluster": true }, "actions": [action] };
     // Needed to end a transaction whose connection is lost.
     privileges.push(in_cluster("killAnySession"));
+    // Needed to see which writes servers carry out for a Keyward that is gone.
+    privileges.push(in_cluster("inprog"));
     if is_sharded {
         let config =
             |collection: &str| doc! { "resource": { "db": "config", "collection": collection }, "actions": ["find"] };

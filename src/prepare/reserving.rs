@@ -297,7 +297,7 @@ impl<'a> Backfilling<'a> {
         let id = definition_id(namespace, self.constraint().name());
         let database = self.client.database(&namespace.database);
         let reached = BackfillPosition::resume(database, id, self.between.clone(), false).await?;
-        backfill::backfill(self.protected, self.position, &reached).await
+        backfill::backfill(self.client, self.protected, self.position, &reached).await
     }
 
     /// Reserves all documents, if every Keyward that may write reserves.
@@ -313,7 +313,7 @@ impl<'a> Backfilling<'a> {
         if !others.is_empty() {
             return Ok(Taken::Nothing(others));
         }
-        let report = backfill::backfill(self.protected, self.position, &reached).await?;
+        let report = backfill::backfill(self.client, self.protected, self.position, &reached).await?;
         Ok(match report.is_empty() {
             true => Taken::All(reached.backfill_epoch),
             false => Taken::Violated(report),

@@ -93,6 +93,9 @@ pub enum WriteRefusal {
         /// The label that lets the driver try again, if it may.
         label: Option<&'static str>,
     },
+    /// The cluster doesn't say whether a Keyward has constraints in the database that a client drops.
+    #[error("Keyward drops no database as long as it can't find out whether constraints hold there: {0}; try again")]
+    UnknownConstraints(String),
     /// The cluster gave no sure answer whether a key could be reserved; parts of the command may have taken effect.
     #[error(
         "Keyward couldn't reserve a key of unique constraint {constraint} on {namespace}: the cluster gave no sure answer; try again"
@@ -132,7 +135,9 @@ impl WriteRefusal {
             WriteRefusal::BatchSize(_) | WriteRefusal::StatementNumbers { .. } => code::INVALID_LENGTH,
             WriteRefusal::Bulk(fault) => fault.code(),
             // The error of a mongos that can't reach a shard: drivers retry.
-            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } => code::HOST_UNREACHABLE,
+            WriteRefusal::Unsure { .. } | WriteRefusal::Unregistered { .. } | WriteRefusal::UnknownConstraints(_) => {
+                code::HOST_UNREACHABLE
+            }
             WriteRefusal::TooMany { .. } => code::EXCEEDED_MEMORY_LIMIT,
             WriteRefusal::TooLarge { .. } => code::BSON_OBJECT_TOO_LARGE,
             WriteRefusal::Committed => code::TRANSACTION_COMMITTED,

@@ -330,6 +330,7 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
         "lacking",
         "keywards",
         "killAnySession",
+        "inprog",
         "shardingState",
     ] {
         assert!(lacking.contains(part), "{part} in {lacking}");
@@ -343,7 +344,7 @@ fn a_privilege_that_keywards_user_lacks_is_named_until_it_is_there() {
         doc! { "resource": resource, "actions": ["createCollection", "createIndex"] },
         doc! { "resource": { "db": "keyward", "collection": "keywards" }, "actions": ["find", "insert", "update", "remove"] },
         doc! { "resource": { "db": "", "collection": "keyward.constraints" }, "actions": ["find", "update"] },
-        doc! { "resource": { "cluster": true }, "actions": ["shardingState", "killAnySession"] },
+        doc! { "resource": { "cluster": true }, "actions": ["shardingState", "killAnySession", "inprog"] },
     ];
     admin(doc! { "grantPrivilegesToRole": "keyward", "privileges": granted });
     keyward.logged("ready");

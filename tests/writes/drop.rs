@@ -109,6 +109,37 @@ async fn what_a_dropped_collection_held_is_free_at_once_and_through_every_keywar
     );
 }
 
+/// Without them the other Keyward's next write would be reserved anew, and one that is on its way would not be.
+#[tokio::test]
+async fn a_keyward_without_the_constraints_leaves_their_reservations_alone() {
+    let database = "dropped_elsewhere";
+    let cluster = users(database);
+    let one = keyward(&cluster.uri(), database, &[EMAIL]);
+    let other = keyward(&cluster.uri(), "dropped_elsewhere_too", &[EMAIL]);
+    let [one, other] = [one.client().await, other.client().await];
+    insert_at_once(&one, database, 0..4).await;
+    let proxy = "keyward.users.email_1";
+    let all = doc! { "q": {}, "limit": 0 };
+    for command in [doc! { "delete": proxy, "deletes": [all] }, doc! { "drop": proxy }] {
+        let reply = run(&other, database, command.clone()).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(0.0), "{command}: {reply}");
+    }
+    assert_agreement(cluster, database).await;
+    let reply = run(&other, database, doc! { "dropDatabase": 1 }).await;
+    assert_eq!(reply.get_str("dropped").ok(), Some(database), "{reply}");
+    let left = collections(&cluster.client(), database).await;
+    for own in [proxy, "keyward.constraints"] {
+        assert!(left.iter().any(|name| name == own), "{left:?}");
+    }
+    assert!(!left.iter().any(|name| name == "users"), "{left:?}");
+    // Where no Keyward has a constraint, the server drops the whole.
+    let unprotected = "dropped_elsewhere_plain";
+    run(&other, unprotected, doc! { "create": "plain" }).await;
+    let reply = run(&other, unprotected, doc! { "dropDatabase": 1 }).await;
+    assert_eq!(reply.get_str("dropped").ok(), Some(unprotected), "{reply}");
+    assert_eq!(collections(&cluster.client(), unprotected).await, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn a_drop_answers_as_the_server_does() {
     let database = "drop_replies";

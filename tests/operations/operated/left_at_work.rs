@@ -177,3 +177,46 @@ fn a_transaction_from_before_is_not_committed_behind_the_backfill() {
     let (code, findings) = keyward.verify();
     assert_eq!(code, Some(0), "{findings}");
 }
+
+/// The servers carry a write to its end, long after they know that its Keyward is gone.
+#[test]
+fn what_a_killed_keyward_has_left_at_work_is_waited_for() {
+    let set = ReplicaSet::start(1).unwrap();
+    let database = "left_by_killed";
+    let haste = [("KEYWARD_REGISTER_HASTE", "50")];
+    let without = format!(
+        "upstream: {}\nlease: 1s\nreload_interval: 0s\nconstraints: []\n",
+        set.uri()
+    );
+    let mut first = Keyward::of_in(&without, &haste);
+    let documents: Vec<Document> = (0..300).map(|n| user(n, &format!("{n}@x"), "")).collect();
+    first
+        .run(database, doc! { "insert": "users", "documents": documents })
+        .unwrap();
+    let one_by_one = doc! { "$where": "sleep(40) || true" };
+    let anew = vec![doc! { "$set": { "email": { "$concat": ["late-", "$email"] } } }];
+    let update =
+        doc! { "update": "users", "updates": [{ "q": one_by_one, "u": anew, "multi": true }], "$db": database };
+    let message = keyward::wire::Draft::of_body(&update.to_vec().unwrap())
+        .frame(1, 0)
+        .unwrap()
+        .to_vec();
+    let mut client = TcpStream::connect(&first.address).unwrap();
+    client.write_all(&message).unwrap();
+    let late = |n: i32| {
+        let find = doc! { "find": "users", "filter": { "_id": n, "email": { "$regex": "^late-" } } };
+        let reply = set.run(database, find).unwrap();
+        let batch = reply.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        !batch.is_empty()
+    };
+    first.until("the update's start", || late(0));
+    first.kill();
+    let constraint = format!("{{ collection: {database}.users, key: {{ email: 1 }} }}");
+    let with = without.replace("constraints: []", &format!("constraints: [{constraint}]"));
+    let second = Keyward::of_in(&with, &haste);
+    second.until("ready", || second.get("/readyz").ends_with("\r\n\r\nready\n"));
+    assert!(late(299), "it is enforced before the update has ended");
+    assert_eq!(second.insert(database, user(300, "late-299@x", "")), Err(11000));
+    let (code, findings) = second.verify();
+    assert_eq!(code, Some(0), "{findings}");
+}

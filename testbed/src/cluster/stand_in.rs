@@ -51,6 +51,14 @@ impl StandIn {
         }
     }
 
+    /// From now on, whether a single write that no document can meet asks no shard, as with the newest `mongos`; with 6.0 it does.
+    pub fn fold_falsehoods(&self, are_folded: bool) {
+        match &*self.life() {
+            Life::Running(router) | Life::Frozen(router, _) => router.fold_falsehoods(are_folded),
+            Life::Ended => {}
+        }
+    }
+
     pub(super) fn stop(&self) -> Result<(), Error> {
         self.change(|life| match life {
             Life::Running(router) => {

@@ -44,6 +44,15 @@ fn value(element: &Element<'_>) -> String {
             let time = u64::from_le_bytes(bytes8());
             format!("Timestamp({}, {})", time >> 32, time as u32)
         }
+        ElementType::Decimal128 => match element.value.first_chunk::<16>() {
+            Some(bytes) => bson::Decimal128::from_bytes(*bytes).to_string(),
+            None => String::new(),
+        },
+        ElementType::RegularExpression => {
+            let text = String::from_utf8_lossy(element.value);
+            let (pattern, options) = text.split_once('\0').unwrap_or((&text, ""));
+            format!("/{pattern}/{}", options.trim_end_matches('\0'))
+        }
         ElementType::MinKey => "MinKey".to_owned(),
         ElementType::MaxKey => "MaxKey".to_owned(),
         kind => format!("{kind:?}"),
@@ -53,6 +62,7 @@ fn value(element: &Element<'_>) -> String {
 fn double(number: f64) -> String {
     match number.fract() == 0.0 && number.abs() < 1e15 {
         true => format!("{number:.1}"),
+        false if number.is_nan() => "nan.0".to_owned(),
         false => number.to_string(),
     }
 }

@@ -8,7 +8,7 @@ use super::error::{Failure, code, refuse};
 use super::operation::{Access, Operation, ShardCommand};
 use super::raw::{Builder, Doc};
 use super::reply::Reply;
-use super::routing::{Routing, exact_point, is_never_met};
+use super::routing::{Routing, exact_point};
 use super::transaction_end::{abort_participants, begin_own, commit_own};
 use super::write::{Change, Changed, is_simple, move_document};
 
@@ -65,8 +65,11 @@ fn target(operation: &Operation, routing: &Routing) -> Result<String, Failure> {
     let command = &operation.command;
     let query = command.nested("query").unwrap_or_else(Doc::empty);
     let simple = is_simple(command.nested("collation"), collection.collation.as_deref());
-    match exact_point(&collection.key, query, simple) {
-        Some(point) => Ok(collection.chunk_at(&point).owner(operation.read_time()).to_string()),
+    match exact_point(&collection.key, query) {
+        Some(point) => match collection.chunk_for(&point, simple) {
+            Ok(chunk) => Ok(chunk.owner(operation.read_time()).to_string()),
+            Err(reason) => refuse(code::SHARD_KEY_NOT_FOUND, reason),
+        },
         None => refuse(
             code::SHARD_KEY_NOT_FOUND,
             "Query for sharded findAndModify must contain the shard key",
@@ -78,7 +81,7 @@ fn target(operation: &Operation, routing: &Routing) -> Result<String, Failure> {
 /// document on all shards and finds none.
 fn is_for_nothing(operation: &Operation) -> bool {
     let query = operation.command.nested("query").unwrap_or_else(Doc::empty);
-    !operation.command.flag("upsert", false) && is_never_met(query)
+    !operation.command.flag("upsert", false) && operation.router.is_for_nothing(query)
 }
 
 fn reply_for_nothing(operation: &Operation) -> Vec<u8> {

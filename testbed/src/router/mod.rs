@@ -102,6 +102,12 @@ impl Router {
         self.shared.loses_aborts.store(are_lost, Ordering::SeqCst);
     }
 
+    /// From now on, whether a single write that no document can meet is answered without asking a shard, as by the newest
+    /// `mongos`. It is unless this says otherwise: 6.0 targets such a write by its shard key, or refuses it without one.
+    pub fn fold_falsehoods(&self, are_folded: bool) {
+        self.shared.folds_falsehoods.store(are_folded, Ordering::SeqCst);
+    }
+
     /// Keeps it from reading and answering anything until the result is dropped; its connections stay open.
     pub fn freeze(&self) -> Frozen {
         freeze::freeze(self.runtime.handle(), WORKER_THREADS)
@@ -131,6 +137,8 @@ struct Shared {
     last_message: AtomicI32,
     /// No `abortTransaction` reaches a shard.
     loses_aborts: AtomicBool,
+    /// A single write that no document can meet asks no shard.
+    folds_falsehoods: AtomicBool,
 }
 
 impl Shared {
@@ -148,7 +156,13 @@ impl Shared {
             last_connection: AtomicI64::new(0),
             last_message: AtomicI32::new(0),
             loses_aborts: AtomicBool::new(false),
+            folds_falsehoods: AtomicBool::new(true),
         }
+    }
+
+    /// Whether a single write with this query is for nothing, and asks no shard.
+    fn is_for_nothing(&self, query: raw::Doc<'_>) -> bool {
+        self.folds_falsehoods.load(Ordering::SeqCst) && routing::is_never_met(query)
     }
 
     fn link(&self) -> Link<'_> {

@@ -10,6 +10,7 @@ mod drivers;
 mod failures;
 mod moving_chunks;
 mod reads;
+mod targeting;
 mod transactions;
 mod wire;
 mod writes;

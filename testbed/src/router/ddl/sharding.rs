@@ -236,7 +236,7 @@ fn move_command(
 fn named_chunk<'a>(operation: &Operation, collection: &'a Collection) -> Result<&'a Chunk, Failure> {
     let command = &operation.command;
     if let Some(query) = command.nested("find") {
-        return match exact_point(&collection.key, query, true) {
+        return match exact_point(&collection.key, query) {
             Some(point) => Ok(collection.chunk_at(&point)),
             None => refuse(code::SHARD_KEY_NOT_FOUND, "no shard key found in chunk query"),
         };

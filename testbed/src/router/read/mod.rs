@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::error::Failure;
 use super::operation::{Access, Operation, ShardCommand};
 use super::raw::{Builder, Doc};
-use super::routing::{Routing, key_ranges};
+use super::routing::{Routing, shards_for};
 use super::write::is_simple;
 
 /// Runs the command if it is a read.
@@ -38,12 +38,7 @@ pub fn targets(operation: &Operation, routing: &Routing, query: Doc<'_>) -> Vec<
         return routing.shards();
     };
     let simple = is_simple(operation.command.nested("collation"), collection.collation.as_deref());
-    let at = operation.read_time();
-    let shards = collection.shards_in(&key_ranges(&collection.key, query, simple), at);
-    match shards.is_empty() {
-        true => vec![Arc::clone(collection.chunks[0].owner(at))],
-        false => shards,
-    }
+    shards_for(collection, query, simple, operation.read_time())
 }
 
 /// The same read for one shard.

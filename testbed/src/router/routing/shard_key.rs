@@ -38,6 +38,14 @@ impl<'a> KeyValue<'a> {
         value: Cow::Borrowed(&[]),
     };
 
+    /// A value of a type, by its bytes.
+    pub fn new(kind: ElementType, bytes: Vec<u8>) -> KeyValue<'static> {
+        KeyValue {
+            kind,
+            value: Cow::Owned(bytes),
+        }
+    }
+
     /// An element's value.
     pub fn from_element(element: &Element<'a>) -> Self {
         KeyValue {
@@ -62,6 +70,11 @@ impl<'a> KeyValue<'a> {
         }
     }
 
+    /// Whether a collation has a say in how the value compares.
+    pub fn is_collatable(&self) -> bool {
+        is_collatable(self.kind)
+    }
+
     /// The value as an element without a name.
     pub fn as_element(&self) -> Element<'_> {
         Element {
@@ -70,6 +83,14 @@ impl<'a> KeyValue<'a> {
             value: &self.value,
         }
     }
+}
+
+/// Whether a collation has a say in how values of the type compare.
+pub fn is_collatable(kind: ElementType) -> bool {
+    matches!(
+        kind,
+        ElementType::String | ElementType::Symbol | ElementType::EmbeddedDocument | ElementType::Array
+    )
 }
 
 /// Compares two points, or a point and a prefix of one.

@@ -8,7 +8,8 @@ use bson::spec::ElementType;
 
 use super::query::KeyRange;
 use super::shard_key::{KeyValue, ShardKey, compare_points};
-use crate::router::raw::Builder;
+use crate::router::display::display;
+use crate::router::raw::{Builder, Doc};
 
 /// One chunk: from `min` (inclusive) to `max` (exclusive).
 #[derive(Debug, Clone)]
@@ -55,6 +56,38 @@ pub struct Collection {
 }
 
 impl Collection {
+    /// The chunk that a point lies in, for a statement that names it.
+    ///
+    /// # Errors
+    /// The router's text if the point doesn't tell: a collation has a say in it, or no chunk ends above it.
+    pub fn chunk_for(&self, point: &[KeyValue<'_>], simple_collation: bool) -> Result<&Chunk, String> {
+        let fields = || self.key.fields.iter().zip(point);
+        let collated = fields().find(|(field, value)| field.hashed || value.is_collatable());
+        if let (false, Some((field, _))) = (simple_collation, collated) {
+            let (path, namespace) = (&field.path, &self.namespace);
+            return Err(format!(
+                "Cannot target single shard due to collation of key {path} for namespace {namespace}"
+            ));
+        }
+        if self
+            .chunks
+            .last()
+            .is_some_and(|last| compare_points(&last.max, point).is_le())
+        {
+            let mut key = Builder::new();
+            for (field, value) in fields() {
+                let value = value.as_element();
+                key.append(value.kind, field.path.as_bytes(), value.value);
+            }
+            let (key, namespace) = (key.finish(), &self.namespace);
+            let key = Doc::new(&key).map(display).unwrap_or_default();
+            return Err(format!(
+                "Cannot target single shard using key {key} for namespace {namespace}"
+            ));
+        }
+        Ok(self.chunk_at(point))
+    }
+
     /// The chunk that a point lies in.
     pub fn chunk_at(&self, point: &[KeyValue<'_>]) -> &Chunk {
         let after = self
@@ -72,7 +105,7 @@ impl Collection {
             let first = self
                 .chunks
                 .partition_point(|chunk| compare_points(&chunk.max, &range.min).is_le());
-            let overlapping = self.chunks[first.min(self.chunks.len() - 1)..]
+            let overlapping = self.chunks[first..]
                 .iter()
                 .take_while(|chunk| compare_points(&chunk.min, &range.max).is_le());
             shards.extend(overlapping.map(|chunk| Arc::clone(chunk.owner(at))));

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::Batch;
 use super::outcome::Outcome;
 use super::target::{Target, target};
-use super::{Batch, Kind};
 use crate::router::routing::{Routing, Version};
 
 /// What one group's statements may take together, in bytes; leaves room for the rest of the message.
@@ -107,9 +107,10 @@ impl Batch<'_> {
         }
     }
 
-    /// Outside transactions a multi-document write goes to every shard, unchecked: whatever moves meanwhile, none is missed.
+    /// Outside transactions a write that several shards could have goes to every shard, unchecked: whatever moves meanwhile,
+    /// none is missed.
     fn broadcast(&self, routing: &Routing, shards: Vec<Arc<str>>, index: usize) -> Round {
-        let everywhere = self.operation.transaction.is_none() && self.is_multi(index);
+        let everywhere = self.operation.transaction.is_none();
         let shards = match everywhere {
             true => self.all_shards(),
             false => shards,
@@ -129,24 +130,5 @@ impl Batch<'_> {
     fn all_shards(&self) -> Vec<Arc<str>> {
         let all = self.operation.router.catalog.shards.all();
         all.iter().map(|shard| shard.name.as_str().into()).collect()
-    }
-
-    fn is_multi(&self, index: usize) -> bool {
-        let Ok(statement) = crate::router::raw::Doc::new(&self.statements[index]) else {
-            return false;
-        };
-        match self.kind {
-            Kind::Insert => false,
-            Kind::Update => statement
-                .get("multi")
-                .ok()
-                .flatten()
-                .is_some_and(|multi| multi.is_truthy()),
-            Kind::Delete => statement
-                .get("limit")
-                .ok()
-                .flatten()
-                .is_some_and(|limit| !limit.is_truthy()),
-        }
     }
 }

@@ -11,7 +11,7 @@ use super::{Batch, Kind};
 use crate::router::display::display;
 use crate::router::error::{ServerError, code};
 use crate::router::raw::{Builder, Doc, Element};
-use crate::router::routing::{Collection, KeyValue, Routing, exact_point, has_exact_id, is_never_met, key_ranges};
+use crate::router::routing::{Collection, KeyValue, Routing, compare_elements, exact_id, exact_point, shards_for};
 
 /// The shards of one statement.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub fn target(batch: &mut Batch<'_>, routing: &Routing, index: usize) -> Result<
         Kind::Delete => truthy(statement, "limit")?,
         _ => !truthy(statement, "multi")? && !truthy(statement, "upsert")?,
     };
-    if is_single && is_never_met(query) {
+    if is_single && batch.operation.router.is_for_nothing(query) {
         return Ok(Target::Nowhere);
     }
     match batch.kind {
@@ -61,18 +61,39 @@ struct Owners<'a> {
 }
 
 impl Owners<'_> {
-    fn of(&self, point: &[KeyValue<'_>]) -> Target {
-        Target::One(Arc::clone(self.collection.chunk_at(point).owner(self.at)))
+    fn of(&self, point: &[KeyValue<'_>], simple: bool) -> Result<Target, String> {
+        let chunk = self.collection.chunk_for(point, simple)?;
+        Ok(Target::One(Arc::clone(chunk.owner(self.at))))
+    }
+
+    /// The shard of the point; it is an error that there is none.
+    fn of_exact(&self, point: Option<Vec<KeyValue<'_>>>, simple: bool, what: &str) -> Result<Target, ServerError> {
+        let reason = match point.map(|point| self.of(&point, simple)) {
+            Some(Ok(target)) => return Ok(target),
+            Some(Err(reason)) => format!("caused by :: {reason}"),
+            None => "could not extract exact shard key".to_owned(),
+        };
+        Err(ServerError::new(
+            code::SHARD_KEY_NOT_FOUND,
+            format!("{what} :: {reason}"),
+        ))
     }
 
     /// The shards that the query can match on; at least one.
     fn for_query(&self, query: Doc<'_>, simple: bool) -> Vec<Arc<str>> {
-        let ranges = key_ranges(&self.collection.key, query, simple);
-        let shards = self.collection.shards_in(&ranges, self.at);
-        match shards.is_empty() {
-            true => vec![Arc::clone(self.collection.chunks[0].owner(self.at))],
-            false => shards,
-        }
+        shards_for(self.collection, query, simple, self.at)
+    }
+
+    /// Whether the statement names one `_id` exactly: by the collation that the collection has for it.
+    fn has_exact_id(&self, statement: Doc<'_>, query: Doc<'_>) -> Result<bool, ServerError> {
+        let given = document(statement, "collation")?.filter(|given| !given.is_empty());
+        let default = self.collection.collation.as_deref();
+        let is_default = |given: Doc<'_>| match default {
+            Some(default) => is_same_collation(given, default),
+            None => is_simple(Some(given), None),
+        };
+        let has_default = given.is_none_or(is_default);
+        Ok(exact_id(query).is_some_and(|id| has_default || !id.is_collatable()))
     }
 
     fn pattern(&self) -> String {
@@ -91,6 +112,15 @@ pub fn is_simple(given: Option<Doc<'_>>, default: Option<&[u8]>) -> bool {
     }
 }
 
+/// Whether what a client names of a collation is what the collection's default has there.
+fn is_same_collation(given: Doc<'_>, default: &[u8]) -> bool {
+    let Ok(default) = Doc::new(default) else { return false };
+    given.elements().flatten().all(|element| {
+        let other = default.elements().flatten().find(|other| other.name == element.name);
+        other.is_some_and(|other| compare_elements(&element, &other).is_eq())
+    })
+}
+
 fn target_insert(batch: &mut Batch<'_>, owners: &Owners<'_>, index: usize) -> Result<Target, ServerError> {
     let document = Doc::new(&batch.statements[index])?;
     if document.get("_id")?.is_none() {
@@ -98,7 +128,9 @@ fn target_insert(batch: &mut Batch<'_>, owners: &Owners<'_>, index: usize) -> Re
     }
     let document = Doc::new(&batch.statements[index])?;
     match owners.collection.key.point(document)? {
-        Some(point) => Ok(owners.of(&point)),
+        Some(point) => owners
+            .of(&point, true)
+            .map_err(|reason| ServerError::new(code::SHARD_KEY_NOT_FOUND, reason)),
         None => Err(ServerError::new(
             code::SHARD_KEY_NOT_FOUND,
             "Shard key cannot contain array values or array descendants.",
@@ -125,13 +157,8 @@ fn target_update(owners: &Owners<'_>, statement: Doc<'_>, query: Doc<'_>, simple
         ));
     }
     if truthy(statement, "upsert")? {
-        return match exact_point(&owners.collection.key, query, simple) {
-            Some(point) => Ok(owners.of(&point)),
-            None => Err(ServerError::new(
-                code::SHARD_KEY_NOT_FOUND,
-                "Failed to target upsert by query :: could not extract exact shard key",
-            )),
-        };
+        let point = exact_point(&owners.collection.key, query);
+        return owners.of_exact(point, simple, "Failed to target upsert by query");
     }
     let shards = owners.for_query(query, simple);
     if let [only] = shards.as_slice() {
@@ -140,18 +167,37 @@ fn target_update(owners: &Owners<'_>, statement: Doc<'_>, query: Doc<'_>, simple
     if let Some(replacement) = replacement {
         return target_replacement(owners, replacement, query, simple);
     }
-    if !multi && !has_exact_id(query, simple) {
+    if !multi && !owners.has_exact_id(statement, query)? {
         let message = format!(
             "A {{multi:false}} update on a sharded collection must contain an exact match on _id (and have the collection \
              default collation) or target a single shard (and have the simple collation), but this update targeted {} \
              shards. Update request: {}, shard key pattern: {}",
             shards.len(),
-            display(statement),
+            display_update(statement)?,
             owners.pattern(),
         );
         return Err(ServerError::new(code::INVALID_OPTIONS, message));
     }
     Ok(Target::Several(shards))
+}
+
+/// An update as the server prints it: parsed, with defaults.
+fn display_update(statement: Doc<'_>) -> Result<String, ServerError> {
+    let mut parsed = Builder::new();
+    let given = |parsed: &mut Builder, names: &[&str]| -> Result<(), ServerError> {
+        for name in names {
+            if let Some(element) = statement.get(name)? {
+                parsed.element(&element);
+            }
+        }
+        Ok(())
+    };
+    given(&mut parsed, &["q", "u", "c", "arrayFilters", "hint"])?;
+    for flag in ["multi", "upsert"] {
+        parsed.boolean(flag, truthy(statement, flag)?);
+    }
+    given(&mut parsed, &["collation"])?;
+    Ok(display(Doc::new(&parsed.finish())?))
 }
 
 fn target_replacement(
@@ -160,35 +206,25 @@ fn target_replacement(
     query: Doc<'_>,
     simple: bool,
 ) -> Result<Target, ServerError> {
-    let collection = owners.collection;
-    let mut point = collection.key.point(replacement)?;
     // The replaced document keeps its `_id`, which the query may name.
-    let id_at = collection.key.fields.iter().position(|field| field.path == "_id");
-    if let (Some(point), Some(id_at), None) = (&mut point, id_at, replacement.get("_id")?) {
-        let named = query.get("_id")?.filter(|_| has_exact_id(query, simple));
-        if let Some(id) = named {
-            let hashed = collection.key.fields[id_at].hashed;
-            point[id_at] = if hashed {
-                KeyValue::hashed(&id)
-            } else {
-                KeyValue::from_element(&id)
-            };
-        }
+    let id = exact_id(query).filter(|_| !matches!(replacement.get("_id"), Ok(Some(_))));
+    let mut whole = Builder::new();
+    if let Some(id) = &id {
+        let id = id.as_element();
+        whole.append(id.kind, b"_id", id.value);
     }
-    match point {
-        Some(point) => Ok(owners.of(&point)),
-        None => Err(ServerError::new(
-            code::SHARD_KEY_NOT_FOUND,
-            "Failed to target update by replacement document :: could not extract exact shard key",
-        )),
-    }
+    whole.elements(replacement)?;
+    let whole = whole.finish();
+    let point = owners.collection.key.point(Doc::new(&whole)?)?;
+    owners.of_exact(point, simple, "Failed to target update by replacement document")
 }
 
 fn target_delete(owners: &Owners<'_>, statement: Doc<'_>, query: Doc<'_>, simple: bool) -> Result<Target, ServerError> {
-    if let Some(point) = exact_point(&owners.collection.key, query, simple) {
-        return Ok(owners.of(&point));
+    let exact = exact_point(&owners.collection.key, query);
+    if let Some(Ok(target)) = exact.map(|point| owners.of(&point, simple)) {
+        return Ok(target);
     }
-    if truthy(statement, "limit")? && !has_exact_id(query, simple) {
+    if truthy(statement, "limit")? && !owners.has_exact_id(statement, query)? {
         let message = format!(
             "A single delete on a sharded collection must contain an exact match on _id (and have the collection default \
              collation) or contain the shard key (and have the simple collation). Delete request: {}, shard key pattern: {}",

@@ -3,7 +3,7 @@
 //! The shard key of a proxy collection is `{"_id.h": "hashed"}`, or `{_id: 1}` ([`crate::prepare`]). These filters suit both:
 //!
 //! - A filter for one key names its `_id` alone. A router reads `h` inside it. If the filter also named `"_id.h"`, the router
-//!   would find no shard key in it at all, and would refuse to delete one document by it.
+//!   would find no shard key in it. It would refuse to delete one document by it.
 //! - A router doesn't read inside a list of `_id`s. So a filter for several keys also lists their `h`s.
 
 use bson::{RawBson, RawDocumentBuf, cstr, rawdoc, spec::ElementType};

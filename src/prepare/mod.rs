@@ -1,7 +1,7 @@
 //! Makes constraints hold from the first write on.
 //!
-//! Before the port opens, every proxy collection exists, is sharded, and has a reservation for every existing document. A constraint that is added later first reserves for new writes, and then backfills the existing
-//! documents.
+//! Before the port opens, every proxy collection exists, is sharded, and has a reservation for every existing document. A
+//! constraint that is added later first reserves for new writes, and then backfills the existing documents.
 //!
 //! Every step can be repeated, and several Keywards may run it at once. A Keyward that stops midway leaves work for the
 //! next start. It never leaves a constraint that only seems to hold.

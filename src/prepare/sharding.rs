@@ -1,18 +1,17 @@
 //! Creates proxy collections, and shards them before the first write.
 //!
-//! A proxy collection is sharded by the server's hash of `_id.h`. `h` is Keyward's own hash of the key, so equal keys are on one shard,
-//! where the index on `_id` decides. The server hashes only this int32. The server distributes the chunks of a hashed collection while it
-//! is empty. So Keyward needs no privilege to split and move chunks, and doesn't wait for the balancer. With `sharding: ranged`
-//! the shard key is `{_id: 1}`. Earlier versions of Keyward used it for all proxy collections, and split and moved the chunks. Such
-//! collections stay as they are.
+//! A proxy collection is sharded by the server's hash of `_id.h`, an int32. `h` is Keyward's own hash of the key. So equal keys are on one
+//! shard, where the index on `_id` decides. The server distributes the chunks of a hashed collection while it is empty. So Keyward
+//! needs no privilege to split and move chunks, and doesn't wait for the balancer. With `sharding: ranged` the shard key is `{_id: 1}`.
+//! Earlier versions of Keyward used it for all proxy collections, and split and moved the chunks. Such collections stay as they are.
 //!
 //! Every step can be repeated, and several Keywards may run it at once, with the same result.
 //!
 //! The collection that records the results of retryable statements ([`crate::write::retry::results`]) is made here, too. On shards it is
 //! sharded by the hash of its `_id`. Otherwise every retryable write that runs in a transaction of Keyward's would write to one shard.
 //!
-//! A collection that isn't empty when it is sharded stays one chunk on its shard: a replica set's that became a cluster, or the results
-//! of an older Keyward. The balancer leaves it there while it is smaller than the balancer's threshold (three times 128 MB from
+//! A collection that isn't empty when it is sharded stays one chunk on its shard: that of a replica set that became a cluster, or the
+//! results of an older Keyward. The balancer leaves it there while it is smaller than the balancer's threshold (three times 128 MB from
 //! MongoDB 6.0 on).
 
 use bson::{Document, doc};

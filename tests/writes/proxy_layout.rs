@@ -236,3 +236,23 @@ async fn a_proxy_collection_of_an_earlier_version_goes_on() {
         assert_eq!(shard_key(cluster, &database), doc! { "_id": 1 });
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_may_reshard_it_while_keyward_serves() {
+    let database = "layout_resharded";
+    let cluster = Cluster::alone().unwrap();
+    let namespace = format!("{database}.users");
+    shard_on_two(&cluster, &namespace, doc! { "region": 1 }, doc! { "region": "m" });
+    shard_by_id(&cluster, database);
+    let keyward = Keyward::start(&cluster.uri(), &constraint(database, ""));
+    Connection::greeted(&keyward.address).must(database, &insert(0..20));
+    let reshard = doc! { "reshardCollection": format!("{database}.{PROXY}"), "key": { "_id.h": "hashed" } };
+    cluster.run("admin", reshard).unwrap();
+    let restarted = Keyward::start(&cluster.uri(), &constraint(database, ""));
+    for (keyward, at) in [(keyward, 20), (restarted, 40)] {
+        Connection::greeted(&keyward.address).must(database, &insert(at..at + 20));
+        assert_duplicate(&keyward, database, 7);
+    }
+    assert_eq!(shard_key(&cluster, database), doc! { "_id.h": "hashed" });
+    assert_agreement(&cluster, database).await;
+}

@@ -16,8 +16,6 @@ use testkit::wire::Connection;
 
 /// Of the rate of `insertMany`.
 const GOAL: f64 = 0.8;
-/// Where the buckets of reservations, 0 to 65,535, are cut in two.
-const MIDDLE: i32 = 1 << 15;
 
 /// Measures it on so many documents; the table.
 pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
@@ -41,7 +39,8 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
         reservations.sort_by_key(|reservation| reservation.get_object_id("owner").unwrap());
         assert_eq!(reservations.len(), documents);
         let copy = format!("copy{round}");
-        spread(cluster, &copy);
+        // As a proxy collection is sharded.
+        shard_on(cluster, &copy, doc! { "_id.h": "hashed" });
         let inserted = filling::insert(&ground.router, &copy, documents, |n| reservations[n].clone());
         if round > 0 {
             backfill.push(documents as f64 / taken.as_secs_f64());
@@ -56,17 +55,6 @@ pub fn table(ground: &Ground, documents: usize, rounds: usize) -> String {
         Spread::of(backfill).median,
         verdict(ratio.median >= GOAL),
     )
-}
-
-/// A collection on both shards, cut as a proxy collection is.
-fn spread(cluster: &Cluster, collection: &str) {
-    shard_on(cluster, collection, doc! { "_id": 1 });
-    let namespace = format!("{DATABASE}.{collection}");
-    let from = |bucket: i32| doc! { "_id": { "h": bucket } };
-    cluster.split(&namespace, from(MIDDLE)).unwrap();
-    for (bucket, shard) in [0, MIDDLE].into_iter().zip(cluster.shards()) {
-        cluster.move_chunk(&namespace, from(bucket), shard.name()).unwrap();
-    }
 }
 
 fn read_all(address: &str, collection: &str) -> Vec<Document> {

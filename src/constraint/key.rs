@@ -121,9 +121,14 @@ impl Key {
     /// The rough position of the key's reservation in the proxy collection, so that neighbouring keys can be written
     /// one after the other, which is faster. It is the bucket, or 0 if the proxy collection is spread by ranges.
     pub fn rough_place(&self) -> i32 {
+        self.stored_bucket().unwrap_or(0)
+    }
+
+    /// `h` in [`Key::reservation_id`]; `None` if the proxy collection is spread by ranges.
+    pub fn stored_bucket(&self) -> Option<i32> {
         match self.sharding {
-            Sharding::Hashed => self.bucket(),
-            Sharding::Ranged => 0,
+            Sharding::Hashed => Some(self.bucket()),
+            Sharding::Ranged => None,
         }
     }
 
@@ -142,8 +147,8 @@ impl Key {
 
     /// Appends the elements of [`Key::reservation_id`].
     pub fn append_reservation_id(&self, builder: &mut Builder) {
-        if self.sharding == Sharding::Hashed {
-            builder.int32("h", self.bucket());
+        if let Some(bucket) = self.stored_bucket() {
+            builder.int32("h", bucket);
         }
         match (&*self.canonical, self.stored()) {
             ([DIGEST, digest @ ..], _) => {

@@ -67,7 +67,7 @@ const CHECKS: &[Check] = checks! {
         "two documents may hold one key", sharding::equal_numbers;
     Sharding, Cluster, "balancer",
         "The balancer, draining shards and zones are as the operator expects.",
-        "nothing; a start waits for chunks under way", sharding::balancer;
+        "nothing", sharding::balancer;
     Transactions, TwoPlaces, "snapshot over shards",
         "A transaction reads all shards as of one moment, commits on all, and can be committed again.",
         "in strict mode, two documents may hold one key", transactions::snapshot;

@@ -275,9 +275,9 @@ impl Scratch {
         let namespace = format!("{}.{DOCUMENTS}", self.name);
         let shard = doc! { "shardCollection": namespace, "key": { "h": "hashed" } };
         self.run_in("admin", shard).await?;
-        let first = self.shard_of(0).await?;
+        let first = self.shard_of(DOCUMENTS, doc! { "h": 0 }).await?;
         for second in 1..PLACES_TRIED {
-            let other = self.shard_of(second).await?;
+            let other = self.shard_of(DOCUMENTS, doc! { "h": second }).await?;
             if other != first {
                 let shards = [first, other];
                 return Ok(TwoPlaces {
@@ -291,9 +291,9 @@ impl Scratch {
         Err(CheckError::Impossible(why))
     }
 
-    /// The shard that a document with this `h` is on.
-    async fn shard_of(&self, h: i32) -> Result<String, CheckError> {
-        let explain = doc! { "explain": { "find": DOCUMENTS, "filter": { "h": h } }, "verbosity": "queryPlanner" };
+    /// The shard on which documents with this shard key are.
+    pub async fn shard_of(&self, collection: &str, shard_key: Document) -> Result<String, CheckError> {
+        let explain = doc! { "explain": { "find": collection, "filter": shard_key }, "verbosity": "queryPlanner" };
         let reply = self.run(explain).await?;
         let planner = reply.get_document("queryPlanner").ok();
         let plan = planner.and_then(|planner| planner.get_document("winningPlan").ok());

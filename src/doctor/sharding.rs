@@ -10,8 +10,9 @@ use crate::server::{code, driver};
 
 /// The collection that is sharded as a proxy collection is.
 const KEYS: &str = "keys";
-/// Where it is split.
-const MIDDLE: i32 = 32_768;
+/// The `h` of equal numbers, and that of the document whose chunk moves.
+const H_OF_NUMBERS: i32 = 7;
+const H_OF_MOVED: i32 = 1;
 /// How long to wait for the balancer's own work.
 const BUSY_MAX: Duration = Duration::from_secs(20);
 const BUSY_PAUSE: Duration = Duration::from_millis(500);
@@ -35,7 +36,7 @@ pub async fn equal_numbers(scratch: &Scratch) -> Result<CheckOutcome, CheckError
     ];
     for (name, values) in equal {
         for (position, value) in values.into_iter().enumerate() {
-            let id = doc! { "h": MIDDLE + 7, "k": { "n": value } };
+            let id = doc! { "h": H_OF_NUMBERS, "k": { "n": value } };
             let insert = doc! { "insert": KEYS, "documents": [{ "_id": id }], "writeConcern": { "w": "majority" } };
             let reply = scratch.run(insert).await?;
             let error = driver::first_write_error(&reply).and_then(driver::error_code);
@@ -59,25 +60,20 @@ pub async fn moved_chunk(scratch: &Scratch) -> Result<CheckOutcome, CheckError> 
         return Err(CheckError::Impossible("the cluster has one shard".to_owned()));
     }
     shard_keys(scratch).await?;
-    let middle = doc! { "_id": { "h": MIDDLE } };
-    let namespace = format!("{}.{KEYS}", scratch.name());
-    allowed(
-        scratch
-            .run_in("admin", doc! { "split": &namespace, "middle": middle.clone() })
-            .await,
-    )?;
     let mut session = scratch.session().await?;
     let number = scratch.next_number();
-    let id = doc! { "h": MIDDLE + 1, "k": { "n": "moved" } };
+    let id = doc! { "h": H_OF_MOVED, "k": { "n": "moved" } };
     let insert = doc! { "insert": KEYS, "documents": [{ "_id": id.clone() }] };
     let first = session.write(insert.clone(), number).await?;
     if !first.is_ok() {
         return Ok(CheckOutcome::Failed(first.shown()));
     }
-    let from = primary_of(scratch).await?;
+    let chunk = doc! { "_id.h": H_OF_MOVED };
+    let from = scratch.shard_of(KEYS, chunk.clone()).await?;
     let to = shards.iter().find(|shard| **shard != from);
     let to = to.ok_or_else(|| unexpected("a second shard"))?;
-    moved(scratch, doc! { "moveChunk": &namespace, "find": middle, "to": to }).await?;
+    let namespace = format!("{}.{KEYS}", scratch.name());
+    moved(scratch, doc! { "moveChunk": namespace, "find": chunk, "to": to }).await?;
     let second = session.write(insert, number).await?;
     Ok(CheckOutcome::of(
         second.is_ok() && driver::names_its_statement(&second.reply),
@@ -90,7 +86,7 @@ pub async fn moved_chunk(scratch: &Scratch) -> Result<CheckOutcome, CheckError> 
     ))
 }
 
-/// Moves a chunk; a balancer at work is waited for.
+/// Moves a chunk; a balancer at work is waited for. Managed services don't give the privilege for it.
 async fn moved(scratch: &Scratch, command: Document) -> Result<(), CheckError> {
     let deadline = Instant::now() + BUSY_MAX;
     loop {
@@ -110,36 +106,14 @@ async fn moved(scratch: &Scratch, command: Document) -> Result<(), CheckError> {
     }
 }
 
-/// A command that needs a privilege which managed services don't give.
-fn allowed(reply: Result<Document, CheckError>) -> Result<Document, CheckError> {
-    match reply {
-        Err(CheckError::Driver(error)) => Err(CheckError::Impossible(format!(
-            "no chunk can be split: {}",
-            driver::in_words(&error)
-        ))),
-        other => other,
-    }
-}
-
 /// Shards the collection where there are shards, unless a check has.
 async fn shard_keys(scratch: &Scratch) -> Result<(), CheckError> {
     if scratch.shards.is_none() {
         return Ok(());
     }
     let namespace = format!("{}.{KEYS}", scratch.name());
-    let shard = doc! { "shardCollection": namespace, "key": { "_id": 1 } };
+    let shard = doc! { "shardCollection": namespace, "key": { "_id.h": "hashed" } };
     scratch.run_in("admin", shard).await.map(drop)
-}
-
-/// The shard on which a new collection has its first chunk.
-async fn primary_of(scratch: &Scratch) -> Result<String, CheckError> {
-    let find = doc! { "find": "databases", "filter": { "_id": scratch.name() } };
-    let reply = scratch.run_in("config", find).await?;
-    let entry = driver::first_batch(&reply).and_then(|batch| batch.first()?.as_document());
-    let primary = entry.and_then(|entry| entry.get_str("primary").ok());
-    primary
-        .map(str::to_owned)
-        .ok_or_else(|| unexpected("the database's primary shard"))
 }
 
 /// The balancer's mode, draining shards and zones: all of it works, and some of it takes time.

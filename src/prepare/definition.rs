@@ -49,8 +49,6 @@ pub(super) struct Registered {
     pub identity: ObjectId,
     /// Every document is reserved, and every Keyward that may write reserves.
     pub is_enforced: bool,
-    /// Every document was reserved once, in the existing proxy collection.
-    pub was_complete: bool,
 }
 
 /// The state of a constraint, as its document shows it.
@@ -156,11 +154,7 @@ impl Definitions {
             let note = doc! { "$set": { WAS_ENFORCED: true } };
             answered(self.collection.update_one(same, note).into_future()).await?;
         }
-        Ok(Registered {
-            identity,
-            is_enforced,
-            was_complete,
-        })
+        Ok(Registered { identity, is_enforced })
     }
 
     /// The constraint's state; none if the cluster doesn't know the constraint yet. Fails if the cluster has another

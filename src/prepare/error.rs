@@ -106,9 +106,6 @@ pub enum PrepareError {
     /// The existing documents aren't all backfilled yet.
     #[error("unique constraint {0} isn't enforced yet: start `keyward run` or `keyward backfill` first")]
     NotEnforced(ConstraintName),
-    /// The chunks of a proxy collection couldn't be spread in time.
-    #[error("the chunks of {0} could not be spread over the shards: {1}")]
-    NotSpread(Namespace, String),
 }
 
 impl From<mongodb::error::Error> for PrepareError {

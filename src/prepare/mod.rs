@@ -1,8 +1,7 @@
 //! Makes constraints hold from the first write on.
 //!
-//! Before the port opens, every proxy collection exists, is spread over the shards, and has a reservation for every
-//! existing document. A constraint that is added later first reserves for new writes, and then backfills the existing
-//! documents.
+//! Before the port opens, every proxy collection exists, is sharded, and has a reservation for every existing document. A
+//! constraint that is added later first reserves for new writes, and then backfills the existing documents.
 //!
 //! Every step can be repeated, and several Keywards may run it at once. A Keyward that stops midway leaves work for the
 //! next start. It never leaves a constraint that only seems to hold.
@@ -128,7 +127,7 @@ pub async fn make(
             }
             let registered = definitions.register(constraint, proxy_collection.uuid.as_ref()).await?;
             definitions.agree_on_strategy(constraint, protected.strategy()).await?;
-            deployment.create(client, constraint, registered.was_complete).await?;
+            deployment.create(client, constraint).await?;
             if proxy_collection.uuid.is_none() {
                 proxy.note_made();
             }
@@ -303,7 +302,7 @@ async fn read_one(
         namespace: namespace.clone(),
         constraints: proxies,
         shard_key: deployment.shard_key(client, namespace).await?,
-        is_on_one_replica_set: matches!(deployment, Deployment::Unsharded),
+        is_on_one_replica_set: *deployment == Deployment::Unsharded,
         is_collated: default.is_some() || creatable_with.has_any(),
         creatable_with,
     };
@@ -350,10 +349,13 @@ fn not_collated(constraint: &Constraint, reason: impl Display) -> PrepareError {
 pub async fn shards(client: &Client) -> Result<Option<Vec<String>>, PrepareError> {
     let deployment = Deployment::of(client).await?;
     deployment.refuse_shard(client).await?;
-    Ok(match deployment {
-        Deployment::Sharded(shards) => Some(shards),
-        Deployment::Unsharded => None,
-    })
+    if deployment == Deployment::Unsharded {
+        return Ok(None);
+    }
+    let reply = client.database("admin").run_command(doc! { "listShards": 1 }).await?;
+    let shards = reply.get_array("shards").map(Vec::as_slice).unwrap_or_default();
+    let name = |shard: &Bson| Some(shard.as_document()?.get_str("_id").ok()?.to_owned());
+    Ok(Some(shards.iter().filter_map(name).collect()))
 }
 
 /// Checks that the deployment answers Keyward's own user.

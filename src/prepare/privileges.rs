@@ -30,8 +30,8 @@ const IN_DATABASE: [&str; 8] = [
 const IN_REGISTER: [&str; 4] = ["find", "insert", "update", "remove"];
 /// Actions on the definitions of constraints in any other database, before clients write there.
 const ELSEWHERE: [&str; 2] = ["find", "update"];
-/// Further actions that spreading a proxy collection over the shards needs.
-const TO_SHARD: [&str; 3] = ["enableSharding", "splitChunk", "moveChunk"];
+/// The further action that `shardCollection` needs.
+const TO_SHARD: &str = "enableSharding";
 
 /// The privileges for `constraints`, as `createRole` takes them.
 pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document> {
@@ -39,8 +39,7 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
         .iter()
         .map(|constraint| constraint.namespace().database.as_str())
         .collect();
-    let more = TO_SHARD.iter().filter(|_| is_sharded);
-    let actions: Vec<&str> = IN_DATABASE.iter().chain(more).copied().collect();
+    let actions: Vec<&str> = IN_DATABASE.into_iter().chain(is_sharded.then_some(TO_SHARD)).collect();
     let in_database = |database: &&str| {
         doc! {
             "resource": { "db": *database, "collection": "" }, "actions": actions.clone(),
@@ -60,14 +59,10 @@ pub fn needed(constraints: &[Arc<Constraint>], is_sharded: bool) -> Vec<Document
     privileges.push(in_cluster("killAnySession"));
     // Needed to see which writes servers carry out for a Keyward that is gone.
     privileges.push(in_cluster("inprog"));
-    if is_sharded {
-        let config =
-            |collection: &str| doc! { "resource": { "db": "config", "collection": collection }, "actions": ["find"] };
-        privileges.extend([config("collections"), config("chunks")]);
-        privileges.push(in_cluster("listShards"));
-    } else {
-        privileges.push(in_cluster("shardingState"));
-    }
+    privileges.push(match is_sharded {
+        true => in_collection("config", "collections", &["find"]),
+        false => in_cluster("shardingState"),
+    });
     privileges
 }
 

@@ -8,6 +8,7 @@ mod conflict_predictor;
 mod decided;
 mod deleting;
 mod documents;
+mod filter;
 mod find;
 mod fitting;
 mod owner;
@@ -30,7 +31,7 @@ mod writing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::{RawBson, RawDocumentBuf, cstr, rawdoc};
+use bson::{RawDocumentBuf, rawdoc};
 use mongodb::{
     Client, Collection, Database,
     options::{CollectionOptions, ReadPreference, SelectionCriteria, WriteConcern},
@@ -47,6 +48,8 @@ use crate::upstream::WIRE_VERSION_MIN;
 
 use conflict_predictor::ConflictPredictor;
 use deleting::Deleting;
+pub use filter::key_filter;
+use filter::{seen_filter, seen_filters, token_filter, version_filter};
 use find::Finder;
 use queue::{BatchWork, Queue};
 pub use reading::find_reservations;
@@ -380,16 +383,12 @@ impl ProxyCollection {
     /// # Errors
     /// [`StoreError`] if some may still exist.
     pub async fn release_by_version(&self, keys: &[(&Key, ReservationVersion)]) -> Result<(), StoreError> {
-        let filter = |(key, version): &(&Key, ReservationVersion)| {
-            let mut filter = token_filter(key, version.token);
-            match version.generation {
-                // Null matches an absent field.
-                0 => filter.append(cstr!("beginning"), RawBson::Null),
-                generation => filter.append(cstr!("beginning"), i64::from(generation)),
-            }
-            filter
-        };
-        self.release_all(keys.iter().map(filter).collect()).await
+        self.release_all(
+            keys.iter()
+                .map(|(key, version)| version_filter(key, *version))
+                .collect(),
+        )
+        .await
     }
 
     /// Deletes the reservations of `keys` that are unchanged since they were seen; acknowledged and counted like a release.
@@ -430,18 +429,4 @@ impl ProxyCollection {
     async fn find(&self, command: RawDocumentBuf) -> Result<Vec<RawDocumentBuf>, StoreError> {
         self.finder.find(command).await
     }
-}
-
-/// Matches the reservation of `key` that has this token.
-fn token_filter(key: &Key, token: Token) -> RawDocumentBuf {
-    rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(token) }
-}
-
-fn seen_filters(keys: &[(&Key, &Reservation)]) -> Vec<RawDocumentBuf> {
-    keys.iter().map(|(key, seen)| seen_filter(key, seen)).collect()
-}
-
-/// Matches only the write that was seen: an attempt that begins again reserves under its old token again.
-fn seen_filter(key: &Key, seen: &Reservation) -> RawDocumentBuf {
-    rawdoc! { "_id": key.reservation_id(), "token": reservation::token_value(seen.token), "at": seen.at }
 }

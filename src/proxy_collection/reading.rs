@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bson::spec::{BinarySubtype, ElementType};
 use bson::{RawDocument, RawDocumentBuf};
 
+use super::filter::{append_hint, append_keys};
 use super::find::Finder;
 use super::queue::BatchWork;
 use super::{Reservation, StoreError};
@@ -58,20 +59,21 @@ impl Reading {
 }
 
 /// The `find` of the reservations of `keys`.
-pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>) -> RawDocumentBuf {
+pub(super) fn find_keys<'k>(collection: &str, keys: impl Iterator<Item = &'k Key> + Clone) -> RawDocumentBuf {
     let command = find_reservations(collection, keys, &[]).finish();
     RawDocumentBuf::from_bytes(command).unwrap_or_default()
 }
 
 /// The `find` of the reservations of `keys`. If there are `tokens`, it finds only those with one of them.
-pub fn find_reservations<'k>(collection: &str, keys: impl Iterator<Item = &'k Key>, tokens: &[Token]) -> Builder {
+pub fn find_reservations<'k>(
+    collection: &str,
+    keys: impl Iterator<Item = &'k Key> + Clone,
+    tokens: &[Token],
+) -> Builder {
     let mut command = Builder::new();
     command.string("find", collection.as_bytes());
-    command
-        .open(ElementType::EmbeddedDocument, b"filter")
-        .open(ElementType::EmbeddedDocument, b"_id")
-        .documents("$in", keys.map(|key| key.reservation_id().into_bytes()))
-        .close();
+    command.open(ElementType::EmbeddedDocument, b"filter");
+    append_keys(&mut command, keys);
     if !tokens.is_empty() {
         let tokens = tokens.iter().map(|token| token.to_bytes());
         command
@@ -82,6 +84,7 @@ pub fn find_reservations<'k>(collection: &str, keys: impl Iterator<Item = &'k Ke
             .close();
     }
     command.close();
+    append_hint(&mut command);
     command
 }
 

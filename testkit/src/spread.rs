@@ -25,7 +25,7 @@ pub fn spread_on_two(cluster: &testbed::Cluster, namespace: &str, at: Document) 
         .map(|shard| shard.name())
         .find(|name| *name != owner)
         .unwrap();
-    // One shard takes part in one move at a time; Keywards that start in other tests move chunks, too.
+    // One shard takes part in one move at a time; other tests move chunks, too.
     let busy = |error: &testbed::Error| error.to_string().contains("Unable to start new balancer operation");
     let move_chunk = doc! { "moveChunk": namespace, "find": at, "to": other };
     while let Err(error) = cluster.run("admin", move_chunk.clone()) {

@@ -11,6 +11,7 @@ mod every_write;
 mod own_reads;
 mod plain_upsert;
 mod protected_insert;
+mod proxy_layout;
 mod refusals;
 mod routed;
 mod statement_options;

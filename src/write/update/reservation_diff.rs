@@ -14,7 +14,7 @@ use super::result::{ReservationConflict, StatementResult};
 use crate::catalog::Protected;
 use crate::claims::ConstrainedKey;
 use crate::constraint::Key;
-use crate::proxy_collection::{Fitting, Owner, ProxyCollection};
+use crate::proxy_collection::{Fitting, Owner, ProxyCollection, key_filter};
 use crate::raw::{Builder, Doc, Malformed};
 use crate::reservation::Token;
 use crate::server::code::DUPLICATE_KEY;
@@ -196,8 +196,7 @@ fn is_id(id: &[u8], owner: &Owner) -> Result<bool, Malformed> {
 
 /// Deletes the key's reservation if it belongs to the owner.
 fn delete(key: &ConstrainedKey, owner: &Owner) -> Vec<u8> {
-    let mut query = bson::RawDocumentBuf::new();
-    query.append(bson::cstr!("_id"), key.key.reservation_id());
+    let mut query = key_filter(&key.key);
     let mut eq = bson::RawDocumentBuf::new();
     eq.append(bson::cstr!("$eq"), owner.id.clone());
     query.append(bson::cstr!("owner"), eq);

@@ -8,6 +8,7 @@ mod change_streams;
 mod default_concerns;
 mod drivers;
 mod failures;
+mod key_in_id;
 mod moving_chunks;
 mod reads;
 mod targeting;

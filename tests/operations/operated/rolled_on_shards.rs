@@ -62,7 +62,7 @@ fn shard(database: &str) {
     let primary = batch[0].as_document().unwrap().get_str("primary").unwrap();
     let other = cluster.shards().iter().find(|shard| shard.name() != primary).unwrap();
     let to_other = doc! { "moveChunk": &users, "find": { "_id": 100 }, "to": other.name() };
-    // A shard takes part in one move at a time; Keywards that start in other tests move chunks, too.
+    // A shard takes part in one move at a time; other tests move chunks, too.
     while let Err(error) = cluster.run("admin", to_other.clone()) {
         assert!(
             error.to_string().contains("Unable to start new balancer operation"),

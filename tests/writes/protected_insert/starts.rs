@@ -59,8 +59,9 @@ async fn existing_documents_are_backfilled_and_their_duplicates_reported() {
 #[tokio::test]
 async fn a_proxy_collection_of_another_make_refuses_to_start() {
     let cluster = Cluster::shared();
-    let refused = |database: &str| {
-        let constraints = EMAIL.replace("DB", database).replace(" }\n", ", sharding: ranged }\n");
+    let refused = |database: &str, sharding: &str| {
+        let sharding = format!(", sharding: {sharding} }}\n");
+        let constraints = EMAIL.replace("DB", database).replace(" }\n", &sharding);
         let Err(refused) = Keyward::try_start(&cluster.uri(), "10s", &constraints) else {
             panic!("it started");
         };
@@ -71,20 +72,27 @@ async fn a_proxy_collection_of_another_make_refuses_to_start() {
             refused.errors
         );
     };
-    users("made_hashed");
-    let namespace = "made_hashed.keyward.users.email_1";
-    cluster
-        .run(
-            "admin",
-            doc! { "shardCollection": namespace, "key": { "_id": "hashed" } },
-        )
-        .unwrap();
-    refused("made_hashed");
+    let hashed = |path: &str| doc! { path: "hashed" };
+    for (number, key, sharding) in [
+        (1, hashed("_id"), "hashed"),
+        (2, hashed("_id"), "ranged"),
+        (3, hashed("_id.k"), "hashed"),
+        (4, doc! { "_id.h": 1 }, "hashed"),
+        (5, hashed("_id.h"), "ranged"),
+    ] {
+        let database = format!("made_sharded_{number}");
+        users(&database);
+        let namespace = format!("{database}.keyward.users.email_1");
+        cluster
+            .run("admin", doc! { "shardCollection": namespace, "key": key })
+            .unwrap();
+        refused(&database, sharding);
+    }
     users("made_collated");
     let collation = doc! { "locale": "en", "strength": 2 };
     let create = doc! { "create": "keyward.users.email_1", "collation": collation };
     cluster.run("made_collated", create).unwrap();
-    refused("made_collated");
+    refused("made_collated", "hashed");
     users("made_results");
     let results = doc! { "shardCollection": "made_results.keyward.results", "key": { "at": 1 } };
     cluster.run("admin", results).unwrap();

@@ -39,6 +39,10 @@ pub enum Rule<'a> {
     ListIndexes,
     /// Harmless; hides Keyward's own collections.
     List(Listing),
+    /// Harmless; lists the builds of clients' constraints among the operations.
+    CurrentOp,
+    /// Harmless; may end the build of a client's constraint.
+    KillOp,
     /// Changes a collection's definition, not its documents. On proxy collections only Keyward may do that. It must not encrypt
     /// a constraint's fields.
     Definition,
@@ -72,6 +76,8 @@ impl<'a> Rule<'a> {
             b"dropIndexes" | b"deleteIndexes" => Rule::DropIndexes,
             b"listIndexes" => Rule::ListIndexes,
             b"listCollections" => Rule::List(Listing::Collections),
+            b"currentOp" => Rule::CurrentOp,
+            b"killOp" => Rule::KillOp,
             b"listDatabases" => Rule::List(Listing::Databases),
             b"collMod" | b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => {
                 Rule::Definition
@@ -115,7 +121,7 @@ const HARMLESS: &[&str] = &[
     // diagnosis
     "ping", "buildInfo", "buildinfo", "hostInfo", "hostinfo", "serverStatus", "getCmdLineOpts", "getLog",
     "getParameter", "setParameter", "whatsmyuri", "whatsmysni", "features", "availableQueryOptions", "listCommands",
-    "currentOp", "killOp", "top", "profile", "lockInfo", "isdbgrid", "isDbGrid", "connPoolStats", "shardConnPoolStats",
+    "top", "profile", "lockInfo", "isdbgrid", "isDbGrid", "connPoolStats", "shardConnPoolStats",
     "connPoolSync", "getDiagnosticData", "getFreeMonitoringStatus", "setFreeMonitoring", "logApplicationMessage",
     "logRotate", "rotateCertificates", "driverOIDTest", "sleep", "configureFailPoint", "waitForFailPoint",
     "getDefaultRWConcern", "setDefaultRWConcern", "getAuditConfig", "setAuditConfig", "_isSelf", "_hashBSONElement",

@@ -68,6 +68,7 @@ enum VerdictKind {
     Write,
     List,
     Index,
+    Operation,
     Unprotectable,
     KeywardsOwn,
     OtherRefusal,
@@ -81,6 +82,7 @@ fn outcome(verdict: &Verdict<'_>) -> VerdictKind {
         Verdict::Write(_) => Write,
         Verdict::List(_) => List,
         Verdict::Index(_) => Index,
+        Verdict::Operation(_) => Operation,
         Verdict::Refuse(CommandRefusal::Unprotectable { .. }) => Unprotectable,
         Verdict::Refuse(CommandRefusal::KeywardsOwn { .. }) => KeywardsOwn,
         Verdict::Refuse(_) => OtherRefusal,
@@ -146,6 +148,21 @@ fn reads_and_unprotected_writes_go_on() {
     }
     let watch = doc! { "aggregate": 1, "pipeline": [{ "$changeStream": {} }], "cursor": {} };
     check(watch, List);
+    check(
+        doc! { "aggregate": "orders", "pipeline": [{ "$changeStream": {} }] },
+        Forward,
+    );
+    for (first, expected) in [("$currentOp", Operation), ("$listLocalSessions", Forward)] {
+        check(
+            doc! { "aggregate": 1, "pipeline": [{ first: {} }], "cursor": {} },
+            expected,
+        );
+    }
+    check(doc! { "aggregate": 1, "pipeline": [] }, Forward);
+    check(doc! { "currentOp": 1 }, Operation);
+    for (op, expected) in [("keyward:600000000101010101010101", Operation), ("shard:7", Forward)] {
+        check(doc! { "killOp": 1, "op": op }, expected);
+    }
     for name in ["find", "count", "aggregate"] {
         check(doc! { name: "keyward.users.email_1" }, Forward);
     }

@@ -19,8 +19,9 @@ use super::command::{asks_for_unique, index_documents, without_unique};
 use super::list::{ListedIndex, existing_indexes};
 use super::refusal::IndexRefusal;
 use super::specification::{is_index_of, server_can_keep, specification_of};
+use super::waiting::WaitingClient;
 use super::{IndexContext, refused};
-use crate::authorization::Actions;
+use crate::authorization::{Actions, logged_in_users};
 use crate::classify::Target;
 use crate::constraint::{Constraint, IndexSpec};
 use crate::namespace::Namespace;
@@ -71,6 +72,9 @@ pub async fn create_indexes(
     if !reply::is_ok(Doc::new(&reply)?)? {
         return Ok(Some(reply));
     }
+    let waiting = waiting_client(context, message.body, upstream).await?;
+    let first = wanted.entries.first();
+    let _waiting = first.map(|entry| context.service.waiting.wait(entry.command, waiting));
     let failed = match build(&context.building(), &wanted, before.as_deref(), deadline).await {
         Ok(()) => return Ok(Some(reply)),
         Err(failed) => failed,
@@ -166,6 +170,19 @@ pub fn is_same_index(wanted: &Constraint, existing: &Constraint) -> Result<bool,
         (false, true) => Err(IndexRefusal::OtherName { name }),
         (false, false) => Ok(false),
     }
+}
+
+/// The client of this command, as `currentOp` shows it while it waits.
+async fn waiting_client(
+    context: &IndexContext<'_>,
+    body: Doc<'_>,
+    upstream: &mut Connection,
+) -> Result<WaitingClient, ForwardError> {
+    Ok(WaitingClient {
+        address: context.client,
+        users: logged_in_users(context.service.upstream.has_credential(), body, upstream).await?,
+        body: Document::from_reader(body.bytes()).unwrap_or_default(),
+    })
 }
 
 /// Until when the client waits.

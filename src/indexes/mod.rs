@@ -16,6 +16,7 @@ mod list;
 mod refusal;
 mod shard;
 mod specification;
+mod waiting;
 
 pub use build::build;
 pub use building::{BuildContext, WantedConstraints};
@@ -24,6 +25,7 @@ pub use list::ListedIndex;
 pub use refusal::IndexRefusal;
 pub use shard::explained;
 pub use specification::{is_index_of, is_same_key, server_can_keep, specification_of};
+pub use waiting::{ClientAddress, WaitingClient, WaitingClients};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +55,8 @@ struct IndexContext<'a> {
     catalog: &'a Catalog,
     membership: &'a Membership,
     list: &'a SharedList,
+    /// The client that sent the command.
+    client: ClientAddress,
 }
 
 /// How long to wait at most until all Keywards have ended a constraint, or until this one has applied the list. After the former, a Keyward
@@ -92,7 +96,7 @@ impl IndexContext<'_> {
 pub async fn serve(
     command: IndexCommand<'_>,
     message: &OpMsg<'_>,
-    service: &Service,
+    (service, client): (&Service, ClientAddress),
     catalog: &Catalog,
     upstream: &mut Connection,
 ) -> Result<Option<Vec<u8>>, ForwardError> {
@@ -113,6 +117,7 @@ pub async fn serve(
         catalog,
         membership,
         list,
+        client,
     };
     match command {
         IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,

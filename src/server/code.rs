@@ -51,6 +51,7 @@ codes! {
     SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound";
     IMMUTABLE_FIELD = 66 "ImmutableField";
     CANNOT_CREATE_INDEX = 67 "CannotCreateIndex";
+    SHARD_NOT_FOUND = 70 "ShardNotFound";
     INVALID_OPTIONS = 72 "InvalidOptions";
     INVALID_NAMESPACE = 73 "InvalidNamespace";
     INDEX_OPTIONS_CONFLICT = 85 "IndexOptionsConflict";

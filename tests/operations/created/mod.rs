@@ -6,6 +6,7 @@ mod drivers;
 mod live;
 mod refused;
 mod resharded;
+mod shown;
 mod stale;
 
 use std::sync::LazyLock;

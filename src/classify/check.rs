@@ -14,7 +14,7 @@ use crate::current_op::{OperationCommand, killed_build};
 use crate::encrypted_fields::EncryptedFields;
 use crate::fleet;
 use crate::hiding::Listing;
-use crate::indexes::{IndexCommand, asks_for_unique};
+use crate::indexes::{IndexCommand, asks_for_unique, asks_to_convert};
 use crate::raw::{Doc, Element, Malformed};
 use crate::wire::Documents;
 
@@ -36,6 +36,12 @@ pub fn known<'a>(
         Rule::DropDatabase => drop_database(command, protection),
         Rule::Create => create(command, protection)?,
         Rule::Definition => define(encrypts(command, protection)?, command, protection),
+        Rule::CollMod => match define(encrypts(command, protection)?, command, protection) {
+            Verdict::Forward if asks_to_convert(command.message.body)? => {
+                index_command(indexed(command), IndexCommand::Convert)
+            }
+            verdict => verdict,
+        },
         Rule::CreateIndexes => create_indexes(command, protection)?,
         Rule::DropIndexes => match define(None, command, protection) {
             Verdict::Forward => index_command(indexed(command), IndexCommand::Drop),

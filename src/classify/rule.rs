@@ -33,6 +33,8 @@ pub enum Rule<'a> {
     Create,
     /// As `Definition`; a unique index may become a constraint.
     CreateIndexes,
+    /// As `Definition`; an index that it makes unique may become a constraint.
+    CollMod,
     /// As `Definition`; the index may be a constraint's.
     DropIndexes,
     /// Harmless; shows the indexes of constraints as unique.
@@ -79,9 +81,8 @@ impl<'a> Rule<'a> {
             b"currentOp" => Rule::CurrentOp,
             b"killOp" => Rule::KillOp,
             b"listDatabases" => Rule::List(Listing::Databases),
-            b"collMod" | b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => {
-                Rule::Definition
-            }
+            b"collMod" => Rule::CollMod,
+            b"reIndex" | b"createSearchIndexes" | b"updateSearchIndex" | b"dropSearchIndex" => Rule::Definition,
             b"shardCollection" | b"shardcollection" | b"refineCollectionShardKey" | b"reshardCollection" => {
                 Rule::ShardKeyChange
             }

@@ -143,6 +143,16 @@ fn reads_and_unprotected_writes_go_on() {
     }
     let unique = doc! { "createIndexes": "orders", "indexes": [{ "key": { "a": 1 }, "name": "a_1", "unique": true }] };
     check(unique, Index);
+    for (option, expected) in [("unique", Index), ("prepareUnique", Index), ("hidden", Forward)] {
+        check(
+            doc! { "collMod": "orders", "index": { "name": "a_1", option: true } },
+            expected,
+        );
+        check(
+            doc! { "collMod": "orders", "index": { "name": "a_1", option: false } },
+            Forward,
+        );
+    }
     for (name, expected) in [("listCollections", List), ("listDatabases", List), ("dbStats", Forward)] {
         check(doc! { name: 1 }, expected);
     }

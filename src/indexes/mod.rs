@@ -1,7 +1,7 @@
 //! Serves the commands about indexes, so that a client sees a unique index where Keyward keeps a constraint.
 //!
 //! On a sharded collection, the server refuses a unique index unless the shard key is a prefix of it. Keyward then makes a constraint
-//! and an index that isn't unique, which serves queries. `listIndexes` shows that index as unique, and `dropIndexes` ends the
+//! and an index that isn't unique, which serves queries. A `collMod` makes a constraint of an existing index. `listIndexes` shows that index as unique, and `dropIndexes` ends the
 //! constraint with it.
 //!
 //! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
@@ -10,12 +10,14 @@
 mod build;
 mod building;
 mod command;
+mod convert;
 mod create;
 mod drop;
 mod list;
 mod refusal;
 mod shard;
 mod specification;
+mod unique_change;
 mod waiting;
 
 pub use build::build;
@@ -25,6 +27,7 @@ pub use list::ListedIndex;
 pub use refusal::IndexRefusal;
 pub use shard::explained;
 pub use specification::{is_index_of, is_same_key, server_can_keep, specification_of};
+pub use unique_change::asks_to_convert;
 pub use waiting::{ClientAddress, WaitingClient, WaitingClients};
 
 use std::sync::Arc;
@@ -121,6 +124,7 @@ pub async fn serve(
     };
     match command {
         IndexCommand::Create(target) => create::create_indexes(&context, message, target, upstream).await,
+        IndexCommand::Convert(target) => convert::convert_index(&context, target, message.body, upstream).await,
         IndexCommand::Drop(target) => drop::drop_indexes(&context, target, message.body, upstream).await,
         IndexCommand::List(_) | IndexCommand::Shard => Ok(None),
     }

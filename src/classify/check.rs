@@ -52,6 +52,8 @@ pub fn known<'a>(
             index_command(indexed(command).filter(is_protected), IndexCommand::List)
         }
         Rule::List(listing) => Verdict::List(listing),
+        // A server answers them in this database only.
+        Rule::CurrentOp | Rule::KillOp if command.database != b"admin" => Verdict::Forward,
         Rule::CurrentOp => Verdict::Operation(OperationCommand::List),
         Rule::KillOp => killed_build(command.message.body)?.map_or(Verdict::Forward, |build| {
             Verdict::Operation(OperationCommand::Kill(build))

@@ -169,9 +169,11 @@ fn reads_and_unprotected_writes_go_on() {
         );
     }
     check(doc! { "aggregate": 1, "pipeline": [] }, Forward);
-    check(doc! { "currentOp": 1 }, Operation);
+    check(doc! { "currentOp": 1 }, Forward);
+    check_in("admin", doc! { "currentOp": 1 }, Operation);
     for (op, expected) in [("keyward:600000000101010101010101", Operation), ("shard:7", Forward)] {
-        check(doc! { "killOp": 1, "op": op }, expected);
+        check(doc! { "killOp": 1, "op": op }, Forward);
+        check_in("admin", doc! { "killOp": 1, "op": op }, expected);
     }
     for name in ["find", "count", "aggregate"] {
         check(doc! { name: "keyward.users.email_1" }, Forward);

@@ -74,7 +74,7 @@ async fn list_operations(
     };
     let shown = builds.iter().filter_map(|build| {
         let client = service.waiting.of(build.command);
-        let is_own = |users: &Vec<Document>| client.as_ref().is_some_and(|client| client.users == *users);
+        let is_own = |users: &Vec<Document>| client.as_ref().is_some_and(|client| client.is_of(users));
         let is_shown = own_of.as_ref().is_none_or(is_own);
         is_shown.then(|| build_operation::operation(build, host_of(build, service), client.as_ref(), SystemTime::now()))
     });
@@ -109,8 +109,8 @@ async fn kill(
 ) -> Result<Vec<u8>, ForwardError> {
     let has_users = service.upstream.has_credential();
     let users = logged_in_users(has_users, body, upstream).await?;
-    let is_own = |users: &Vec<Document>| service.waiting.of(build).is_some_and(|client| client.users == *users);
-    if users.is_empty() || !is_own(&users) {
+    let client = service.waiting.of(build);
+    if !client.is_some_and(|client| client.is_of(&users)) {
         let answer = upstream.run(body.bytes()).await?;
         let refusal = reply::code(Doc::new(&answer)?)?;
         if refusal.is_none_or(|code| !OF_UNKNOWN_OPERATION.contains(&code)) {

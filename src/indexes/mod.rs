@@ -1,8 +1,8 @@
 //! Serves the commands about indexes, so that a client sees a unique index where Keyward keeps a constraint.
 //!
 //! On a sharded collection, the server refuses a unique index unless the shard key is a prefix of it. Keyward then makes a constraint
-//! and an index that isn't unique, which serves queries. A `collMod` makes a constraint of an existing index. `listIndexes` shows that index as unique, and `dropIndexes` ends the
-//! constraint with it.
+//! and an index that isn't unique, which serves queries. A `collMod` makes a constraint of an existing index. `listIndexes` shows such an
+//! index as unique, and `dropIndexes` ends the constraint with it.
 //!
 //! The server checks the client's privileges and the form of the command before Keyward changes anything. Where Keyward
 //! refuses a command by what it knows, it does so before, if the client seems to have the right to the command.

@@ -27,6 +27,13 @@ pub struct WaitingClient {
     pub body: Document,
 }
 
+impl WaitingClient {
+    /// Whether it has logged in as these users. Users that aren't known are other ones.
+    pub fn is_of(&self, users: &[Document]) -> bool {
+        !users.is_empty() && self.users == users
+    }
+}
+
 /// The clients that wait, by the numbers of their commands.
 #[derive(Debug, Default)]
 pub struct WaitingClients(Mutex<HashMap<ObjectId, WaitingClient>>);
@@ -58,5 +65,33 @@ pub struct Waiting<'w> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.clients.clients().remove(&self.command);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn a_client_waits_until_its_wait_is_dropped_and_belongs_to_known_users() {
+        let client = |users: Vec<Document>| WaitingClient {
+            address: ClientAddress {
+                connection: 1,
+                peer: "127.0.0.1:5".parse().unwrap(),
+            },
+            users,
+            body: Document::new(),
+        };
+        let ann = vec![doc! { "user": "ann", "db": "admin" }];
+        assert!(client(ann.clone()).is_of(&ann));
+        assert!(!client(ann.clone()).is_of(&[doc! { "user": "ann", "db": "other" }]));
+        assert!(!client(Vec::new()).is_of(&[]));
+        let (clients, command) = (WaitingClients::default(), ObjectId::new());
+        let waiting = clients.wait(command, client(ann.clone()));
+        assert!(clients.of(command).is_some_and(|client| client.is_of(&ann)));
+        drop(waiting);
+        assert!(clients.of(command).is_none());
     }
 }
